@@ -1,0 +1,61 @@
+# Everything a newcomer or CI needs, set-up included. `make` alone explains itself.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+# A uv on PATH is used as it is; otherwise one is installed into .uv/ here, and nowhere else.
+UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+RUN := $(UV) run --frozen --no-sync
+ARGS ?=
+
+.PHONY: help setup run test check format lint types imports coverage bench docs lock clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it is missing)
+
+.uv/bin/uv:
+	$(PYTHON) -m venv .uv
+	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+.venv/.ready: pyproject.toml uv.lock $(filter .uv/bin/uv,$(UV))
+	$(UV) sync --frozen --quiet --all-extras
+	@touch $@
+
+run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
+	@$(RUN) pgleaderlock run --role demo --retry-base 0.5 --retry-max 0.5 $(ARGS)
+
+test: setup ## Run all tests (ARGS="-k name" for some)
+	$(RUN) pytest $(ARGS)
+
+check: lint types imports ## Run everything that CI runs: ruff, mypy, import-linter, the tests, the coverage floors
+	$(MAKE) test ARGS="--cov --cov-report=json $(ARGS)"
+	$(RUN) python tools/coverage_floors.py
+
+format: setup ## Format the code and mend what ruff can mend
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+lint: setup
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+
+types: setup
+	$(RUN) mypy
+
+imports: setup
+	$(RUN) lint-imports
+
+bench: setup ## Measure ourselves against raw psycopg, as ratios taken in one run
+	$(RUN) python bench/bench.py $(ARGS)
+
+docs: setup ## Write the generated parts of docs/ anew (the transition table and its diagram)
+	$(RUN) python tools/fsm_docs.py
+
+lock: setup ## Resolve the dependencies anew into uv.lock
+	$(UV) lock --upgrade
+
+clean: ## Remove what the other targets made here
+	rm -rf .venv .uv dist htmlcov .coverage* coverage.json .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
