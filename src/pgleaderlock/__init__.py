@@ -1,0 +1,61 @@
+"""Leader election for Python on the PostgreSQL you already have.
+
+Start at :class:`LeaderLock`. ``docs/`` has a tutorial, how-tos, the reference and the reasons.
+"""
+
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.election import Election
+from pgleaderlock.errors import (
+    ConnectionError,
+    EmbeddedServerError,
+    IllegalTransition,
+    LeadershipLost,
+    LockError,
+    PgLeaderLockError,
+    ShutdownError,
+)
+from pgleaderlock.keys import LockKey
+from pgleaderlock.lock import LeaderLock
+from pgleaderlock.models import (
+    Callback,
+    ErrorCallback,
+    Event,
+    EventKind,
+    Grant,
+    Holder,
+    Listener,
+    LockState,
+    RetryContext,
+    StateChangeCallback,
+)
+from pgleaderlock.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryStrategy
+
+__all__ = [
+    "Callback",
+    "ConnectionError",
+    "DecorrelatedJitter",
+    "Election",
+    "EmbeddedServerError",
+    "ErrorCallback",
+    "Event",
+    "EventKind",
+    "ExponentialBackoff",
+    "FixedInterval",
+    "Grant",
+    "Holder",
+    "IllegalTransition",
+    "LeaderLock",
+    "LeadershipLost",
+    "Listener",
+    "LockError",
+    "LockKey",
+    "LockState",
+    "PgLeaderLockError",
+    "RetryContext",
+    "RetryStrategy",
+    "ShutdownError",
+    "StateChangeCallback",
+    "suspend_aware_clock",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,73 @@
+"""Log lines as an event name and key=value context, on the standard library's logging alone.
+
+``get_logger(name).bind(key1=1, key2=2).info("lock_acquired", attempt=3)`` logs
+``lock_acquired attempt=3 key1=1 key2=2`` and hands the same values to handlers as ``record.event`` and
+``record.fields``, for those who ship JSON. Values are quoted when they hold anything that could be mistaken for a
+second field or a second line.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["NDLogger", "get_logger"]
+
+_PLAIN = re.compile(r"[^\s\"=\x00-\x1f\x7f]+")
+
+
+def _format_value(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+class NDLogger:
+    """A logger that carries context. :meth:`bind` returns a new one; none is ever changed."""
+
+    def __init__(self, logger: logging.Logger, context: Mapping[str, Any] | None = None) -> None:
+        self._logger = logger
+        self._context = dict(context or {})
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """The values that every line carries."""
+        return dict(self._context)
+
+    def bind(self, **context: Any) -> "NDLogger":
+        """Return a logger that carries these values too."""
+        return NDLogger(self._logger, {**self._context, **context})
+
+    def log(self, level: int, event: str, **fields: Any) -> None:
+        """Log one event. Its own fields come first, then the bound ones that it did not name itself.
+
+        ``exc_info`` is the standard library's: an exception whose traceback is to be logged.
+        """
+        exc_info = fields.pop("exc_info", None)
+        if not self._logger.isEnabledFor(level):
+            return
+        merged = {**fields, **{k: v for k, v in self._context.items() if k not in fields}}
+        line = " ".join([event, *(f"{key}={_format_value(value)}" for key, value in merged.items())])
+        # The line is an argument, not the format: a "%" in a value must stay a "%".
+        self._logger.log(level, "%s", line, exc_info=exc_info, extra={"event": event, "fields": merged}, stacklevel=3)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Log at DEBUG."""
+        self.log(logging.DEBUG, event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Log at INFO."""
+        self.log(logging.INFO, event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Log at WARNING."""
+        self.log(logging.WARNING, event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Log at ERROR."""
+        self.log(logging.ERROR, event, **fields)
+
+
+def get_logger(name: str = "pgleaderlock") -> NDLogger:
+    """Return the structured face of the standard logger of that name."""
+    return NDLogger(logging.getLogger(name))

@@ -1,0 +1,82 @@
+"""Connection strings: checked before anything runs, and described without their secrets.
+
+libpq quotes the part it stumbled over when it rejects a connection string, and that part can be the password. So its
+words are never repeated here.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+__all__ = ["check_dsn", "default_application_name", "describe", "has_password", "scrub", "with_defaults"]
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+_FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
+_APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
+
+
+def check_dsn(dsn: object) -> dict[str, str]:
+    """Return the parts of a usable connection string; otherwise say what is wrong, without quoting it."""
+    if not isinstance(dsn, str):
+        raise TypeError(f"dsn must be a str, not {type(dsn).__name__}")
+    if not dsn.strip():
+        raise ValueError(f"dsn is empty: {_FORMS}")
+    scheme, separator, _ = dsn.partition("://")
+    if separator and scheme.isalnum() and scheme not in ("postgresql", "postgres"):
+        raise ValueError(f"dsn has the scheme {scheme!r}, which is not PostgreSQL's: {_FORMS}")
+    try:
+        parts = conninfo_to_dict(dsn)
+    except (ProgrammingError, UnicodeError, ValueError):
+        # from None, and not quoted: the rejected part may be the password.
+        raise ValueError(
+            f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_FORMS}"
+        ) from None
+    return {name: str(value) for name, value in parts.items() if value is not None}
+
+
+def default_application_name() -> str:
+    """Return the name under which a session of this process shows in pg_stat_activity."""
+    name = f"pgleaderlock {socket.gethostname()}:{os.getpid()}"
+    return name.encode("ascii", "replace")[:_APPLICATION_NAME_BYTES].decode("ascii")
+
+
+def with_defaults(parts: Mapping[str, str]) -> str:
+    """Fill in what a long-lived, mostly idle session needs, wherever the string does not say otherwise."""
+    defaults = {
+        "application_name": default_application_name(),
+        "connect_timeout": "10",
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+    }
+    return make_conninfo(**{**defaults, **parts})
+
+
+def describe(parts: Mapping[str, str]) -> str:
+    """Say where a connection goes, for messages: never a secret."""
+    host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
+    port = parts.get("port") or os.environ.get("PGPORT") or "5432"
+    user = parts.get("user") or os.environ.get("PGUSER")
+    database = parts.get("dbname") or os.environ.get("PGDATABASE") or user
+    return f"host={host} port={port} dbname={database or '(default)'} user={user or '(default)'}"
+
+
+def has_password(dsn: str) -> bool:
+    """Whether this string holds a secret that must not be seen by others. A string that cannot be read may."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except (ProgrammingError, UnicodeError, ValueError):
+        return True
+    return any(parts.get(name) for name in _SECRETS)
+
+
+def scrub(text: str, parts: Mapping[str, str]) -> str:
+    """Take the secrets of this connection string out of a text, should a driver have put them there."""
+    for name in _SECRETS:
+        if secret := parts.get(name):
+            text = text.replace(secret, "***")
+    return text

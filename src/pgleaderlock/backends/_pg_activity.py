@@ -1,0 +1,55 @@
+"""Who holds an advisory lock and who waits for it, as PostgreSQL shows it. For people; nothing decides by it.
+
+``pg_locks`` shows both key spaces in the same columns: a pair has its numbers in classid and objid with objsubid 2, a
+bigint has its upper and lower half there with objsubid 1. All of them are unsigned.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Holder
+
+__all__ = ["Contender", "contenders"]
+
+_UINT32 = 2**32 - 1
+
+_QUERY = """
+SELECT l.granted, l.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start::text,
+       (to_jsonb(l) ->> 'waitstart')
+  FROM pg_locks AS l
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory'
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.classid::text::bigint = %s AND l.objid::text::bigint = %s AND l.objsubid = %s
+ ORDER BY l.granted DESC, 7, a.backend_start
+"""
+# to_jsonb, because waitstart exists from PostgreSQL 14 on and the same query must work before.
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A session that holds the lock (``granted``) or waits for it."""
+
+    granted: bool
+    holder: Holder
+    waiting_since: str | None = None
+
+
+def _columns(key: LockKey) -> tuple[int, int, int]:
+    if key.space == "pair":
+        return key.numbers[0] & _UINT32, key.numbers[1] & _UINT32, 2
+    return key.numbers[0] >> 32 & _UINT32, key.numbers[0] & _UINT32, 1
+
+
+async def contenders(connection: Any, key: LockKey) -> list[Contender]:
+    """Return the holder first, then those who wait, the longest first."""
+    rows = await (await connection.execute(_QUERY, _columns(key))).fetchall()
+    return [_contender(row) for row in rows]
+
+
+def _contender(row: tuple[Any, ...]) -> Contender:
+    granted, pid, name, user, address, since, waiting_since = row
+    # All but the pid are hidden from a role that may not see other users' activity.
+    holder = Holder(name=name or "(not visible)", pid=pid, address=address, since=since, detail=user)
+    return Contender(granted, holder, waiting_since)

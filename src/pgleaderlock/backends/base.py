@@ -1,0 +1,75 @@
+"""The seam between the engine and a store: six verbs, and two more that have a default.
+
+What the answers mean, for every verb of every store:
+
+- *Held by another* is a value: ``None``.
+- *Cannot tell* is :class:`~pgleaderlock.errors.ConnectionError`: the store did not answer.
+- *Lost for certain* is :class:`~pgleaderlock.errors.LeadershipLost`: the store answered, and it is not ours.
+
+There is no boolean in between, because a boolean has no place for "do not know".
+
+What the engine relies on:
+
+- Only one verb runs at a time, except that :meth:`Backend.close` may follow a cancelled one at once.
+- A verb that is cancelled ends promptly, whatever the network does, and leaves nothing held that it cannot account
+  for: in doubt it gives up its session. So time limits belong to the engine alone.
+- Foreign exceptions do not leave a backend. One that does anyway is treated as *cannot tell*.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.models import Grant, Holder
+
+__all__ = ["Backend"]
+
+
+class Backend(ABC):
+    """One lock in one store, seen by one contender."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[str, object]:
+        """What names this lock in every log line, such as ``key1`` and ``key2``. Never a secret."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Get ready to ask. Does nothing when it is ready already."""
+
+    @abstractmethod
+    async def try_acquire(self) -> Grant | None:
+        """Ask once, without waiting. None means that another holds it."""
+
+    @abstractmethod
+    async def renew(self, grant: Grant) -> Grant:
+        """Show that the grant still stands, and return it with its trust extended."""
+
+    @abstractmethod
+    async def release(self, grant: Grant) -> None:
+        """Give it up. Returning means that it is free; LockError that it was not ours to give."""
+
+    @abstractmethod
+    async def holder(self) -> Holder | None:
+        """Say who holds it, for people to look at. Never decide by it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of everything, the lock included. Does not raise, does not hang, may be repeated."""
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when asking again is worth while, at the latest after ``timeout_s``.
+
+        A store that can be woken by the lock's release overrides this; it may also be granted the lock here and
+        hand it out at the next :meth:`try_acquire`. Works without an open session, as a plain wait.
+        """
+        await asyncio.sleep(timeout_s)
+
+    async def lost(self) -> PgLeaderLockError:
+        """Return, with the reason, once the store shows by itself that the grant is gone.
+
+        A store that cannot show it never returns, and the engine learns of a loss from :meth:`renew`.
+        """
+        await asyncio.get_running_loop().create_future()
+        raise NotImplementedError  # that future has no result

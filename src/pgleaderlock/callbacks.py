@@ -1,0 +1,73 @@
+"""Decorators that turn a user's function into a listener of the event stream.
+
+They return the function unchanged, so they stack, and a function can be registered for several events. Functions may
+be plain or ``async``; several per event run in the order of their registration.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pgleaderlock._checks import check_callable
+from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, StateChangeCallback
+
+__all__ = ["Callbacks"]
+
+C = TypeVar("C", bound=Callback)
+S = TypeVar("S", bound=StateChangeCallback)
+E = TypeVar("E", bound=ErrorCallback)
+L = TypeVar("L", bound=Listener)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Callbacks:
+    """Registration by decorator. What is registered while an election runs hears the next event."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: L) -> L:
+        """Hear every event, as an :class:`~pgleaderlock.models.Event`."""
+        check_callable("a listener", listener)
+        self._listeners.append(listener)
+        return listener
+
+    def on_acquired(self, fn: C) -> C:
+        """Call ``fn()`` when this process became the leader."""
+        return self._register(EventKind.ACQUIRED, fn, lambda _: ())
+
+    def on_released(self, fn: C) -> C:
+        """Call ``fn()`` when leadership was given up on request."""
+        return self._register(EventKind.RELEASED, fn, lambda _: ())
+
+    def on_lost(self, fn: C) -> C:
+        """Call ``fn()`` when leadership was lost, or an attempt at it ended in an error."""
+        return self._register(EventKind.LOST, fn, lambda _: ())
+
+    def on_acquire_failed(self, fn: C) -> C:
+        """Call ``fn()`` when an attempt found the lock held by another."""
+        return self._register(EventKind.ACQUIRE_FAILED, fn, lambda _: ())
+
+    def on_stopped(self, fn: C) -> C:
+        """Call ``fn()`` when the election ended, for whatever reason. The session is closed by then."""
+        return self._register(EventKind.STOPPED, fn, lambda _: ())
+
+    def on_state_change(self, fn: S) -> S:
+        """Call ``fn(from_state, to_state)`` at every change of state, before the event that explains it."""
+        return self._register(EventKind.STATE_CHANGE, fn, lambda event: (event.from_state, event.to_state))
+
+    def on_error(self, fn: E) -> E:
+        """Call ``fn(exception)`` for everything that went wrong, another callback's exception included."""
+        return self._register(EventKind.ERROR, fn, lambda event: (event.error,))
+
+    def _register(self, kind: EventKind, fn: F, arguments: Callable[[Event], tuple[Any, ...]]) -> F:
+        check_callable(f"the {kind.value} callback", fn)
+
+        def listener(event: Event) -> Awaitable[None] | None:
+            if event.kind is not kind:
+                return None
+            answer: Awaitable[None] | None = fn(*arguments(event))
+            return answer
+
+        listener.__qualname__ = getattr(fn, "__qualname__", repr(fn))
+        self._listeners.append(listener)
+        return fn

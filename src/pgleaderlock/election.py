@@ -1,0 +1,520 @@
+"""The engine: one loop that does the I/O of the current state and feeds what it learned to the table.
+
+**The state is the I/O in progress.** Each running state has one coroutine below (``_follow``, ``_acquire``, ``_lead``,
+``_reconnect``, ``_release``). It performs that state's calls on the backend and returns one :class:`Fact`;
+:mod:`~pgleaderlock.fsm` says what follows. There is no other place where a state changes.
+
+Callers of :meth:`Election.shutdown` and :meth:`Election.step_down` are heard through an inbox of inputs to the same
+table. An ask cuts every call short at once; a backend's verb that is cut short gives up its session if it cannot
+account for it, so leaving a state never leaves anything held behind.
+
+Whether this process may act as the leader is :attr:`Election.is_leader`: the state *and* a comparison of the grant's
+``trusted_until`` with the clock, evaluated when asked. It does not depend on the event loop having had time to notice.
+
+Not promised here: that work started as a leader ends with the leadership. Callbacks are told; stopping is theirs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.callbacks import Callbacks
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.errors import (
+    ConnectionError,
+    LeadershipLost,
+    LockError,
+    PgLeaderLockError,
+    ShutdownError,
+)
+from pgleaderlock.event_log import log_events
+from pgleaderlock.fsm import Input, Machine, Policy, Transition
+from pgleaderlock.models import Event, EventKind, Grant, LockState
+from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy
+from pgleaderlock.stream import EventStream
+
+__all__ = ["Election"]
+
+T = TypeVar("T")
+
+_LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
+_EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a state's I/O came to."""
+
+    input: Input
+    error: Exception | None = None
+    grant: Grant | None = None
+
+
+class _Asked(Exception):  # noqa: N818 - control flow within this module: a caller's ask came first
+    """The call was cut short because a caller asked for something."""
+
+
+class _Inbox:
+    """Inputs from callers, in order, each at most once until it is heard."""
+
+    def __init__(self) -> None:
+        self._asks: deque[tuple[Input, Exception | None]] = deque()
+        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, ask: Input, error: Exception | None = None) -> None:
+        if all(ask is not queued for queued, _ in self._asks):
+            self._asks.append((ask, error))
+        if not self.news.done():
+            self.news.set_result(None)
+
+    def take(self) -> Fact:
+        ask, error = self._asks.popleft()
+        self._settle()
+        return Fact(ask, error)
+
+    def drop(self, *stale: Input) -> None:
+        self._asks = deque(item for item in self._asks if item[0] not in stale)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._asks and self.news.done():
+            self.news = asyncio.get_running_loop().create_future()
+
+
+class _Run:
+    """What belongs to one start-to-stop and to one event loop."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self.inbox = _Inbox()
+        self.stream = stream
+        self.announced = asyncio.Event()
+        """Set while leading, once the ``on_acquired`` callbacks have run."""
+        self.yielded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the term that is now held, or now ending, is over."""
+        self.stop_asked = False
+        self.task: asyncio.Task[None]
+        self.signal_task: asyncio.Task[None] | None = None
+
+    def ask_to_stop(self) -> None:
+        self.stop_asked = True
+        self.inbox.put(Input.STOP_REQUESTED)
+
+    def end_term(self) -> None:
+        """Let go of those who waited for the term's end, and of asks that it has answered."""
+        self.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
+        self.yielded.set_result(None)
+        self.yielded = asyncio.get_running_loop().create_future()
+
+
+class Election(Callbacks):
+    """One contender for one lock, whatever store keeps it.
+
+    Use from one event loop. A stopped election can be started again, on another loop too.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        retry_strategy: RetryStrategy | None = None,
+        health_interval_s: float = 5.0,
+        reconnect_grace_s: float | None = None,
+        auto_reacquire: bool = True,
+        shutdown_event: asyncio.Event | None = None,
+        clock: Clock = suspend_aware_clock,
+    ) -> None:
+        super().__init__()
+        self._strategy = ExponentialBackoff() if retry_strategy is None else retry_strategy
+        if not isinstance(self._strategy, RetryStrategy):
+            raise TypeError(f"retry_strategy must have a next_delay_s method, {type(retry_strategy).__name__} has none")
+        if shutdown_event is not None and not isinstance(shutdown_event, asyncio.Event):
+            raise TypeError(f"shutdown_event must be an asyncio.Event, not {type(shutdown_event).__name__}")
+        self._health_interval_s = check_seconds("health_interval_s", health_interval_s)
+        if reconnect_grace_s is not None:
+            check_seconds("reconnect_grace_s", reconnect_grace_s)
+        self._grace_s = reconnect_grace_s
+        self._machine = Machine(
+            Policy(check_flag("auto_reacquire", auto_reacquire), grace=reconnect_grace_s is not None)
+        )
+        self._backend = backend
+        self._shutdown_event = shutdown_event
+        self._clock = clock
+        self._cycle = RetryCycle(self._strategy, clock)
+        self._grant: Grant | None = None
+        self._running: _Run | None = None
+        self._verb: asyncio.Task[Any] | None = None
+        self._logger = get_logger().bind(**backend.labels)
+        self.subscribe(log_events(self._logger))
+        self._work = {
+            LockState.FOLLOWER: self._follow,
+            LockState.ACQUIRING: self._acquire,
+            LockState.LEADER: self._lead,
+            LockState.RECONNECTING: self._reconnect,
+            LockState.RELEASING: self._release,
+        }
+
+    # --- State -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LockState:
+        """Where the election stands."""
+        return self._machine.state
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process may act as the leader now. Ask again before each thing that must happen once."""
+        grant = self._grant
+        return self._machine.state is LockState.LEADER and grant is not None and self._clock() < grant.trusted_until
+
+    # --- Lifecycle ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to take part; returns in FOLLOWER. Does nothing when running. Waits for a shutdown under way."""
+        while (run := self._running) is not None:
+            if not run.stop_asked:
+                return
+            if run.stream.is_current_task():
+                raise LockError("start() in a callback while stopping: use asyncio.create_task(lock.start())")
+            await asyncio.wait({run.task})
+        self._begin_run()
+
+    async def shutdown(self, timeout_s: float | None = None) -> None:
+        """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
+
+        Returns when the election has stopped and its callbacks have run; in a callback it only asks, because
+        waiting there would be waiting for itself.
+        """
+        _check_timeout(timeout_s)
+        run = self._running
+        if run is None:
+            return
+        run.ask_to_stop()
+        if run.stream.is_current_task():
+            return
+        await asyncio.wait({run.task}, timeout=timeout_s)
+        if not run.task.done():
+            error = ShutdownError(f"shutdown did not finish within {timeout_s:g} s: the session was closed by force")
+            run.inbox.put(Input.ABORTED, error)
+            run.stream.hurry()
+            await asyncio.wait({run.task}, timeout=_EXIT_TIMEOUT_S)
+            run.task.cancel()  # only a callback that refuses to be cancelled gets us here with the task not done
+
+    async def step_down(self, timeout_s: float | None = None) -> None:
+        """Give up leadership without stopping. Does nothing when not leading.
+
+        Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
+        frees the lock for certain. In a callback it only asks.
+        """
+        _check_timeout(timeout_s)
+        run = self._running
+        if run is None or self.state not in _LEADING:
+            return
+        if self.state is not LockState.RELEASING:
+            run.inbox.put(Input.RELEASE_REQUESTED)
+        if run.stream.is_current_task():
+            return
+        yielded = run.yielded
+        await asyncio.wait({yielded}, timeout=timeout_s)
+        if not yielded.done():
+            run.inbox.put(Input.RELEASE_TIMED_OUT)
+            await asyncio.wait({yielded})
+        await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
+
+    async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
+        """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
+
+        Also False when the election is not running, or stops meanwhile: then waiting could never end.
+        """
+        _check_timeout(timeout_s)
+        run = self._running
+        if run is None:
+            return False
+        if run.stream.is_current_task():
+            raise LockError("wait_for_leadership() in a callback would wait for itself: use asyncio.create_task()")
+        announced = asyncio.ensure_future(run.announced.wait())
+        try:
+            await asyncio.wait({announced, run.task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return announced.done()
+        finally:
+            announced.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
+
+    # --- The loop ----------------------------------------------------------------------------------------------
+
+    def _begin_run(self) -> None:
+        loop = asyncio.get_running_loop()
+        run = self._running = _Run(EventStream(self._listeners, self._note_delivered, self._logger))
+        self._new_cycle()
+        for event in self._events(self._machine.feed(Input.START), Fact(Input.START)):
+            run.stream.put(event)
+        run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
+        if self._shutdown_event is not None:
+            run.signal_task = loop.create_task(_relay(self._shutdown_event, run))
+
+    async def _live(self, run: _Run) -> None:
+        error: Exception | None = None
+        try:
+            while self.state is not LockState.STOPPED:
+                await self._step(run, await self._next_fact(run))
+        except asyncio.CancelledError:
+            error = ShutdownError("the lifecycle task was cancelled: the session was closed")
+            raise
+        except Exception as bug:  # whatever it is, the lock must not stay held by a dead task
+            self._logger.error("engine_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
+            error = LockError(f"the election failed and was stopped: {bug!r}")
+        finally:
+            await self._end_run(run, error)
+
+    async def _next_fact(self, run: _Run) -> Fact:
+        try:
+            return await self._work[self.state](run)
+        except _Asked:
+            return run.inbox.take()
+
+    async def _step(self, run: _Run, fact: Fact) -> None:
+        """Change the state, tell the listeners, and only then let go of the session."""
+        if fact.grant is not None:
+            self._grant = fact.grant
+        transition = self._machine.feed(fact.input)
+        events = self._events(transition, fact)
+        try:
+            if transition.to is not transition.source:
+                await self._leave(run, transition)
+            for event in events:
+                if event.kind is not EventKind.STOPPED:
+                    run.stream.put(event)
+            if events and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
+                await self._hear_out(run)
+        finally:
+            if transition.closes:
+                await self._backend.close()
+            for event in events:
+                if event.kind is EventKind.STOPPED:  # said last, because it says that nothing is left open
+                    run.stream.put(event)
+
+    async def _leave(self, run: _Run, transition: Transition) -> None:
+        """End what belongs to the state that was left: its call in flight, its term."""
+        if transition.source is LockState.LEADER:
+            run.announced.clear()
+        if transition.to not in _LEADING:
+            if transition.source in _LEADING:
+                run.end_term()
+                self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
+            self._grant = None
+        await self._cancel_verb()
+
+    def _new_cycle(self, *, after_release: bool = False) -> None:
+        self._cycle = RetryCycle(self._strategy, self._clock)
+        if after_release:  # a step-down is meant for the others: let them try before we try again
+            self._cycle.begin_attempt()
+            self._cycle.fail_attempt()
+
+    def _events(self, transition: Transition, fact: Fact) -> list[Event]:
+        return [
+            Event(
+                kind,
+                transition.source,
+                transition.to,
+                fact.input.value,
+                self._clock(),
+                error=fact.error,
+                attempt=self._cycle.attempt,
+                token=self._grant.token if self._grant else None,
+            )
+            for kind in transition.emits
+        ]
+
+    def _note_delivered(self, event: Event) -> None:
+        run = self._running
+        if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and self.state is LockState.LEADER and run:
+            run.announced.set()
+
+    async def _hear_out(
+        self, run: _Run, *, or_until: asyncio.Future[None] | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Wait until the listeners have heard everything; the engine itself waits no longer than to the next ask."""
+        drained = asyncio.ensure_future(run.stream.drained())
+        others = {or_until or run.inbox.news}
+        try:
+            await asyncio.wait({drained, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+
+    async def _end_run(self, run: _Run, error: Exception | None) -> None:
+        """Whatever ended the loop: nothing in flight, nothing held, everything told."""
+        try:
+            if run.signal_task is not None:
+                run.signal_task.cancel()
+            if self.state is not LockState.STOPPED:
+                run.stream.hurry()
+                await self._step(run, Fact(Input.ABORTED, error))
+            await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
+        finally:
+            self._running = None
+
+    # --- The I/O of each state ---------------------------------------------------------------------------------
+
+    async def _follow(self, run: _Run) -> Fact:
+        """Wait for our turn, with a session ready to ask with."""
+        try:
+            delay_s = self._cycle.next_delay_s()
+        except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
+            return Fact(Input.RETRIES_EXHAUSTED, error)
+        if delay_s is None:
+            return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
+        try:
+            if delay_s > 0:
+                await self._call(run, self._backend.wait(delay_s))
+            self._cycle.begin_attempt()
+            await self._call(run, self._backend.open())
+        except PgLeaderLockError as error:
+            self._cycle.fail_attempt(error)
+            return Fact(Input.DB_ERROR, error)
+        return Fact(Input.ACQUIRE_ATTEMPT)
+
+    async def _acquire(self, run: _Run) -> Fact:
+        """Ask for the lock, once."""
+        try:
+            grant = await self._call(run, self._backend.try_acquire())
+        except PgLeaderLockError as error:
+            self._cycle.fail_attempt(error)
+            return Fact(Input.DB_ERROR, error)
+        if run.inbox.news.done():
+            raise _Asked  # do not announce a leadership that is to end at once; closing the session gives it back
+        if grant is None:
+            self._cycle.fail_attempt()
+            return Fact(Input.ACQUIRE_FAILED)
+        return Fact(Input.ACQUIRE_SUCCEEDED, grant=grant)
+
+    async def _lead(self, run: _Run) -> Fact:
+        """Hold the lock for one health interval, then show that it is still held."""
+        assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
+        why = await self._call_within(run, self._backend.lost(), self._health_interval_s)
+        if why is not None:
+            return Fact(Input.DB_ERROR, why)
+        try:
+            grant = await self._call(run, self._backend.renew(self._grant))
+        except PgLeaderLockError as error:
+            return Fact(Input.HEALTH_FAILED, error)
+        return Fact(Input.HEALTH_OK, grant=grant)
+
+    async def _reconnect(self, run: _Run) -> Fact:
+        """Try to get the lock back before anybody needs to know, within the grace period."""
+        fact = await self._call_within(run, self._recover(), self._grace_s)
+        return fact or Fact(Input.GRACE_EXPIRED, self._cycle.last_error)
+
+    async def _recover(self) -> Fact:
+        self._new_cycle()
+        while True:
+            self._cycle.begin_attempt()
+            try:
+                await _guarded(self._backend.open())
+                grant = await _guarded(self._backend.try_acquire())
+            except PgLeaderLockError as error:
+                await self._backend.close()
+                self._cycle.fail_attempt(error)
+            else:
+                if grant is not None:
+                    return Fact(Input.REACQUIRE_SUCCEEDED, grant=grant)
+                return Fact(Input.REACQUIRE_FAILED, LeadershipLost("another took the lock while reconnecting"))
+            try:
+                delay_s = self._cycle.next_delay_s()
+            except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
+                return Fact(Input.RETRIES_EXHAUSTED, error)
+            if delay_s is None:
+                return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
+            await asyncio.sleep(delay_s)
+
+    async def _release(self, run: _Run) -> Fact:
+        """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
+        assert self._grant is not None  # noqa: S101 - RELEASING is entered from LEADER only
+        if self._verb is None:
+            self._verb = asyncio.get_running_loop().create_task(_guarded(self._backend.release(self._grant)))
+        try:
+            await self._first_of(self._verb, run.inbox.news)
+            self._take(self._verb)
+        except LockError as error:
+            return Fact(Input.RELEASE_FAILED, error)
+        except PgLeaderLockError as error:
+            return Fact(Input.DB_ERROR, error)
+        return Fact(Input.RELEASE_SUCCEEDED)
+
+    # --- Calls that can be cut short ---------------------------------------------------------------------------
+
+    async def _call(self, run: _Run, verb: Coroutine[Any, Any, T]) -> T:
+        """Run one verb to its end, unless a caller asks for something first."""
+        self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
+        await self._first_of(task, run.inbox.news)
+        return self._take(task)
+
+    async def _call_within(self, run: _Run, verb: Coroutine[Any, Any, T], timeout_s: float | None) -> T | None:
+        """Run one verb for so long and no longer. None when its time was up."""
+        self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
+        if await self._first_of(task, run.inbox.news, timeout_s):
+            return self._take(task)
+        await self._cancel_verb()
+        return None
+
+    async def _first_of(
+        self, task: asyncio.Task[Any], news: asyncio.Future[None], timeout_s: float | None = None
+    ) -> bool:
+        """Wait for the task. False when the time was up; an ask that came first leaves the task in flight."""
+        await asyncio.wait({task, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and news.done():
+            raise _Asked
+        return task.done()
+
+    def _take(self, task: asyncio.Task[T]) -> T:
+        self._verb = None
+        return task.result()
+
+    async def _cancel_verb(self) -> None:
+        """End the call in flight, if there is one. A backend's verb ends promptly when it is cancelled."""
+        verb, self._verb = self._verb, None
+        if verb is None:
+            return
+        verb.cancel()
+        await asyncio.wait({verb})
+        if not verb.cancelled():
+            verb.exception()  # retrieved, so that asyncio does not report it as forgotten
+
+    def _gave_up(self) -> PgLeaderLockError:
+        labels = " ".join(f"{name}={value}" for name, value in self._backend.labels.items())
+        tries = f"gave up on {labels} after {self._cycle.attempt} attempts in {self._cycle.elapsed_s:.1f} s"
+        if self._cycle.last_error is not None:
+            return ConnectionError(f"{tries}: {self._cycle.last_error}")
+        return LockError(f"{tries}: another holds the lock")
+
+
+async def _guarded(verb: Coroutine[Any, Any, T]) -> T:
+    """Make of whatever a backend lets slip through: cannot tell."""
+    try:
+        return await verb
+    except PgLeaderLockError:
+        raise
+    except Exception as error:
+        raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
+
+
+async def _relay(event: asyncio.Event, run: _Run) -> None:
+    await event.wait()
+    run.ask_to_stop()
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, zero_ok=True)

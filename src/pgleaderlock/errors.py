@@ -1,0 +1,57 @@
+"""The exceptions that leave this library.
+
+::
+
+    PgLeaderLockError
+    ├── ConnectionError      the store cannot be reached, or does not answer: we cannot tell who leads
+    ├── LockError            the store answered, and the answer is an error: acquire, release or retry failed
+    │   └── LeadershipLost   the store said for certain that the lock is no longer ours
+    ├── ShutdownError        shutdown() ran out of time and ended the session by force
+    ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
+    └── EmbeddedServerError  the embedded PostgreSQL could not be found, made or started
+
+Wrong arguments are ``ValueError`` or ``TypeError``, raised by the constructor that got them, before anything runs.
+A driver's own exceptions never leave a backend: they are translated there, and stay reachable as ``__cause__``.
+"""
+
+__all__ = [
+    "ConnectionError",
+    "EmbeddedServerError",
+    "IllegalTransition",
+    "LeadershipLost",
+    "LockError",
+    "PgLeaderLockError",
+    "ShutdownError",
+]
+
+
+class PgLeaderLockError(Exception):
+    """The base of everything this library raises on its own account."""
+
+
+class ConnectionError(PgLeaderLockError):  # noqa: A001 - the specified name
+    """The store could not be reached or did not answer, so nothing is known about the lock.
+
+    Shadows the builtin on purpose: the name is part of the specified API. Import it as
+    ``from pgleaderlock import errors`` where both are needed.
+    """
+
+
+class LockError(PgLeaderLockError):
+    """The store answered, and the lock could not be acquired, kept or released."""
+
+
+class LeadershipLost(LockError):  # noqa: N818 - reads as the fact that it is
+    """The lock is no longer ours, and that is certain: no retry on the same grant can succeed."""
+
+
+class ShutdownError(PgLeaderLockError):
+    """A shutdown did not finish in its time and was completed by closing the session."""
+
+
+class IllegalTransition(PgLeaderLockError):  # noqa: N818 - named after what happened
+    """An input that the current state has no row for. The state did not change."""
+
+
+class EmbeddedServerError(PgLeaderLockError):
+    """The embedded PostgreSQL could not be found, made or started."""

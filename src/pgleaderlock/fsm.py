@@ -1,0 +1,194 @@
+"""The state machine of one election: a table, and nothing else.
+
+Pure: no asyncio, no clock, no logging, no I/O. The engine does the I/O that a state stands for, learns one fact, and
+feeds it in as an :class:`Input`; what comes out says where to go, which events to emit, and whether the session must
+be closed on the way.
+
+Rules that hold for every row:
+
+- An input that the current state has no row for raises :class:`~pgleaderlock.errors.IllegalTransition` and changes
+  nothing. There is no default.
+- A change of state emits ``on_state_change`` first. Entering STOPPED closes the session and emits ``on_stopped`` last.
+  Neither is written into the rows below.
+- A term that ``on_acquired`` opened is over with the first ``on_released``, ``on_lost`` or ``on_stopped`` after it.
+- Three destinations depend on how the lock was configured or on who asked; they are the footnotes of the
+  specification's table, and are written here with its marks.
+
+The machine remembers one thing beside its state: that a stop was asked for. It decides where a release leads (²).
+"""
+
+import enum
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import assert_never
+
+from pgleaderlock.errors import IllegalTransition
+from pgleaderlock.models import EventKind, LockState
+
+__all__ = ["ROWS", "Destination", "Input", "Machine", "Policy", "Row", "Table", "Transition", "table_for"]
+
+
+class Input(enum.Enum):
+    """A fact that the engine learned, or something that a caller asked for."""
+
+    START = "start"
+    STOP_REQUESTED = "stop_requested"
+    ACQUIRE_ATTEMPT = "acquire_attempt"
+    ACQUIRE_SUCCEEDED = "acquire_succeeded"
+    ACQUIRE_FAILED = "acquire_failed"
+    DB_ERROR = "db_error"
+    HEALTH_OK = "health_ok"
+    HEALTH_FAILED = "health_failed"
+    REACQUIRE_SUCCEEDED = "reacquire_succeeded"
+    REACQUIRE_FAILED = "reacquire_failed"
+    GRACE_EXPIRED = "grace_expired"
+    RELEASE_REQUESTED = "release_requested"
+    RELEASE_SUCCEEDED = "release_succeeded"
+    RELEASE_FAILED = "release_failed"
+    # Beyond the specification:
+    RELEASE_TIMED_OUT = "release_timed_out"
+    """``step_down(timeout_s)`` ran out of time: close the session, which frees the lock for certain."""
+    RETRIES_EXHAUSTED = "retries_exhausted"
+    """The retry strategy gave up, or gave an answer that is not a delay."""
+    ABORTED = "aborted"
+    """``shutdown(timeout_s)`` ran out of time, or the lifecycle task was cancelled."""
+
+
+class Destination(enum.Enum):
+    """A destination that depends on the policy. The value is the specification's footnote mark."""
+
+    REACQUIRE = "¹"
+    """FOLLOWER, or STOPPED when ``auto_reacquire`` is off."""
+    RESUME = "²"
+    """FOLLOWER after a ``step_down()`` with ``auto_reacquire``, STOPPED otherwise."""
+    GRACE = "³"
+    """RECONNECTING; without a grace period ``on_lost`` first, and then as ¹."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the table is specialised."""
+
+    auto_reacquire: bool = True
+    grace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: in ``source``, on ``input``, go ``to``, emitting ``emits`` in order."""
+
+    source: LockState
+    input: Input
+    to: LockState | Destination
+    emits: tuple[EventKind, ...] = ()
+    closes: bool = False
+    """The session is closed after the events were heard, because what it holds is in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A row with its destination resolved and the implied events spelled out."""
+
+    source: LockState
+    input: Input
+    to: LockState
+    emits: tuple[EventKind, ...]
+    closes: bool
+
+
+S, I, E, D = LockState, Input, EventKind, Destination  # noqa: E741 - one letter each, to read the rows as a table
+
+ROWS: tuple[Row, ...] = (
+    # As in section 3.3 of the specification, in its order.
+    Row(S.STOPPED, I.START, S.FOLLOWER),
+    Row(S.FOLLOWER, I.ACQUIRE_ATTEMPT, S.ACQUIRING),
+    Row(S.FOLLOWER, I.STOP_REQUESTED, S.STOPPED),
+    Row(S.ACQUIRING, I.ACQUIRE_SUCCEEDED, S.LEADER, (E.ACQUIRED,)),
+    Row(S.ACQUIRING, I.ACQUIRE_FAILED, S.FOLLOWER, (E.ACQUIRE_FAILED,)),
+    Row(S.ACQUIRING, I.DB_ERROR, D.REACQUIRE, (E.LOST, E.ERROR), closes=True),
+    Row(S.ACQUIRING, I.STOP_REQUESTED, S.STOPPED),
+    Row(S.LEADER, I.HEALTH_OK, S.LEADER),
+    Row(S.LEADER, I.HEALTH_FAILED, D.GRACE, (E.ERROR,), closes=True),
+    Row(S.LEADER, I.DB_ERROR, D.GRACE, (E.ERROR,), closes=True),
+    Row(S.LEADER, I.STOP_REQUESTED, S.RELEASING),
+    Row(S.LEADER, I.RELEASE_REQUESTED, S.RELEASING),
+    Row(S.RECONNECTING, I.REACQUIRE_SUCCEEDED, S.LEADER, (E.RECOVERED,)),
+    Row(S.RECONNECTING, I.REACQUIRE_FAILED, D.REACQUIRE, (E.LOST,)),
+    Row(S.RECONNECTING, I.GRACE_EXPIRED, D.REACQUIRE, (E.LOST,), closes=True),
+    Row(S.RECONNECTING, I.STOP_REQUESTED, S.STOPPED),
+    Row(S.RELEASING, I.RELEASE_SUCCEEDED, D.RESUME, (E.RELEASED,)),
+    Row(S.RELEASING, I.RELEASE_FAILED, S.STOPPED, (E.ERROR,)),
+    Row(S.RELEASING, I.DB_ERROR, S.STOPPED, (E.ERROR,)),
+    # Pairs on which the specification is silent.
+    Row(S.FOLLOWER, I.DB_ERROR, S.FOLLOWER, (E.ERROR,), closes=True),
+    Row(S.FOLLOWER, I.RELEASE_REQUESTED, S.FOLLOWER),
+    Row(S.FOLLOWER, I.RETRIES_EXHAUSTED, S.STOPPED, (E.ERROR,)),
+    Row(S.RECONNECTING, I.RELEASE_REQUESTED, D.REACQUIRE, (E.LOST,), closes=True),
+    Row(S.RECONNECTING, I.RETRIES_EXHAUSTED, S.STOPPED, (E.LOST, E.ERROR)),
+    Row(S.RELEASING, I.STOP_REQUESTED, S.RELEASING),
+    Row(S.RELEASING, I.RELEASE_TIMED_OUT, D.RESUME, (E.RELEASED,), closes=True),
+    Row(S.FOLLOWER, I.ABORTED, S.STOPPED, (E.ERROR,)),
+    Row(S.ACQUIRING, I.ABORTED, S.STOPPED, (E.ERROR,)),
+    Row(S.LEADER, I.ABORTED, S.STOPPED, (E.LOST, E.ERROR)),
+    Row(S.RECONNECTING, I.ABORTED, S.STOPPED, (E.LOST, E.ERROR)),
+    Row(S.RELEASING, I.ABORTED, S.STOPPED, (E.ERROR,)),
+)
+
+
+def _resolve(row: Row, policy: Policy, *, stopping: bool) -> tuple[LockState, tuple[EventKind, ...]]:
+    """Follow a footnote to the state it means here, and to the events that come with it."""
+    again = S.FOLLOWER if policy.auto_reacquire else S.STOPPED
+    match row.to:
+        case LockState():
+            return row.to, row.emits
+        case Destination.REACQUIRE:
+            return again, row.emits
+        case Destination.RESUME:
+            return S.STOPPED if stopping else again, row.emits
+        case Destination.GRACE:
+            return (S.RECONNECTING, row.emits) if policy.grace else (again, (E.LOST, *row.emits))
+        case _:  # pragma: no cover - mypy proves that it cannot be reached
+            assert_never(row.to)
+
+
+def _specialise(row: Row, policy: Policy, *, stopping: bool) -> Transition:
+    to, emits = _resolve(row, policy, stopping=stopping)
+    if to is not row.source:
+        emits = (E.STATE_CHANGE, *emits)
+    if to is S.STOPPED:
+        emits = (*emits, E.STOPPED)
+    return Transition(row.source, row.input, to, emits, closes=row.closes or to is S.STOPPED)
+
+
+Table = MappingProxyType[tuple[LockState, Input], Transition]
+
+
+@cache
+def table_for(policy: Policy, *, stopping: bool = False) -> Table:
+    """Return the table that this policy makes of :data:`ROWS`."""
+    return MappingProxyType({(row.source, row.input): _specialise(row, policy, stopping=stopping) for row in ROWS})
+
+
+class Machine:
+    """The current state, and whether a stop was asked for. Changes only through :meth:`feed`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._state = S.STOPPED
+        self._stopping = False
+
+    @property
+    def state(self) -> LockState:
+        """Where it stands."""
+        return self._state
+
+    def feed(self, fact: Input) -> Transition:
+        """Move on, and say what that means. An illegal input raises and changes nothing."""
+        stopping = self._stopping or fact is I.STOP_REQUESTED
+        transition = table_for(self._policy, stopping=stopping).get((self._state, fact))
+        if transition is None:
+            raise IllegalTransition(f"no row for input {fact.value!r} in state {self._state.value!r}")
+        self._state = transition.to
+        self._stopping = stopping and transition.to is not S.STOPPED
+        return transition

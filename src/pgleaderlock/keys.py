@@ -1,0 +1,93 @@
+"""Which lock: the keys of PostgreSQL's advisory locks as a type.
+
+PostgreSQL has two separate spaces of advisory locks: pairs of two 32-bit integers, and single 64-bit integers. The
+pair ``(0, 1)`` and the bigint ``1`` are different locks. A name is turned into a bigint, so that people need not
+invent numbers:
+
+    the first 8 bytes, big-endian and signed, of SHA-256 of "pgleaderlock/role/1/" + name in UTF-8
+
+That formula is frozen: processes of different versions and languages must meet on the same lock. The prefix keeps
+names apart from whatever else this library may ever hash into the same space.
+
+``str(key)`` names the lock itself and not the way one came to it: a named key and the bigint that it hashes to are
+the same lock, compare equal and print alike. ``LockKey.parse`` reads that form back.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from pgleaderlock._checks import check_int
+
+__all__ = ["LockKey"]
+
+_INT4 = (-(2**31), 2**31 - 1)
+_INT8 = (-(2**63), 2**63 - 1)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}", re.ASCII)
+_PRINTED = re.compile(r"pair:(-?\d+)/(-?\d+)|bigint:(-?\d+)|named:(.+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LockKey:
+    """One advisory lock. Make it with :meth:`pair`, :meth:`bigint` or :meth:`named`."""
+
+    space: Literal["pair", "bigint"]
+    numbers: tuple[int, ...]
+    name: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.space == "pair":
+            if len(self.numbers) != 2:  # noqa: PLR2004 - a pair
+                raise ValueError("a pair key has exactly two numbers")
+            for label, number in zip(("key1", "key2"), self.numbers, strict=True):
+                check_int(label, number, *_INT4)
+        elif self.space == "bigint":
+            if len(self.numbers) != 1:
+                raise ValueError("a bigint key has exactly one number")
+            check_int("key", self.numbers[0], *_INT8)
+        else:
+            raise ValueError(f"space must be 'pair' or 'bigint', got {self.space!r}")
+
+    @classmethod
+    def pair(cls, key1: int, key2: int) -> Self:
+        """Two 32-bit signed integers: ``pg_try_advisory_lock(int, int)``."""
+        return cls("pair", (key1, key2))
+
+    @classmethod
+    def bigint(cls, number: int) -> Self:
+        """One 64-bit signed integer: ``pg_try_advisory_lock(bigint)``."""
+        return cls("bigint", (number,))
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The bigint that this name hashes to, the same in every process and version."""
+        if not isinstance(name, str):
+            raise TypeError(f"a role name must be a str, not {type(name).__name__}")
+        if not _NAME.fullmatch(name):
+            # Letters that look alike and hash apart would make two leaders, so only plain ASCII gets in.
+            raise ValueError(
+                f"role name {name!r} is not usable: start with an ASCII letter or digit, go on with those or "
+                "any of . _ / : @ + - and keep it to 200 characters"
+            )
+        digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
+        return cls("bigint", (int.from_bytes(digest[:8], "big", signed=True),), name)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``pair:1/100``, ``bigint:7`` or ``named:billing/scheduler``."""
+        match = _PRINTED.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a lock key: write pair:1/100, bigint:7 or named:billing/scheduler")
+        key1, key2, number, name = match.groups()
+        if name is not None:
+            return cls.named(name)
+        return cls.bigint(int(number)) if number is not None else cls.pair(int(key1), int(key2))
+
+    def __str__(self) -> str:
+        return f"{self.space}:{'/'.join(map(str, self.numbers))}"
+
+    def __repr__(self) -> str:
+        if self.name is not None:
+            return f"LockKey.named({self.name!r})"
+        return f"LockKey.{self.space}({', '.join(map(str, self.numbers))})"

@@ -1,0 +1,109 @@
+"""The nouns: states, grants, events, and the types of what users pass in.
+
+All records are frozen. An :class:`Event` is what the rest of the world may know of an election; callbacks, log lines
+and everything built later read the same stream of them and nothing else.
+"""
+
+import enum
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "Callback",
+    "ErrorCallback",
+    "Event",
+    "EventKind",
+    "Grant",
+    "Holder",
+    "Listener",
+    "LockState",
+    "RetryContext",
+    "StateChangeCallback",
+]
+
+
+class LockState(enum.Enum):
+    """Where one election stands. Only ``LEADER`` holds the lock and may act on it."""
+
+    STOPPED = "stopped"
+    FOLLOWER = "follower"
+    ACQUIRING = "acquiring"
+    LEADER = "leader"
+    RECONNECTING = "reconnecting"
+    RELEASING = "releasing"
+
+
+class EventKind(enum.Enum):
+    """What happened. The value is the name of the decorator that listens to it, where there is one."""
+
+    STATE_CHANGE = "on_state_change"
+    ACQUIRED = "on_acquired"
+    RELEASED = "on_released"
+    LOST = "on_lost"
+    ACQUIRE_FAILED = "on_acquire_failed"
+    ERROR = "on_error"
+    STOPPED = "on_stopped"
+    RECOVERED = "recovered"
+    """Leadership came back within the grace period. Callbacks stay silent, as specified; the log does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A store's word that the lock is ours, and for how long that word may be trusted.
+
+    ``trusted_until`` is on the election's own clock, counted from when the request was **sent**: the answer may have
+    been on its way for any length of time. It is infinite where nothing ends a silent holder's lock.
+    ``token`` grows from leader to leader where the store can provide one.
+    """
+
+    token: int | None = None
+    trusted_until: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who the store says holds the lock. For people to look at: by the time it is read it may be history."""
+
+    name: str
+    pid: int | None = None
+    address: str | None = None
+    since: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to one election, in the order in which it happened."""
+
+    kind: EventKind
+    from_state: LockState
+    to_state: LockState
+    cause: str
+    """The input that brought it about, in the state machine's own words, such as ``health_failed``."""
+    at: float
+    """When, on the election's own clock. Comparable within one process only."""
+    error: Exception | None = None
+    attempt: int | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryContext:
+    """What a retry strategy may decide by. Strategies keep no state of their own, so one can serve many locks."""
+
+    attempt: int
+    """How many attempts of this cycle have failed, so 1 after the first."""
+    elapsed_s: float
+    """Seconds since the first attempt of this cycle."""
+    last_error: Exception | None = None
+    """Why the last attempt failed; None when the lock was simply held by another."""
+    previous_delay_s: float | None = None
+    """What the strategy returned the last time in this cycle."""
+
+
+Callback = Callable[[], None] | Callable[[], Awaitable[None]]
+StateChangeCallback = Callable[[LockState, LockState], None] | Callable[[LockState, LockState], Awaitable[None]]
+ErrorCallback = Callable[[Exception], None] | Callable[[Exception], Awaitable[None]]
+Listener = Callable[[Event], Awaitable[None] | None]
+"""Something that hears every event, in order. What it raises becomes an ``on_error``, never a crash."""

@@ -1,0 +1,143 @@
+"""How long to wait before the next attempt.
+
+A strategy is asked after each failed attempt and answers with a delay, or with None to give up, which stops the
+election. Strategies are stateless: everything they may remember comes in with the :class:`RetryContext`, so one
+instance can be shared by any number of locks and the same question always gets the same answer (but for the jitter,
+whose randomness can be passed in).
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from pgleaderlock._checks import check_seconds
+from pgleaderlock.clock import Clock
+from pgleaderlock.errors import LockError
+from pgleaderlock.models import RetryContext
+
+__all__ = ["DecorrelatedJitter", "ExponentialBackoff", "FixedInterval", "RetryCycle", "RetryStrategy"]
+
+
+@runtime_checkable
+class RetryStrategy(Protocol):
+    """Anything with ``next_delay_s``."""
+
+    def next_delay_s(self, ctx: RetryContext) -> float | None:
+        """Return the seconds to wait before the next attempt, or None to stop trying."""
+        ...
+
+
+def _check_range(base_s: float, max_s: float) -> None:
+    check_seconds("base_s", base_s)
+    check_seconds("max_s", max_s)
+    if base_s > max_s:
+        raise ValueError(f"base_s={base_s} must not be greater than max_s={max_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """``base_s``, then ``multiplier`` times as long after each failure, up to ``max_s``."""
+
+    base_s: float = 1.0
+    max_s: float = 30.0
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_range(self.base_s, self.max_s)
+        if check_seconds("multiplier", self.multiplier) < 1:
+            raise ValueError(f"multiplier must be at least 1, got {self.multiplier}")
+
+    def next_delay_s(self, ctx: RetryContext) -> float:
+        """Grow with the number of attempts."""
+        try:
+            delay_s = self.base_s * self.multiplier ** (ctx.attempt - 1)
+        except OverflowError:  # after some 1,000 attempts a float cannot hold the power; it was past max_s long ago
+            return self.max_s
+        return min(delay_s, self.max_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedInterval:
+    """The same delay every time."""
+
+    interval_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_seconds("interval_s", self.interval_s)
+
+    def next_delay_s(self, ctx: RetryContext) -> float:  # noqa: ARG002 - the protocol's signature
+        """Answer the interval, whatever happened."""
+        return self.interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class DecorrelatedJitter:
+    """A random delay between ``base_s`` and three times the previous one, up to ``max_s``.
+
+    Spreads out processes that failed together, which plain back-off keeps in step. Pass ``rng`` to make it
+    repeatable.
+    """
+
+    base_s: float = 1.0
+    max_s: float = 30.0
+    rng: random.Random = field(default_factory=random.Random, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_range(self.base_s, self.max_s)
+        if not isinstance(self.rng, random.Random):
+            raise TypeError(f"rng must be a random.Random, not {type(self.rng).__name__}")
+
+    def next_delay_s(self, ctx: RetryContext) -> float:
+        """Draw from the range that the previous delay opens."""
+        previous_s = self.base_s if ctx.previous_delay_s is None else max(ctx.previous_delay_s, self.base_s)
+        return min(self.max_s, self.rng.uniform(self.base_s, previous_s * 3))
+
+
+class RetryCycle:
+    """The attempts since the last success, and what the strategy makes of them.
+
+    The memory that strategies do not have. A new cycle begins with each start, each term and each reconnection.
+    """
+
+    def __init__(self, strategy: RetryStrategy, clock: Clock) -> None:
+        self._strategy = strategy
+        self._clock = clock
+        self._began_at: float | None = None
+        self._failed = False
+        self._previous_delay_s: float | None = None
+        self.attempt = 0
+        self.last_error: Exception | None = None
+
+    def begin_attempt(self) -> None:
+        """Count one more attempt."""
+        self.attempt += 1
+        if self._began_at is None:
+            self._began_at = self._clock()
+
+    def fail_attempt(self, error: Exception | None = None) -> None:
+        """Note that the attempt failed; no error means that another holds the lock."""
+        self._failed = True
+        self.last_error = error
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first attempt."""
+        return 0.0 if self._began_at is None else self._clock() - self._began_at
+
+    def next_delay_s(self) -> float | None:
+        """Return how long to wait before the next attempt: not at all before the first, None to give up."""
+        if not self._failed:
+            return 0.0
+        context = RetryContext(self.attempt, self.elapsed_s, self.last_error, self._previous_delay_s)
+        self._previous_delay_s = self._checked(self._strategy.next_delay_s(context))
+        return self._previous_delay_s
+
+    def _checked(self, delay_s: float | None) -> float | None:
+        """Refuse an answer that cannot be waited for: NaN would spin, infinity would never try again."""
+        if delay_s is None:
+            return None
+        try:
+            return check_seconds("the delay", delay_s, zero_ok=True)
+        except (TypeError, ValueError) as error:
+            name = type(self._strategy).__name__
+            raise LockError(f"the retry strategy {name} returned {delay_s!r}, which is not a delay: {error}") from None

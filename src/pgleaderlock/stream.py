@@ -1,0 +1,105 @@
+"""The stream of events: one election speaks, any number of listeners hear it, in order, one event at a time.
+
+Delivery has a task of its own, because a slow callback must never delay a renewal. The engine waits for it
+(:meth:`EventStream.drained`) wherever nothing needs to be renewed, so that to a callback it looks as if it ran within
+the transition.
+
+What a listener raises is logged and comes back as an ``on_error`` event; what an ``on_error`` listener raises is only
+logged. Nothing that a listener does ends the stream, cancelling its task included: it ends with its election.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pgleaderlock._logging import NDLogger
+from pgleaderlock.errors import LockError
+from pgleaderlock.models import Event, EventKind, Listener
+
+__all__ = ["CALLBACK_FAILED", "EventStream"]
+
+CALLBACK_FAILED = "callback_failed"
+"""The cause of an ``on_error`` event that a listener brought about."""
+
+_PATIENCE_S = 0.2  # after hurry(), for each callback
+
+
+class EventStream:
+    """Ordered delivery for one run of one election."""
+
+    def __init__(self, listeners: Sequence[Listener], delivered: Callable[[Event], None], logger: NDLogger) -> None:
+        self._listeners = listeners
+        self._delivered = delivered
+        self._logger = logger
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._hurried = False
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="pgleaderlock events")
+
+    def put(self, event: Event) -> None:
+        """Say something. Returns at once."""
+        self._events.put_nowait(event)
+
+    async def drained(self) -> None:
+        """Wait until everything said so far was heard."""
+        await self._events.join()
+
+    def is_current_task(self) -> bool:
+        """Whether the caller runs inside a callback, where waiting for this election would be waiting for itself."""
+        return asyncio.current_task() is self._task
+
+    def hurry(self) -> None:
+        """Cancel the callback that is running, and every later one that does not return soon."""
+        self._hurried = True
+        if not self._task.done():
+            self._task.cancel()
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self.hurry)
+
+    async def finish(self, timeout_s: float | None) -> None:
+        """Deliver what is left, then end. Past the time-out the rest is abandoned."""
+        self._events.put_nowait(None)
+        await asyncio.wait({self._task}, timeout=timeout_s)
+        if not self._task.done():
+            self._logger.error("callbacks_abandoned", undelivered=self._events.qsize())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                event = await self._events.get()
+            except asyncio.CancelledError:
+                # The loop is shutting down. The election is being cancelled too and has last events to tell.
+                self._uncancel()
+                continue
+            if event is None:
+                return
+            await self._deliver(event)
+            self._delivered(event)
+            self._events.task_done()
+
+    async def _deliver(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            error = await self._call(listener, event)
+            if error is None:
+                continue
+            name = getattr(listener, "__qualname__", repr(listener))
+            self._logger.error(CALLBACK_FAILED, callback=name, event_kind=event.kind.value, error=error, exc_info=error)
+            if event.cause != CALLBACK_FAILED:
+                await self._deliver(replace(event, kind=EventKind.ERROR, cause=CALLBACK_FAILED, error=error))
+
+    async def _call(self, listener: Listener, event: Event) -> Exception | None:
+        try:
+            result = listener(event)
+            if inspect.isawaitable(result):
+                await result
+        except asyncio.CancelledError:
+            self._uncancel()
+            return LockError("the callback was cancelled before it finished")
+        except Exception as error:  # noqa: BLE001 - whatever user code raises must not end the election
+            return error
+        return None
+
+    def _uncancel(self) -> None:
+        """Forget a cancellation that was for the callback, so that the next one can be awaited."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
