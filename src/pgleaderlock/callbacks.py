@@ -4,7 +4,7 @@ They return the function unchanged, so they stack, and a function can be registe
 be plain or ``async``; several per event run in the order of their registration.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pgleaderlock._checks import check_callable
@@ -62,11 +62,8 @@ class Callbacks:
     def _register(self, kind: EventKind, fn: F, arguments: Callable[[Event], tuple[Any, ...]]) -> F:
         check_callable(f"the {kind.value} callback", fn)
 
-        def listener(event: Event) -> Awaitable[None] | None:
-            if event.kind is not kind:
-                return None
-            answer: Awaitable[None] | None = fn(*arguments(event))
-            return answer
+        def listener(event: Event) -> object:
+            return fn(*arguments(event)) if event.kind is kind else None
 
         listener.__qualname__ = getattr(fn, "__qualname__", repr(fn))
         self._listeners.append(listener)

@@ -15,14 +15,13 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pgleaderlock._checks import check_flag, check_seconds
 from pgleaderlock._logging import get_logger
+from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.callbacks import Callbacks
 from pgleaderlock.clock import Clock, suspend_aware_clock
@@ -47,69 +46,8 @@ _LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEAS
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What a state's I/O came to."""
-
-    input: Input
-    error: Exception | None = None
-    grant: Grant | None = None
-
-
 class _Asked(Exception):  # noqa: N818 - control flow within this module: a caller's ask came first
     """The call was cut short because a caller asked for something."""
-
-
-class _Inbox:
-    """Inputs from callers, in order, each at most once until it is heard."""
-
-    def __init__(self) -> None:
-        self._asks: deque[tuple[Input, Exception | None]] = deque()
-        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def put(self, ask: Input, error: Exception | None = None) -> None:
-        if all(ask is not queued for queued, _ in self._asks):
-            self._asks.append((ask, error))
-        if not self.news.done():
-            self.news.set_result(None)
-
-    def take(self) -> Fact:
-        ask, error = self._asks.popleft()
-        self._settle()
-        return Fact(ask, error)
-
-    def drop(self, *stale: Input) -> None:
-        self._asks = deque(item for item in self._asks if item[0] not in stale)
-        self._settle()
-
-    def _settle(self) -> None:
-        if not self._asks and self.news.done():
-            self.news = asyncio.get_running_loop().create_future()
-
-
-class _Run:
-    """What belongs to one start-to-stop and to one event loop."""
-
-    def __init__(self, stream: EventStream) -> None:
-        self.inbox = _Inbox()
-        self.stream = stream
-        self.announced = asyncio.Event()
-        """Set while leading, once the ``on_acquired`` callbacks have run."""
-        self.yielded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the term that is now held, or now ending, is over."""
-        self.stop_asked = False
-        self.task: asyncio.Task[None]
-        self.signal_task: asyncio.Task[None] | None = None
-
-    def ask_to_stop(self) -> None:
-        self.stop_asked = True
-        self.inbox.put(Input.STOP_REQUESTED)
-
-    def end_term(self) -> None:
-        """Let go of those who waited for the term's end, and of asks that it has answered."""
-        self.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
-        self.yielded.set_result(None)
-        self.yielded = asyncio.get_running_loop().create_future()
 
 
 class Election(Callbacks):
@@ -147,7 +85,7 @@ class Election(Callbacks):
         self._clock = clock
         self._cycle = RetryCycle(self._strategy, clock)
         self._grant: Grant | None = None
-        self._running: _Run | None = None
+        self._running: Run | None = None
         self._verb: asyncio.Task[Any] | None = None
         self._logger = get_logger().bind(**backend.labels)
         self.subscribe(log_events(self._logger))
@@ -221,7 +159,7 @@ class Election(Callbacks):
             return
         yielded = run.yielded
         await asyncio.wait({yielded}, timeout=timeout_s)
-        if not yielded.done():
+        if not yielded.done() and self.state in _LEADING:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
@@ -257,7 +195,7 @@ class Election(Callbacks):
 
     def _begin_run(self) -> None:
         loop = asyncio.get_running_loop()
-        run = self._running = _Run(EventStream(self._listeners, self._note_delivered, self._logger))
+        run = self._running = Run(EventStream(self._listeners, self._note_delivered, self._logger))
         self._new_cycle()
         for event in self._events(self._machine.feed(Input.START), Fact(Input.START)):
             run.stream.put(event)
@@ -265,7 +203,7 @@ class Election(Callbacks):
         if self._shutdown_event is not None:
             run.signal_task = loop.create_task(_relay(self._shutdown_event, run))
 
-    async def _live(self, run: _Run) -> None:
+    async def _live(self, run: Run) -> None:
         error: Exception | None = None
         try:
             while self.state is not LockState.STOPPED:
@@ -279,41 +217,54 @@ class Election(Callbacks):
         finally:
             await self._end_run(run, error)
 
-    async def _next_fact(self, run: _Run) -> Fact:
+    async def _next_fact(self, run: Run) -> Fact:
         try:
             return await self._work[self.state](run)
         except _Asked:
             return run.inbox.take()
 
-    async def _step(self, run: _Run, fact: Fact) -> None:
-        """Change the state, tell the listeners, and only then let go of the session."""
+    async def _step(self, run: Run, fact: Fact) -> None:
+        """Change the state, tell the listeners, let go of the session.
+
+        A loss is told before the session is closed, so that ``on_lost`` comes before a successor's ``on_acquired``.
+        Everything else is told afterwards: ``on_released`` and ``on_stopped`` say that nothing is held any more.
+        """
         if fact.grant is not None:
             self._grant = fact.grant
         transition = self._machine.feed(fact.input)
         events = self._events(transition, fact)
+        is_loss = EventKind.LOST in transition.emits
+        before = [event for event in events if is_loss and event.kind is not EventKind.STOPPED]
+        after = [event for event in events if event not in before]
+        term_is_over = transition.source in _LEADING and transition.to not in _LEADING
         try:
-            if transition.to is not transition.source:
-                await self._leave(run, transition)
-            for event in events:
-                if event.kind is not EventKind.STOPPED:
-                    run.stream.put(event)
-            if events and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
-                await self._hear_out(run)
+            await self._leave(run, transition, term_is_over=term_is_over)
+            await self._tell(run, before)
         finally:
             if transition.closes:
                 await self._backend.close()
-            for event in events:
-                if event.kind is EventKind.STOPPED:  # said last, because it says that nothing is left open
-                    run.stream.put(event)
+            if term_is_over:
+                run.release_waiters()
+            for event in after:
+                run.stream.put(event)
+        if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
+            await self._hear_out(run)
 
-    async def _leave(self, run: _Run, transition: Transition) -> None:
+    async def _tell(self, run: Run, events: list[Event]) -> None:
+        for event in events:
+            run.stream.put(event)
+        if events:
+            await self._hear_out(run)
+
+    async def _leave(self, run: Run, transition: Transition, *, term_is_over: bool) -> None:
         """End what belongs to the state that was left: its call in flight, its term."""
+        if transition.to is transition.source:
+            return
         if transition.source is LockState.LEADER:
             run.announced.clear()
-        if transition.to not in _LEADING:
-            if transition.source in _LEADING:
-                run.end_term()
-                self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
+        if term_is_over:
+            run.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
+            self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
             self._grant = None
         await self._cancel_verb()
 
@@ -344,7 +295,7 @@ class Election(Callbacks):
             run.announced.set()
 
     async def _hear_out(
-        self, run: _Run, *, or_until: asyncio.Future[None] | None = None, timeout_s: float | None = None
+        self, run: Run, *, or_until: asyncio.Future[None] | None = None, timeout_s: float | None = None
     ) -> None:
         """Wait until the listeners have heard everything; the engine itself waits no longer than to the next ask."""
         drained = asyncio.ensure_future(run.stream.drained())
@@ -354,13 +305,14 @@ class Election(Callbacks):
         finally:
             drained.cancel()
 
-    async def _end_run(self, run: _Run, error: Exception | None) -> None:
+    async def _end_run(self, run: Run, error: Exception | None) -> None:
         """Whatever ended the loop: nothing in flight, nothing held, everything told."""
         try:
             if run.signal_task is not None:
                 run.signal_task.cancel()
-            if self.state is not LockState.STOPPED:
+            if error is not None:
                 run.stream.hurry()
+            if self.state is not LockState.STOPPED:
                 await self._step(run, Fact(Input.ABORTED, error))
             await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
         finally:
@@ -368,7 +320,7 @@ class Election(Callbacks):
 
     # --- The I/O of each state ---------------------------------------------------------------------------------
 
-    async def _follow(self, run: _Run) -> Fact:
+    async def _follow(self, run: Run) -> Fact:
         """Wait for our turn, with a session ready to ask with."""
         try:
             delay_s = self._cycle.next_delay_s()
@@ -386,7 +338,7 @@ class Election(Callbacks):
             return Fact(Input.DB_ERROR, error)
         return Fact(Input.ACQUIRE_ATTEMPT)
 
-    async def _acquire(self, run: _Run) -> Fact:
+    async def _acquire(self, run: Run) -> Fact:
         """Ask for the lock, once."""
         try:
             grant = await self._call(run, self._backend.try_acquire())
@@ -400,7 +352,7 @@ class Election(Callbacks):
             return Fact(Input.ACQUIRE_FAILED)
         return Fact(Input.ACQUIRE_SUCCEEDED, grant=grant)
 
-    async def _lead(self, run: _Run) -> Fact:
+    async def _lead(self, run: Run) -> Fact:
         """Hold the lock for one health interval, then show that it is still held."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         why = await self._call_within(run, self._backend.lost(), self._health_interval_s)
@@ -412,7 +364,7 @@ class Election(Callbacks):
             return Fact(Input.HEALTH_FAILED, error)
         return Fact(Input.HEALTH_OK, grant=grant)
 
-    async def _reconnect(self, run: _Run) -> Fact:
+    async def _reconnect(self, run: Run) -> Fact:
         """Try to get the lock back before anybody needs to know, within the grace period."""
         fact = await self._call_within(run, self._recover(), self._grace_s)
         return fact or Fact(Input.GRACE_EXPIRED, self._cycle.last_error)
@@ -439,7 +391,7 @@ class Election(Callbacks):
                 return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
             await asyncio.sleep(delay_s)
 
-    async def _release(self, run: _Run) -> Fact:
+    async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
         assert self._grant is not None  # noqa: S101 - RELEASING is entered from LEADER only
         if self._verb is None:
@@ -455,13 +407,13 @@ class Election(Callbacks):
 
     # --- Calls that can be cut short ---------------------------------------------------------------------------
 
-    async def _call(self, run: _Run, verb: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, run: Run, verb: Coroutine[Any, Any, T]) -> T:
         """Run one verb to its end, unless a caller asks for something first."""
         self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
         await self._first_of(task, run.inbox.news)
         return self._take(task)
 
-    async def _call_within(self, run: _Run, verb: Coroutine[Any, Any, T], timeout_s: float | None) -> T | None:
+    async def _call_within(self, run: Run, verb: Coroutine[Any, Any, T], timeout_s: float | None) -> T | None:
         """Run one verb for so long and no longer. None when its time was up."""
         self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
         if await self._first_of(task, run.inbox.news, timeout_s):
@@ -510,7 +462,7 @@ async def _guarded(verb: Coroutine[Any, Any, T]) -> T:
         raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 
-async def _relay(event: asyncio.Event, run: _Run) -> None:
+async def _relay(event: asyncio.Event, run: Run) -> None:
     await event.wait()
     run.ask_to_stop()
 

@@ -6,7 +6,7 @@ and everything built later read the same stream of them and nothing else.
 
 import enum
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
@@ -102,8 +102,9 @@ class RetryContext:
     """What the strategy returned the last time in this cycle."""
 
 
-Callback = Callable[[], None] | Callable[[], Awaitable[None]]
-StateChangeCallback = Callable[[LockState, LockState], None] | Callable[[LockState, LockState], Awaitable[None]]
-ErrorCallback = Callable[[Exception], None] | Callable[[Exception], Awaitable[None]]
-Listener = Callable[[Event], Awaitable[None] | None]
+# What a callback returns is awaited if it can be, and ignored otherwise: plain functions and coroutines both fit.
+Callback = Callable[[], object]
+StateChangeCallback = Callable[[LockState, LockState], object]
+ErrorCallback = Callable[[Exception], object]
+Listener = Callable[[Event], object]
 """Something that hears every event, in order. What it raises becomes an ``on_error``, never a crash."""

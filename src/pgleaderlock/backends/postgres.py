@@ -12,6 +12,7 @@ Not promised yet: an end of the lock when the leader falls silent without its co
 end here (``trusted_until`` is infinite); the server's TCP keepalives decide.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -135,8 +136,9 @@ class AdvisoryLockBackend(Backend):
         except Exception as error:  # noqa: BLE001 - another driver may raise anything
             await self.close()
             raise self._unreachable("the connection failed", error) from self._cause(error)
-        except BaseException:
-            self._connection = None  # cancelled: the call that is left behind closes it
+        except asyncio.CancelledError:
+            if is_psycopg(connection):
+                self._connection = None  # it was cut, and the call that is left behind closes it
             raise
 
     def _unreachable(self, what: str, error: Exception) -> ConnectionError:

@@ -1,0 +1,79 @@
+"""What belongs to one start-to-stop of an election and to the event loop that it runs on.
+
+Callers speak to the lifecycle task through the :class:`Inbox`: what they ask for are inputs to the same table as the
+facts that the engine learns by itself.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from pgleaderlock.fsm import Input
+from pgleaderlock.models import Grant
+from pgleaderlock.stream import EventStream
+
+__all__ = ["Fact", "Inbox", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a state's I/O came to."""
+
+    input: Input
+    error: Exception | None = None
+    grant: Grant | None = None
+
+
+class Inbox:
+    """Inputs from callers, in order, each at most once until it is heard."""
+
+    def __init__(self) -> None:
+        self._asks: deque[tuple[Input, Exception | None]] = deque()
+        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, ask: Input, error: Exception | None = None) -> None:
+        """Ask for something, unless the same is asked for already."""
+        if all(ask is not queued for queued, _ in self._asks):
+            self._asks.append((ask, error))
+        if not self.news.done():
+            self.news.set_result(None)
+
+    def take(self) -> Fact:
+        """Hear the oldest ask."""
+        ask, error = self._asks.popleft()
+        self._settle()
+        return Fact(ask, error)
+
+    def drop(self, *stale: Input) -> None:
+        """Forget asks that the course of events has answered."""
+        self._asks = deque(item for item in self._asks if item[0] not in stale)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._asks and self.news.done():
+            self.news = asyncio.get_running_loop().create_future()
+
+
+class Run:
+    """One run: its inbox, its stream, its task, and the futures that callers wait for."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self.inbox = Inbox()
+        self.stream = stream
+        self.announced = asyncio.Event()
+        """Set while leading, once the ``on_acquired`` callbacks have run."""
+        self.yielded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the term that is now held, or now ending, is over."""
+        self.stop_asked = False
+        self.task: asyncio.Task[None]
+        self.signal_task: asyncio.Task[None] | None = None
+
+    def ask_to_stop(self) -> None:
+        """Ask for the end of this run."""
+        self.stop_asked = True
+        self.inbox.put(Input.STOP_REQUESTED)
+
+    def release_waiters(self) -> None:
+        """Let go of those who waited for the term's end."""
+        self.yielded.set_result(None)
+        self.yielded = asyncio.get_running_loop().create_future()

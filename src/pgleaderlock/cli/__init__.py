@@ -1,0 +1,49 @@
+"""The command line: words to calls. Nothing is decided here that the library does not decide.
+
+:func:`main` is the only part that may be imported without the ``cli`` extra; it says what to install when click or
+loguru is missing. It is also the only part that replaces the process, to take a password out of the process list.
+"""
+
+import contextlib
+import os
+import sys
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import move_dsn_to_environment
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line of this process, and exit with one of :mod:`~pgleaderlock.cli.exit_codes`."""
+    try:
+        code = _run()
+    except KeyboardInterrupt:  # before a command was ready to hear it, as while the embedded server starts
+        code = exit_codes.INTERRUPTED
+    _detach_from_closed_pipes()
+    sys.exit(code)
+
+
+def _run() -> int:
+    move_dsn_to_environment()
+    try:
+        import click  # noqa: F401, PLC0415 - only to see whether it is there
+        import loguru  # noqa: F401, PLC0415
+    except ImportError as error:
+        sys.stderr.write(
+            f"pgleaderlock: the command line is not installed ({error}): pip install 'pgleaderlock[cli]'\n"
+        )
+        return exit_codes.USAGE
+    from pgleaderlock.cli.commands import invoke  # noqa: PLC0415 - it needs what was just looked for
+
+    return invoke(sys.argv[1:])
+
+
+def _detach_from_closed_pipes() -> None:
+    """Keep ``pgleaderlock ... | head -1`` from ending in Python's complaint about the pipe, and in its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,65 @@
+"""Keeping passwords out of what others can see: the process list, and our own messages.
+
+Every user of a machine can read every process's arguments; its environment only its owner can. So a connection
+string with a password moves from the one to the other, by executing this program anew. For the instant before that,
+and in the shell's history, it was there: ``$PG_DSN`` from the start is better, and the help says so.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from pgleaderlock.backends import _dsn
+
+__all__ = ["DSN_VARIABLE", "hide_secrets", "move_dsn_to_environment", "take_out_dsn"]
+
+DSN_VARIABLE = "PG_DSN"
+_OPTION = "--dsn"
+
+
+def take_out_dsn(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the arguments without any ``--dsn``, and the value that counts, which is the last."""
+    rest: list[str] = []
+    dsn: str | None = None
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            rest += [argument, *waiting]
+        elif argument.startswith(f"{_OPTION}="):
+            dsn = argument.removeprefix(f"{_OPTION}=")
+        elif argument == _OPTION:
+            value = next(waiting, None)
+            if value is None:  # click will say that the value is missing
+                rest.append(argument)
+            else:
+                dsn = value
+        else:
+            rest.append(argument)
+    return rest, dsn
+
+
+def move_dsn_to_environment() -> None:
+    """Replace this process by one without ``--dsn``, if that holds a password. Returns when there is none."""
+    arguments = sys.argv[1:]
+    rest, dsn = take_out_dsn(arguments)
+    if dsn is None or not _dsn.has_password(dsn):
+        return
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    if not sys.executable or sys.orig_argv[len(before) + 1 :] != arguments:
+        return  # we do not know how we were started: run as we are rather than start something else
+    # The full path as the program's name, because that is how Python finds its virtual environment.
+    command = [sys.executable, *before, *rest]
+    os.execve(sys.executable, command, {**os.environ, DSN_VARIABLE: dsn})  # noqa: S606 - this very program again
+
+
+def hide_secrets(message: str, arguments: Sequence[str]) -> str:
+    """Take out of a message any argument that may hold a password, such as a DSN given in the wrong place."""
+    for argument in arguments:
+        value = argument.partition("=")[2] if argument.startswith("--") else argument
+        if _looks_like_dsn(value) and _dsn.has_password(value):
+            message = message.replace(value, "***")
+    return message
+
+
+def _looks_like_dsn(text: str) -> bool:
+    return "://" in text or "=" in text or (":" in text and "@" in text)

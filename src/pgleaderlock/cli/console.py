@@ -1,0 +1,76 @@
+"""What a person or a program gets to read: log lines on stderr through loguru, JSON lines on stdout."""
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from loguru import logger
+
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Holder
+
+__all__ = ["InterceptHandler", "describe_holder", "holder_fields", "key_fields", "print_json", "show_logs"]
+
+_LIBRARY = "pgleaderlock"
+_FORMAT = (
+    "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {extra[source]} | <level>{message}</level>"
+)
+
+
+class InterceptHandler(logging.Handler):
+    """Hands the standard library's log records to loguru."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on, with its level and its traceback if it has one."""
+        known = record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+        level = record.levelname if known else record.levelno
+        # As an argument-less message: a "{" in it must stay a "{".
+        logger.bind(source=record.name).opt(exception=record.exc_info).log(level, record.getMessage())
+
+
+def show_logs(level: str) -> None:
+    """Send the library's log lines of this level and above to stderr, and nowhere else."""
+    logger.remove()
+    logger.configure(extra={"source": _LIBRARY})
+    # diagnose would print the values of variables in a traceback, and one of them is the DSN.
+    logger.add(sys.stderr, level=level, format=_FORMAT, colorize=_wants_colour(), backtrace=False, diagnose=False)
+    library_logger = logging.getLogger(_LIBRARY)
+    library_logger.handlers = [InterceptHandler()]
+    library_logger.propagate = False
+    library_logger.setLevel(level)
+
+
+def _wants_colour() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """Print one record as one line, at once: whoever reads it may be waiting for it."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+def key_fields(key: LockKey) -> dict[str, Any]:
+    """Name the lock in the way that it was named to us, and in the form that the library prints."""
+    if key.space == "pair":
+        return {"key": str(key), "key1": key.numbers[0], "key2": key.numbers[1]}
+    return {"key": str(key), "role": key.name}
+
+
+def holder_fields(holder: Holder) -> dict[str, Any]:
+    """Return what pg_stat_activity shows of a session, under names that say what they are."""
+    return {
+        "pid": holder.pid,
+        "application_name": holder.name,
+        "user": holder.detail,
+        "client_address": holder.address,
+        "session_start": holder.since,
+    }
+
+
+def describe_holder(holder: Holder) -> str:
+    """Say who it is, in a line for people. The pid is the server's; a name of ours has the client's in it."""
+    place = holder.address or "the local socket"
+    return f"pid {holder.pid}, {holder.name}, user {holder.detail}, from {place}, session since {holder.since}"

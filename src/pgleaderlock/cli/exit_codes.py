@@ -1,0 +1,22 @@
+"""What the exit status of ``pgleaderlock`` means. Scripts depend on these numbers: they do not change."""
+
+__all__ = ["CLEAN", "EXIT_CODES_HELP", "INTERRUPTED", "LEADERSHIP_ENDED", "NOT_ACQUIRED", "UNREACHABLE", "USAGE"]
+
+CLEAN = 0
+NOT_ACQUIRED = 1
+USAGE = 2
+UNREACHABLE = 3
+LEADERSHIP_ENDED = 4
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+TERMINATED = 143  # 128 + SIGTERM
+
+EXIT_CODES_HELP = f"""\b
+Exit codes:
+  {CLEAN}    clean: stopped on request, acquired, or status shown
+  {NOT_ACQUIRED}    not acquired: another process holds the lock
+  {USAGE}    wrong usage: nothing was started
+  {UNREACHABLE}    the database cannot be reached, or the embedded one failed
+  {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release
+       was not confirmed (the session is closed then)
+  {INTERRUPTED}  interrupted before there was anything to hand over ({TERMINATED}: SIGTERM)
+"""

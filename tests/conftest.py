@@ -1,0 +1,99 @@
+"""Shared by all tests: a real PostgreSQL, virtual time on request, and no skipping in CI."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from pgleaderlock.embedded import Server
+from pgleaderlock.keys import LockKey
+from pgleaderlock.testing import VirtualTimeLoop
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A PostgreSQL to test against: ours, or the one that was named with --pg-dsn."""
+
+    dsn: str
+    tcp_dsn: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pg-dsn",
+        default=os.environ.get("PGLEADERLOCK_TEST_DSN"),
+        help="run the PostgreSQL tests against this server instead of an embedded one ($PGLEADERLOCK_TEST_DSN)",
+    )
+
+
+def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.SelectorEventLoop}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A skipped test is a hole in the gate: CI installs whatever the tests need."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line("CI=true: a test was skipped, which counts as a failure here", red=True)
+
+
+@pytest.fixture(scope="session")
+def server_folder_root() -> Iterator[Path]:
+    """A folder that the unprivileged account of an embedded server can enter, which pytest's own is not for root."""
+    root = Path(tempfile.mkdtemp(prefix="pgll-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest, server_folder_root: Path) -> Iterator[Postgres]:
+    """One server for all tests that leave it as they found it."""
+    if dsn := request.config.getoption("--pg-dsn"):
+        yield Postgres(dsn, dsn)
+        return
+    server = Server(server_folder_root / "shared", tcp_port=free_port(), settings={"max_connections": "200"})
+    server.start()
+    try:
+        yield Postgres(server.dsn, server.tcp_dsn)
+    finally:
+        server.stop("immediate")
+
+
+@pytest.fixture
+def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server for one test alone, to be stopped, crashed and restarted. Always embedded."""
+    server = Server(server_folder_root / f"own-{next(_numbers)}", tcp_port=free_port())
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop("immediate")
+
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def key() -> LockKey:
+    """A key that no other test uses, in this process or another."""
+    return LockKey.pair(os.getpid(), next(_numbers))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,858 @@
+"""The engine on a double and on virtual time: every wait is a jump of the clock."""
+
+import asyncio
+
+import pytest
+
+from pgleaderlock import (
+    ConnectionError,
+    Election,
+    EventKind,
+    ExponentialBackoff,
+    FixedInterval,
+    Grant,
+    LeadershipLost,
+    LockError,
+    LockState,
+    RetryContext,
+    ShutdownError,
+)
+from tests.doubles import HANG, ScriptedBackend, Witness, make_election, until, until_state
+
+pytestmark = pytest.mark.virtual_time
+
+DOWN = ConnectionError("the server is down")
+
+
+class GiveUpAfter:
+    """A strategy with a number of tries."""
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts = attempts
+
+    def next_delay_s(self, ctx: RetryContext) -> float | None:
+        return 1.0 if ctx.attempt < self._attempts else None
+
+
+# --- Starting and leading -------------------------------------------------------------------------------------------
+
+
+async def test_start_returns_in_follower_and_goes_on_to_lead():
+    election, backend, heard = make_election()
+    await election.start()
+    assert election.state is LockState.FOLLOWER
+    assert await election.wait_for_leadership()
+    assert election.state is LockState.LEADER
+    assert election.is_leader
+    assert heard.words == ["on_acquired"]
+    await election.shutdown()
+
+
+async def test_starting_twice_is_starting_once():
+    election, backend, _ = make_election()
+    await election.start()
+    await asyncio.gather(election.start(), election.start())
+    await election.wait_for_leadership()
+    assert backend.verbs == ["open", "try_acquire"]
+    await election.shutdown()
+
+
+async def test_the_first_attempt_does_not_wait():
+    election, backend, _ = make_election(retry_strategy=FixedInterval(1000))
+    async with election:
+        await election.wait_for_leadership()
+    assert backend.times("try_acquire") == [0.0]
+
+
+async def test_a_leader_renews_once_per_health_interval():
+    election, backend, _ = make_election(health_interval_s=3.0)
+    async with election:
+        await asyncio.sleep(10)
+    assert backend.times("renew") == [3.0, 6.0, 9.0]
+
+
+async def test_a_grant_that_ran_out_of_trust_is_not_leadership_whatever_the_state_says():
+    election, _, _ = make_election(ScriptedBackend(try_acquire=[Grant(token=7, trusted_until=2.5)]))
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.sleep(2.49)
+        assert election.is_leader
+        await asyncio.sleep(0.02)
+        assert election.state is LockState.LEADER
+        assert not election.is_leader
+
+
+async def test_a_renewal_extends_the_trust():
+    election, _, _ = make_election(
+        ScriptedBackend(try_acquire=[Grant(trusted_until=4.0)], renew=[Grant(trusted_until=8.0)]), health_interval_s=3.0
+    )
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.sleep(5)
+        assert election.is_leader
+
+
+async def test_events_carry_the_token_the_attempt_and_the_time():
+    election, _, heard = make_election(ScriptedBackend(try_acquire=[None, None, Grant(token=42)]))
+    async with election:
+        await election.wait_for_leadership()
+    (acquired,) = [event for event in heard.events if event.kind is EventKind.ACQUIRED]
+    assert (acquired.token, acquired.attempt, acquired.at) == (42, 3, 4.0)
+
+
+# --- Retrying ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lock_held_by_another_is_asked_for_again_after_the_delay():
+    election, backend, heard = make_election(
+        ScriptedBackend(try_acquire=[None, None, None]), retry_strategy=ExponentialBackoff(base_s=1.0)
+    )
+    async with election:
+        await election.wait_for_leadership()
+    assert backend.times("try_acquire") == [0.0, 1.0, 3.0, 7.0]
+    assert backend.times("open") == [0.0]
+    assert heard.words[:4] == ["on_acquire_failed"] * 3 + ["on_acquired"]
+
+
+async def test_the_strategy_is_told_what_happened():
+    asked: list[RetryContext] = []
+
+    class Noting:
+        def next_delay_s(self, ctx: RetryContext) -> float:
+            asked.append(ctx)
+            return 2.0
+
+    election, _, _ = make_election(ScriptedBackend(open=[DOWN], try_acquire=[None]), retry_strategy=Noting())
+    async with election:
+        await election.wait_for_leadership()
+    assert asked == [RetryContext(1, 0.0, DOWN, None), RetryContext(2, 2.0, None, 2.0)]
+
+
+async def test_an_unreachable_store_is_tried_again_with_the_same_strategy():
+    election, backend, heard = make_election(ScriptedBackend(open=[DOWN, DOWN]))
+    async with election:
+        await election.wait_for_leadership()
+    assert backend.times("open") == [0.0, 2.0, 4.0]
+    assert heard.errors == [DOWN, DOWN]
+    assert heard.path[:3] == [LockState.STOPPED, LockState.FOLLOWER, LockState.ACQUIRING]
+
+
+async def test_a_strategy_that_gives_up_stops_the_election_with_a_lock_error():
+    backend = ScriptedBackend()
+    backend.defaults["try_acquire"] = None
+    election, _, heard = make_election(backend, retry_strategy=GiveUpAfter(3))
+    await election.start()
+    assert not await election.wait_for_leadership()
+    await until_state(election, LockState.STOPPED)
+    (error,) = heard.errors
+    assert type(error) is LockError
+    assert "key1=1 key2=2" in str(error)
+    assert "3 attempts" in str(error)
+    assert heard.words[-2:] == ["on_error", "on_stopped"]
+    assert not backend.is_open
+
+
+async def test_a_strategy_that_gives_up_on_a_dead_server_stops_with_a_connection_error():
+    backend = ScriptedBackend()
+    backend.defaults["open"] = DOWN
+    election, _, heard = make_election(backend, retry_strategy=GiveUpAfter(2))
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    assert type(heard.errors[-1]) is ConnectionError
+    assert "the server is down" in str(heard.errors[-1])
+
+
+@pytest.mark.parametrize("answer", [float("nan"), -1.0, float("inf"), "1", True, RuntimeError("broken")])
+async def test_a_strategy_whose_answer_is_no_delay_stops_the_election_and_says_so(answer):
+    class Broken:
+        def next_delay_s(self, ctx: RetryContext) -> float | None:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer  # type: ignore[no-any-return]
+
+    election, backend, heard = make_election(ScriptedBackend(try_acquire=[None]), retry_strategy=Broken())
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    assert len(heard.errors) == 1
+    assert answer is heard.errors[0] or "Broken" in str(heard.errors[0])
+    assert not backend.is_open
+
+
+async def test_what_a_backend_should_have_translated_counts_as_not_knowing():
+    election, _, heard = make_election(ScriptedBackend(open=[OSError("no route")], try_acquire=[KeyError("x")]))
+    async with election:
+        await election.wait_for_leadership()
+    assert [type(error) for error in heard.errors] == [ConnectionError, ConnectionError]
+    assert isinstance(heard.errors[0].__cause__, OSError)
+    assert "no route" in str(heard.errors[0])
+
+
+# --- Losing ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_renewal_without_grace_is_a_loss_at_once_and_the_lock_is_asked_for_anew():
+    election, backend, heard = make_election(ScriptedBackend(renew=[DOWN]))
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.sleep(5.5)
+        assert election.state is LockState.LEADER
+    assert heard.words == ["on_acquired", "on_lost", "on_error", "on_acquired", "on_released", "on_stopped"]
+    assert heard.causes(EventKind.LOST) == ["health_failed"]
+    assert backend.verbs[:6] == ["open", "try_acquire", "renew", "close", "open", "try_acquire"]
+
+
+async def test_a_loss_that_the_store_shows_by_itself_is_not_waited_for():
+    election, backend, heard = make_election(health_interval_s=1000.0)
+    async with election:
+        await election.wait_for_leadership()
+        assert backend.loss is not None
+        backend.loss.set_result(LeadershipLost("session ended"))
+        await until(lambda: "on_lost" in heard.words, timeout_s=1)
+    assert heard.causes(EventKind.LOST) == ["db_error"]
+
+
+async def test_without_auto_reacquire_a_loss_is_the_end():
+    election, backend, heard = make_election(ScriptedBackend(renew=[DOWN]), auto_reacquire=False)
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    assert heard.words == ["on_acquired", "on_lost", "on_error", "on_stopped"]
+    assert not backend.is_open
+
+
+async def test_leadership_ends_for_is_leader_before_any_callback_hears_of_it():
+    seen = []
+    election, _, _ = make_election(ScriptedBackend(renew=[DOWN]))
+    election.on_state_change(lambda before, after: seen.append((after, election.is_leader)))
+    election.on_lost(lambda: seen.append(("lost", election.is_leader)))
+    async with election:
+        await asyncio.sleep(5.5)
+    assert ("lost", False) in seen
+
+
+async def test_on_lost_is_heard_before_the_session_is_closed():
+    election, backend, _ = make_election(ScriptedBackend(renew=[DOWN]))
+    closed_when_lost = []
+
+    @election.on_lost
+    async def lost() -> None:
+        await asyncio.sleep(0.1)
+        closed_when_lost.append("close" in backend.verbs)
+
+    async with election:
+        await asyncio.sleep(6)
+    assert closed_when_lost == [False]
+
+
+async def test_on_stopped_is_heard_after_the_session_is_closed():
+    election, backend, _ = make_election()
+    open_when_stopped = []
+    election.on_stopped(lambda: open_when_stopped.append(backend.is_open))
+    async with election:
+        await election.wait_for_leadership()
+    assert open_when_stopped == [False]
+
+
+# --- Flap damping ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_recovery_within_the_grace_period_is_silent():
+    election, backend, heard = make_election(ScriptedBackend(renew=[DOWN], open=[None, DOWN]), reconnect_grace_s=10.0)
+    async with election:
+        await election.wait_for_leadership()
+        await until_state(election, LockState.RECONNECTING)
+        assert not election.is_leader
+        await until_state(election, LockState.LEADER)
+        assert election.is_leader
+    assert heard.words == ["on_acquired", "on_error", "recovered", "on_released", "on_stopped"]
+    assert backend.times("open") == pytest.approx([0.0, 5.0, 7.0])
+
+
+async def test_a_recovered_leader_has_a_new_grant():
+    election, _, heard = make_election(
+        ScriptedBackend(renew=[DOWN], try_acquire=[Grant(token=1), Grant(token=2)]), reconnect_grace_s=10.0
+    )
+    async with election:
+        await asyncio.sleep(6)
+    assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [2]
+
+
+async def test_a_lock_taken_by_another_ends_the_grace_at_once():
+    election, backend, heard = make_election(
+        ScriptedBackend(renew=[DOWN], try_acquire=[Grant(), None]), reconnect_grace_s=1000.0
+    )
+    async with election:
+        await until(lambda: "on_lost" in heard.words, timeout_s=5.5)
+        assert election.state in {LockState.FOLLOWER, LockState.ACQUIRING, LockState.LEADER}
+    assert heard.causes(EventKind.LOST) == ["reacquire_failed"]
+
+
+async def test_a_server_that_stays_away_ends_the_grace_when_its_time_is_up():
+    backend = ScriptedBackend(renew=[DOWN])
+    election, _, heard = make_election(backend, reconnect_grace_s=7.0)
+    async with election:
+        await election.wait_for_leadership()
+        backend.defaults["open"] = DOWN
+        await until(lambda: "on_lost" in heard.words)
+    (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
+    assert lost.cause == "grace_expired"
+    assert lost.at == pytest.approx(12.0)
+    assert lost.error is DOWN
+
+
+async def test_a_reconnection_that_hangs_is_cut_short_by_the_grace_period():
+    election, backend, heard = make_election(ScriptedBackend(renew=[DOWN], open=[None, HANG]), reconnect_grace_s=3.0)
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    assert backend.cut_short == ["open"]
+    assert heard.causes(EventKind.LOST) == ["grace_expired"]
+
+
+@pytest.mark.parametrize("answer", [None, float("nan")])
+async def test_a_strategy_that_gives_up_while_reconnecting_stops_the_election(answer):
+    class Never:
+        def next_delay_s(self, ctx: RetryContext) -> float | None:
+            return answer  # type: ignore[no-any-return]
+
+    backend = ScriptedBackend(renew=[DOWN])
+    election, _, heard = make_election(backend, reconnect_grace_s=100.0, retry_strategy=Never())
+    await election.start()
+    await election.wait_for_leadership()
+    backend.defaults["open"] = DOWN
+    await until_state(election, LockState.STOPPED)
+    assert heard.words == ["on_acquired", "on_error", "on_lost", "on_error", "on_stopped"]
+
+
+async def test_a_stop_ends_the_grace_at_once():
+    election, backend, heard = make_election(ScriptedBackend(renew=[DOWN], open=[None, HANG]), reconnect_grace_s=1000.0)
+    await election.start()
+    await until_state(election, LockState.RECONNECTING)
+    await election.shutdown()
+    assert heard.words == ["on_acquired", "on_error", "on_stopped"]
+    assert backend.cut_short == ["open"]
+
+
+async def test_a_step_down_ends_the_grace_with_on_lost():
+    election, _, heard = make_election(ScriptedBackend(renew=[DOWN], open=[None, HANG]), reconnect_grace_s=1000.0)
+    async with election:
+        await until_state(election, LockState.RECONNECTING)
+        await election.step_down()
+        assert election.state is not LockState.RECONNECTING
+    assert heard.causes(EventKind.LOST) == ["release_requested"]
+
+
+# --- Stepping down --------------------------------------------------------------------------------------------------
+
+
+async def test_step_down_releases_and_lets_others_try_first():
+    election, backend, heard = make_election(retry_strategy=FixedInterval(3.0))
+    async with election:
+        await election.wait_for_leadership()
+        await election.step_down()
+        assert election.state is LockState.FOLLOWER
+        assert heard.words == ["on_acquired", "on_released"]
+        assert await election.wait_for_leadership()
+    assert backend.times("try_acquire") == [0.0, 3.0]
+    assert backend.times("open") == [0.0]
+
+
+async def test_step_down_without_auto_reacquire_stops():
+    election, _, heard = make_election(auto_reacquire=False)
+    await election.start()
+    await election.wait_for_leadership()
+    await election.step_down()
+    await until_state(election, LockState.STOPPED)
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_step_down_when_not_leading_does_nothing():
+    backend = ScriptedBackend()
+    backend.defaults["try_acquire"] = None
+    election, _, heard = make_election(backend)
+    await election.step_down()
+    async with election:
+        await asyncio.sleep(1)
+        await election.step_down()
+        assert election.state is LockState.FOLLOWER
+    assert "release" not in backend.verbs
+
+
+async def test_several_step_downs_at_once_are_one():
+    election, backend, heard = make_election()
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.gather(*(election.step_down() for _ in range(5)))
+    assert backend.verbs.count("release") == 1
+    assert heard.words.count("on_released") == 1
+
+
+async def test_a_release_that_does_not_answer_in_time_closes_the_session_and_goes_on_as_released():
+    election, backend, heard = make_election(ScriptedBackend(release=[HANG]))
+    async with election:
+        await election.wait_for_leadership()
+        await election.step_down(timeout_s=1.5)
+        assert election.state is LockState.FOLLOWER
+        assert asyncio.get_running_loop().time() == pytest.approx(1.5, abs=0.01)
+        assert not backend.holds
+    assert backend.cut_short == ["release"]
+    assert heard.words[:2] == ["on_acquired", "on_released"]
+    assert heard.errors == []
+
+
+async def test_a_second_step_down_can_be_less_patient_than_the_first():
+    election, backend, _ = make_election(ScriptedBackend(release=[HANG]))
+    async with election:
+        await election.wait_for_leadership()
+        patient = asyncio.create_task(election.step_down())
+        await until_state(election, LockState.RELEASING)
+        await election.step_down(timeout_s=0)
+        await patient
+    assert backend.cut_short == ["release"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [(LockError("not held"), "release_failed"), (DOWN, "db_error")],
+    ids=["refused", "unreachable"],
+)
+async def test_a_release_that_fails_stops_with_an_error(failure, cause):
+    election, backend, heard = make_election(ScriptedBackend(release=[failure]))
+    await election.start()
+    await election.wait_for_leadership()
+    await election.step_down()
+    await until_state(election, LockState.STOPPED)
+    assert heard.words == ["on_acquired", "on_error", "on_stopped"]
+    assert heard.errors == [failure]
+    assert heard.causes(EventKind.STOPPED) == [cause]
+    assert not backend.holds
+
+
+async def test_a_stop_during_a_step_down_lets_the_release_finish_and_then_stops():
+    gate = asyncio.Event()
+
+    async def slow_release() -> None:
+        await gate.wait()
+
+    election, backend, heard = make_election(ScriptedBackend(release=[slow_release]))
+    await election.start()
+    await election.wait_for_leadership()
+    stepping = asyncio.create_task(election.step_down())
+    await until_state(election, LockState.RELEASING)
+    stopping = asyncio.create_task(election.shutdown())
+    await asyncio.sleep(1)
+    assert election.state is LockState.RELEASING
+    gate.set()
+    await asyncio.gather(stepping, stopping)
+    assert election.state is LockState.STOPPED
+    assert backend.verbs.count("release") == 1
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_a_loss_while_stepping_down_is_asked_for_is_a_loss_and_nobody_waits_for_ever():
+    election, backend, heard = make_election()
+    async with election:
+        await election.wait_for_leadership()
+        assert backend.loss is not None
+        backend.loss.set_result(DOWN)
+        await election.step_down()
+        await election.wait_for_leadership()
+    assert heard.words.count("on_lost") == 1
+
+
+# --- Shutting down --------------------------------------------------------------------------------------------------
+
+
+async def test_shutdown_releases_and_closes():
+    election, backend, heard = make_election()
+    await election.start()
+    await election.wait_for_leadership()
+    await election.shutdown()
+    assert election.state is LockState.STOPPED
+    assert backend.verbs == ["open", "try_acquire", "release", "close"]
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_shutdown_of_what_never_ran_and_shutdown_twice_do_nothing():
+    election, backend, heard = make_election()
+    await election.shutdown()
+    await election.start()
+    await asyncio.gather(election.shutdown(), election.shutdown())
+    await election.shutdown()
+    assert heard.words == ["on_stopped"]
+
+
+@pytest.mark.parametrize("verb", ["open", "try_acquire"])
+async def test_shutdown_cuts_a_hanging_call_short(verb):
+    election, backend, heard = make_election(ScriptedBackend(**{verb: [HANG]}))
+    await election.start()
+    await asyncio.sleep(1)
+    await election.shutdown()
+    assert backend.cut_short == [verb]
+    assert heard.words == ["on_stopped"]
+
+
+async def test_shutdown_does_not_wait_for_the_retry_delay():
+    backend = ScriptedBackend(try_acquire=[None])
+    election, _, _ = make_election(backend, retry_strategy=FixedInterval(1000))
+    await election.start()
+    await asyncio.sleep(1)
+    await election.shutdown()
+    assert asyncio.get_running_loop().time() == 1.0
+
+
+async def test_shutdown_past_its_time_closes_the_session_and_reports_it():
+    election, backend, heard = make_election(ScriptedBackend(release=[HANG]))
+    await election.start()
+    await election.wait_for_leadership()
+    await election.shutdown(timeout_s=2.0)
+    assert election.state is LockState.STOPPED
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.5)
+    (error,) = heard.errors
+    assert isinstance(error, ShutdownError)
+    assert "2 s" in str(error)
+    assert not backend.holds
+    assert heard.words == ["on_acquired", "on_error", "on_stopped"]
+
+
+async def test_a_leadership_won_at_the_moment_of_the_stop_is_not_announced():
+    election, backend, heard = make_election()
+
+    async def win_while_stopping() -> Grant:
+        asyncio.get_running_loop().call_soon(lambda: None)
+        task = asyncio.create_task(election.shutdown())
+        await asyncio.sleep(0)
+        del task
+        return Grant()
+
+    backend.scripts["try_acquire"] = [win_while_stopping]
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    await election.shutdown()
+    assert heard.words == ["on_stopped"]
+    assert not backend.holds
+
+
+async def test_an_external_event_stops_the_election():
+    stop = asyncio.Event()
+    election, backend, heard = make_election(shutdown_event=stop)
+    await election.start()
+    await election.wait_for_leadership()
+    stop.set()
+    await until_state(election, LockState.STOPPED)
+    await election.shutdown()
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_a_stopped_election_can_be_started_again():
+    election, backend, heard = make_election()
+    for _ in range(3):
+        async with election:
+            assert await election.wait_for_leadership()
+        assert election.state is LockState.STOPPED
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"] * 3
+
+
+async def test_start_during_a_shutdown_waits_for_it_and_starts_anew():
+    gate = asyncio.Event()
+
+    async def slow_release() -> None:
+        await gate.wait()
+
+    election, backend, heard = make_election(ScriptedBackend(release=[slow_release]))
+    await election.start()
+    await election.wait_for_leadership()
+    stopping = asyncio.create_task(election.shutdown())
+    await until_state(election, LockState.RELEASING)
+    starting = [asyncio.create_task(election.start()) for _ in range(2)]
+    await asyncio.sleep(1)
+    gate.set()
+    await asyncio.gather(stopping, *starting)
+    assert await election.wait_for_leadership()
+    assert heard.words == ["on_acquired", "on_released", "on_stopped", "on_acquired"]
+    await election.shutdown()
+
+
+async def test_leaving_the_block_with_an_exception_shuts_down_in_bounded_time():
+    election, backend, heard = make_election(ScriptedBackend(release=[HANG]))
+    with pytest.raises(KeyError):
+        async with election:
+            await election.wait_for_leadership()
+            raise KeyError("the work failed")
+    assert election.state is LockState.STOPPED
+    assert isinstance(heard.errors[0], ShutdownError)
+
+
+async def test_a_caller_that_stops_waiting_for_the_shutdown_does_not_stop_the_shutdown():
+    gate = asyncio.Event()
+
+    async def slow_release() -> None:
+        await gate.wait()
+
+    election, _, heard = make_election(ScriptedBackend(release=[slow_release]))
+    await election.start()
+    await election.wait_for_leadership()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(election.shutdown(), 1.0)
+    gate.set()
+    await until_state(election, LockState.STOPPED)
+    assert heard.words[1] == "on_released"
+    await election.shutdown()
+
+
+# --- Cancellation ---------------------------------------------------------------------------------------------------
+
+
+def lifecycle_task() -> asyncio.Task[None]:
+    (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "pgleaderlock lifecycle"]
+    return task
+
+
+@pytest.mark.parametrize("hanging", ["open", "try_acquire", "renew", "release", None])
+async def test_a_cancelled_lifecycle_leaves_nothing_behind_wherever_it_was(hanging):
+    election, backend, heard = make_election(ScriptedBackend(**({hanging: [HANG]} if hanging else {})))
+    await election.start()
+    await asyncio.sleep(1)
+    stepping = []
+    if hanging == "release":
+        stepping.append(asyncio.create_task(election.step_down()))
+        await until_state(election, LockState.RELEASING)
+    if hanging == "renew":
+        await asyncio.sleep(5)
+    task = lifecycle_task()
+    task.cancel()
+    await asyncio.wait({task})
+    assert election.state is LockState.STOPPED
+    assert not backend.is_open
+    assert not backend.holds
+    assert isinstance(heard.errors[-1], ShutdownError)
+    assert heard.words[-1] == "on_stopped"
+    await asyncio.gather(*stepping)
+    await election.start()
+    assert await election.wait_for_leadership()
+    await election.shutdown()
+
+
+async def test_a_cancellation_in_the_middle_of_stopping_still_closes_and_tells():
+    election, backend, heard = make_election()
+
+    @election.on_released
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    await election.start()
+    await election.wait_for_leadership()
+    stopping = asyncio.create_task(election.shutdown())
+    await until(lambda: "on_released" in heard.words)
+    lifecycle_task().cancel()
+    await stopping
+    assert election.state is LockState.STOPPED
+    assert not backend.is_open
+    assert heard.words[-1] == "on_stopped"
+
+
+def test_the_end_of_the_event_loop_is_a_clean_end_too():
+    async def main() -> tuple[Election, ScriptedBackend, Witness]:
+        election, backend, heard = make_election()
+        await election.start()
+        await election.wait_for_leadership()
+        return election, backend, heard
+
+    election, backend, heard = asyncio.run(main())
+    assert election.state is LockState.STOPPED
+    assert not backend.is_open
+    assert heard.words == ["on_acquired", "on_lost", "on_error", "on_stopped"]
+
+
+async def test_a_bug_in_the_engine_stops_it_without_leaving_the_lock_held(caplog):
+    election, backend, heard = make_election(ScriptedBackend())
+    election._machine._state = LockState.STOPPED
+    await election.start()
+    await election.wait_for_leadership()
+    del election._work[LockState.LEADER]
+    await until_state(election, LockState.STOPPED)
+    await election.shutdown()
+    assert heard.words == ["on_acquired", "on_lost", "on_error", "on_stopped"]
+    assert not backend.holds
+    assert "engine_failed" in caplog.text
+
+
+# --- Callbacks and the engine ---------------------------------------------------------------------------------------
+
+
+async def test_a_slow_callback_never_delays_a_renewal():
+    election, backend, _ = make_election(health_interval_s=1.0)
+    election.on_acquired(lambda: asyncio.sleep(10))
+    async with election:
+        await asyncio.sleep(5.5)
+        assert backend.times("renew") == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+async def test_waiting_for_leadership_ends_after_the_callbacks_ran():
+    election, _, _ = make_election()
+    ran = []
+
+    @election.on_acquired
+    async def slow() -> None:
+        await asyncio.sleep(3)
+        ran.append(True)
+
+    async with election:
+        assert not await election.wait_for_leadership(timeout_s=2)
+        assert election.is_leader
+        assert await election.wait_for_leadership()
+        assert ran == [True]
+        assert await election.wait_for_leadership(timeout_s=0)
+
+
+async def test_waiting_for_leadership_ends_with_false_when_the_time_is_up_or_the_election_stops():
+    backend = ScriptedBackend()
+    backend.defaults["try_acquire"] = None
+    election, _, _ = make_election(backend)
+    assert not await election.wait_for_leadership()
+    await election.start()
+    assert not await election.wait_for_leadership(timeout_s=5)
+    waiting = asyncio.create_task(election.wait_for_leadership())
+    await asyncio.sleep(1)
+    await election.shutdown()
+    assert not await waiting
+
+
+async def test_callbacks_run_in_the_order_of_transitions_even_when_slow():
+    election, _, _ = make_election(ScriptedBackend(renew=[DOWN]))
+    order: list[str] = []
+
+    @election.on_acquired
+    async def acquired() -> None:
+        order.append("acquired begins")
+        await asyncio.sleep(8)
+        order.append("acquired ends")
+
+    @election.on_lost
+    def lost() -> None:
+        order.append("lost")
+
+    async with election:
+        await asyncio.sleep(9)
+    assert order[:3] == ["acquired begins", "acquired ends", "lost"]
+
+
+async def test_a_callback_may_step_down_and_shut_down():
+    election, _, heard = make_election()
+
+    @election.on_acquired
+    async def acquired() -> None:
+        await election.step_down()
+
+    @election.on_released
+    async def released() -> None:
+        await election.shutdown()
+
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    await election.shutdown()
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_a_callback_may_not_wait_for_itself():
+    election, _, heard = make_election()
+    election.on_acquired(election.wait_for_leadership)
+    election.on_stopped(election.start)
+    async with election:
+        await election.wait_for_leadership()
+    assert [type(error) for error in heard.errors] == [LockError, LockError]
+    assert all("create_task" in str(error) for error in heard.errors)
+
+
+async def test_start_in_a_callback_of_a_running_election_does_nothing():
+    election, _, heard = make_election()
+    election.on_acquired(election.start)
+    async with election:
+        await election.wait_for_leadership()
+    assert heard.errors == []
+
+
+async def test_a_callback_that_never_returns_does_not_keep_a_bounded_shutdown_waiting():
+    election, backend, heard = make_election()
+    election.on_acquired(lambda: asyncio.sleep(10**6))
+    await election.start()
+    await until_state(election, LockState.LEADER)
+    await election.shutdown(timeout_s=1.0)
+    assert election.state is LockState.STOPPED
+    assert asyncio.get_running_loop().time() < 3
+    assert heard.words[-1] == "on_stopped"
+    assert not backend.is_open
+
+
+async def test_a_callback_that_refuses_to_be_cancelled_does_not_keep_a_bounded_shutdown_waiting(caplog):
+    election, backend, _ = make_election()
+    release = asyncio.Event()
+
+    @election.on_acquired
+    async def stubborn() -> None:
+        while not release.is_set():
+            try:
+                await asyncio.sleep(10**6)
+            except asyncio.CancelledError:
+                continue
+
+    await election.start()
+    await until_state(election, LockState.LEADER)
+    await election.shutdown(timeout_s=1.0)
+    assert election.state is LockState.STOPPED
+    assert not backend.is_open
+    release.set()
+    await asyncio.sleep(1)
+
+
+async def test_a_failing_callback_is_reported_and_the_election_goes_on():
+    election, _, heard = make_election()
+    boom = RuntimeError("boom")
+
+    @election.on_acquired
+    def broken() -> None:
+        raise boom
+
+    async with election:
+        assert await election.wait_for_leadership()
+        assert election.is_leader
+    assert heard.errors == [boom]
+
+
+# --- Storms ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_storm_of_calls_ends_in_a_sane_state(seed):
+    import random
+
+    rng = random.Random(seed)
+    backend = ScriptedBackend(
+        try_acquire=[rng.choice([None, Grant(), DOWN]) for _ in range(20)],
+        renew=[rng.choice([Grant(), DOWN]) for _ in range(5)],
+        open=[rng.choice([None, DOWN]) for _ in range(5)],
+    )
+    election, _, heard = make_election(
+        backend,
+        retry_strategy=FixedInterval(0.3),
+        health_interval_s=0.5,
+        reconnect_grace_s=rng.choice([None, 1.0]),
+        auto_reacquire=rng.choice([True, False]),
+    )
+    ways = [
+        election.start,
+        lambda: election.shutdown(rng.choice([None, 0, 0.5])),
+        lambda: election.step_down(rng.choice([None, 0, 0.5])),
+        lambda: election.wait_for_leadership(0.2),
+    ]
+
+    async def caller() -> None:
+        for _ in range(10):
+            await rng.choice(ways)()
+            await asyncio.sleep(rng.random())
+
+    await asyncio.gather(*(caller() for _ in range(6)))
+    await election.shutdown()
+    assert election.state is LockState.STOPPED
+    assert not backend.is_open
+    assert not backend.holds
+    assert not any("engine_failed" in str(error) for error in heard.errors)
+    assert all(not isinstance(error, LockError) or "failed and was stopped" not in str(error) for error in heard.errors)
