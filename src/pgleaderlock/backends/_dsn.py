@@ -15,6 +15,7 @@ __all__ = ["check_dsn", "default_application_name", "describe", "has_password", 
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
+_LAST_PORT = 65535
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
 
 
@@ -34,7 +35,15 @@ def check_dsn(dsn: object) -> dict[str, str]:
         raise ValueError(
             f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_FORMS}"
         ) from None
+    _check_ports(str(parts.get("port") or ""))
     return {name: str(value) for name, value in parts.items() if value is not None}
+
+
+def _check_ports(ports: str) -> None:
+    """Refuse now what libpq would refuse at every connection. Not quoted: a mistyped password can end up here."""
+    for port in ports.split(","):
+        if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
+            raise ValueError(f"dsn has a port that is not a number from 1 to {_LAST_PORT}: {_FORMS}")
 
 
 def default_application_name() -> str:
