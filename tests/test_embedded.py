@@ -223,25 +223,16 @@ def test_a_killed_server_is_seen_as_dead_and_starts_again(server):
 
 def test_a_start_waits_until_the_children_of_a_killed_server_are_gone(server):
     server.start()
-    connection = psycopg.connect(server.dsn, autocommit=True)
-    child = connection.info.backend_pid
-    busy = "do $$ begin while clock_timestamp() < now() + interval '0.7 s' loop end loop; end $$"
-
-    def keep_busy():
-        with contextlib.suppress(psycopg.OperationalError):
-            connection.execute(busy)
-
-    thread = threading.Thread(target=keep_busy)
-    thread.start()
-    query = "select count(*) from pg_stat_activity where state = 'active' and query like 'do %'"
-    eventually(lambda: ask(server.dsn, query) == 1)
-    os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: not server.is_running())
-    assert Path(f"/proc/{child}/cmdline").read_bytes()
-    server.start()
-    thread.join()
-    connection.close()
-    assert "is still in use" in server.log_path.read_text()
+    with contextlib.closing(psycopg.connect(server.dsn)) as connection:
+        child = connection.info.backend_pid
+        os.kill(child, signal.SIGSTOP)  # it will not notice that the server dies
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: not server.is_running())
+        thread = threading.Thread(target=server.start)
+        thread.start()
+        eventually(lambda: "is still in use" in server.log_path.read_text())
+        os.kill(child, signal.SIGCONT)
+        thread.join()
     assert ask(server.dsn, "select 1") == 1
 
 
@@ -391,6 +382,12 @@ def test_a_data_folder_with_other_things_in_it_is_left_alone(place, programs):
     assert sorted(path.name for path in place.rglob("*")) == ["data", "thesis.txt"]
 
 
+def test_a_file_in_place_of_the_folder_is_told_with_what_to_do(place, programs):
+    (place / "file").touch()
+    with pytest.raises(EmbeddedServerError, match=r"Not a directory.* set PGLEADERLOCK_STATE_DIR"):
+        Server(place / "file" / "server", binaries=programs).init()
+
+
 def test_what_initdb_says_is_in_the_error_and_nothing_is_left(place, programs):
     says = 'test "$1" = --version && exit; echo "No space left on device"; exit 1'
     binaries = scripted(place / "bin", programs, initdb=says)
@@ -423,10 +420,12 @@ def test_ctrl_c_while_starting_leaves_nothing_half_started(server, place, progra
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, server.folder, binaries], stderr=subprocess.PIPE, start_new_session=True
     )
-    eventually((server.data / "waiting").exists)
-    os.killpg(starter.pid, signal.SIGINT)
-    (server.data / "go").touch()
-    _, errors = starter.communicate(timeout=30)
+    try:
+        eventually((server.data / "waiting").exists)
+        os.killpg(starter.pid, signal.SIGINT)
+    finally:
+        (server.data / "go").touch()
+        _, errors = starter.communicate(timeout=30)
     assert b"KeyboardInterrupt" in errors
     assert starter.returncode == -signal.SIGINT
     assert "ready to accept connections" in server.log_path.read_text()
@@ -739,10 +738,14 @@ def test_a_start_lock_that_is_never_released_is_named(shared_place, server, monk
             pass
 
 
-def test_an_error_of_the_user_passes_through_and_the_server_is_stopped(shared_place):
-    with pytest.raises(OSError, match="mine"), shared_server(shared_place) as server:  # noqa: PT012
-        assert server.is_running()
-        raise OSError("mine")
+def test_an_error_of_the_user_passes_through_and_the_server_is_stopped(shared_place, server):
+    def fail():
+        with shared_server(shared_place) as mine:
+            assert mine.is_running()
+            raise OSError("mine")
+
+    with pytest.raises(OSError, match="mine"):
+        fail()
     assert not server.is_running()
 
 
