@@ -18,8 +18,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgleaderlock import embedded
-from pgleaderlock.embedded import Server, find_binaries, shared_folder, shared_server
+from pgleaderlock.embedded import Server, find_binaries, folders, shared, shared_folder, shared_server
+from pgleaderlock.embedded import programs as pg_programs
+from pgleaderlock.embedded import server as one_server
 from pgleaderlock.errors import EmbeddedServerError
 
 IS_ROOT = os.geteuid() == 0
@@ -79,7 +80,7 @@ def programs():
 def template(programs):
     """A server whose data are made once. It lies where a shared server would."""
     with open_folder() as folder:
-        home = folder / "it's home" / f"pg{embedded._major(programs)}"
+        home = folder / "it's home" / f"pg{pg_programs.major_version(programs)}"
         server = Server(home, binaries=programs, settings={"fsync": "off"})
         server.init()
         yield server
@@ -107,7 +108,7 @@ def lent_data(server):
     borrowers = []
 
     def lend(borrower):
-        embedded._make_folder(borrower.folder)
+        folders.make_folder(borrower.folder)
         server.data.rename(borrower.data)
         borrowers.append(borrower)
 
@@ -263,7 +264,7 @@ def test_a_damaged_or_outdated_pid_file_does_not_stop_a_start(server, content):
 def test_without_proc_the_process_is_asked_of_ps(server, monkeypatch, place):
     if not Path("/bin/ps").exists():
         pytest.skip("no ps here")
-    monkeypatch.setattr(embedded, "_PROC", place / "no-proc")
+    monkeypatch.setattr(pg_programs, "_PROC", place / "no-proc")
     server.start()
     assert server.is_running()
     server.stop()
@@ -274,7 +275,7 @@ def test_a_smart_stop_that_clients_prevent_says_how_to_end_it(server, monkeypatc
     server.start()
     pid = server.pid
     with psycopg.connect(server.dsn):
-        monkeypatch.setattr(embedded, "_STOP_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(one_server, "_STOP_TIMEOUT_S", 0.05)
         with pytest.raises(EmbeddedServerError, match=rf"did not stop \(smart\).*kill -QUIT {pid}"):
             server.stop("smart")
     monkeypatch.undo()
@@ -297,7 +298,7 @@ def test_a_start_waits_for_a_predecessor_that_is_still_stopping(server):
 
 def test_a_start_that_finds_the_server_stuck_gives_up_and_ends_it(server, monkeypatch):
     server.start()
-    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(one_server, "_START_TIMEOUT_S", 0.05)
     with psycopg.connect(server.dsn):
         os.kill(server.pid, signal.SIGTERM)
         eventually(lambda: server._postmaster()[1] == "stopping")
@@ -357,7 +358,7 @@ def test_a_start_whose_pg_ctl_dies_after_its_work_is_a_start(server, place, prog
 
 def test_a_start_whose_pg_ctl_hangs_is_given_up(server, place, programs, monkeypatch):
     binaries = scripted(place / "bin", programs, pg_ctl='{real} "$@"; exec sleep 60')
-    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", -9.5)
+    monkeypatch.setattr(one_server, "_START_TIMEOUT_S", -9.5)
     hanging = Server(server.folder, binaries=binaries)
     with pytest.raises(EmbeddedServerError, match=r"did not end in 0\.5 s"):
         hanging._launch()
@@ -435,7 +436,7 @@ def test_ctrl_c_while_starting_leaves_nothing_half_started(server, place, progra
 
 def test_a_program_that_hangs_is_killed_and_named():
     with pytest.raises(EmbeddedServerError, match=r"/bin/sleep did not end in 0\.05 s"):
-        embedded._run("/bin/sleep", "60", timeout_s=0.05)
+        pg_programs.run_program("/bin/sleep", "60", timeout_s=0.05)
 
 
 # The socket's folder
@@ -457,14 +458,14 @@ def test_a_link_in_place_of_the_sockets_folder_is_refused(place):
     (place / "elsewhere").mkdir(mode=0o700)
     (place / "link").symlink_to("elsewhere")
     with pytest.raises(OSError, match="link"):
-        embedded._make_private_folder(place / "link", None)
+        folders.make_private_folder(place / "link", None)
 
 
 def test_a_sockets_folder_that_others_can_enter_is_refused(place):
     (place / "open").mkdir()
     (place / "open").chmod(0o755)
     with pytest.raises(EmbeddedServerError, match="mode 755"):
-        embedded._make_private_folder(place / "open", None)
+        folders.make_private_folder(place / "open", None)
 
 
 @as_root
@@ -472,7 +473,7 @@ def test_a_sockets_folder_of_somebody_else_is_refused(place):
     (place / "theirs").mkdir(mode=0o700)
     os.chown(place / "theirs", 12345, 12345)
     with pytest.raises(EmbeddedServerError, match="user id 12345"):
-        embedded._make_private_folder(place / "theirs", None)
+        folders.make_private_folder(place / "theirs", None)
 
 
 # Finding programs and folders
@@ -557,7 +558,7 @@ def test_roots_closed_home_is_replaced_by_a_folder_that_the_account_can_enter(mo
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(place / "root"))
     (place / "root").mkdir(mode=0o700)
-    monkeypatch.setattr(embedded, "_ROOT_STATE_FOLDER", place / "var")
+    monkeypatch.setattr(folders, "_ROOT_STATE_FOLDER", place / "var")
     assert shared_folder() == place / "var"
     assert not (place / "root" / ".local").exists()
 
@@ -730,7 +731,7 @@ def test_the_locks_are_not_the_servers(shared_place):
 
 
 def test_a_start_lock_that_is_never_released_is_named(shared_place, server, monkeypatch):
-    monkeypatch.setattr(embedded, "_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(shared, "_LOCK_TIMEOUT_S", 0.05)
     path = server.folder / "start.lock"
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

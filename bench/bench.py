@@ -1,0 +1,198 @@
+"""What the library costs beside the driver alone: ratios, both sides measured in turns in one run.
+
+    make bench                      on the embedded PostgreSQL
+    make bench ARGS="--dsn ..."     on yours
+
+The machine's speed cancels out of a ratio; absolute figures are printed to judge the noise by, not to quote.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey
+from pgleaderlock.backends.postgres import AdvisoryLockBackend
+from pgleaderlock.embedded import Server
+
+KEY = LockKey.pair(4242, 1)
+TRY, UNLOCK = "SELECT pg_try_advisory_lock(%s, %s)", "SELECT pg_advisory_unlock(%s, %s)"
+
+
+@contextmanager
+def some_postgres(dsn: str | None) -> Iterator[str]:
+    if dsn is not None:
+        yield dsn
+        return
+    with tempfile.TemporaryDirectory(prefix="pgll-bench-") as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder) / "server", settings={"max_connections": "300"})
+        server.start()
+        try:
+            yield server.dsn
+        finally:
+            server.stop("immediate")
+
+
+def report(what: str, ours: float, floor: float, unit: str, note: str = "") -> None:
+    ratio = f"{ours / floor:5.2f}x" if floor > 0 else "    -"
+    print(f"  {what:<46} {ours:9.3f} {unit:<8} floor {floor:9.3f} {unit:<8} {ratio}  {note}")
+
+
+# --- Acquire and release ---------------------------------------------------------------------------------------------
+
+
+async def time_rounds(step: Callable[[], Awaitable[object]], rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await step()
+        times.append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+async def bench_acquire_release(dsn: str, rounds: int) -> None:
+    raw = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    backend = AdvisoryLockBackend(KEY, dsn=dsn)
+    await backend.open()
+    lock = LeaderLock(dsn, key=KEY, retry_strategy=FixedInterval(1e-6))
+
+    async def raw_pair() -> None:
+        await (await raw.execute(TRY, KEY.numbers)).fetchone()
+        await (await raw.execute(UNLOCK, KEY.numbers)).fetchone()
+
+    async def backend_pair() -> None:
+        grant = await backend.try_acquire()
+        assert isinstance(grant, Grant)
+        await backend.release(grant)
+
+    async def whole_term() -> None:
+        await lock.wait_for_leadership()
+        await lock.step_down()
+
+    floor: list[float] = []
+    ours: list[float] = []
+    engine: list[float] = []
+    for _ in range(20):  # in turns, so that a noisy moment falls on both
+        floor += await time_rounds(raw_pair, rounds // 20)
+        ours += await time_rounds(backend_pair, rounds // 20)
+        async with lock:
+            await lock.wait_for_leadership()
+            engine += await time_rounds(whole_term, rounds // 20)
+    await raw.close()
+    await backend.close()
+    median = statistics.median
+    report("acquire + release on an open session", median(ours), median(floor), "ms", "aim: at most 1.3x")
+    report("a whole term through the engine, events included", median(engine), median(floor), "ms")
+
+
+# --- Idle CPU --------------------------------------------------------------------------------------------------------
+
+_IDLE = """
+import asyncio, resource, sys, time
+import psycopg
+from pgleaderlock import LeaderLock
+
+async def ours(dsn, seconds):
+    async with LeaderLock(dsn, 4242, 2, health_interval_s=1.0):
+        await measure(seconds)
+
+async def floor(dsn, seconds):
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    async def ping():
+        while True:
+            await asyncio.sleep(1.0)
+            await (await connection.execute("SELECT 1")).fetchone()
+    task = asyncio.create_task(ping())
+    await measure(seconds)
+    task.cancel()
+    await connection.close()
+
+async def measure(seconds):
+    await asyncio.sleep(1.0)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    await asyncio.sleep(seconds)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(used * 1e3 / seconds, flush=True)
+
+asyncio.run(globals()[sys.argv[1]](sys.argv[2], float(sys.argv[3])))
+"""
+
+
+def bench_idle_cpu(dsn: str, seconds: float) -> None:
+    """Run the three side by side: a leader, a follower, and a bare connection that pings as often."""
+
+    def begin(side: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _IDLE, side, dsn, str(seconds)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    leader, bare = begin("ours"), begin("floor")
+    time.sleep(0.5)  # the second of ours finds the lock taken
+    follower = begin("ours")
+    used = [float(child.communicate()[0]) for child in (leader, follower, bare)]
+    report("idle CPU of a leader (1 s health interval)", used[0], used[2], "ms/s")
+    report("idle CPU of a follower (default back-off)", used[1], used[2], "ms/s")
+
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def resident_kib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1024
+
+
+async def bench_memory(dsn: str, number: int) -> None:
+    async def grow(make: Callable[[int], Awaitable[object]]) -> tuple[float, list[object]]:
+        before = resident_kib()
+        kept = [await make(index) for index in range(number)]
+        return (resident_kib() - before) / number, kept
+
+    async def lock(index: int) -> LeaderLock:
+        made = LeaderLock(dsn, 4243, index)
+        await made.start()
+        await made.wait_for_leadership()
+        return made
+
+    async def connection(_: int) -> psycopg.AsyncConnection:
+        return await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+
+    await asyncio.gather(*[(await lock(10_000)).shutdown()])  # what is made once only
+    floor, connections = await grow(connection)
+    ours, locks = await grow(lock)
+    report(f"memory per additional lock ({number} locks)", ours, floor, "KiB", "its connection included")
+    for each in connections:
+        await each.close()  # type: ignore[attr-defined]
+    for each in locks:
+        await each.shutdown()  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dsn", default=os.environ.get("PGLEADERLOCK_TEST_DSN"))
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--idle-seconds", type=float, default=20.0)
+    parser.add_argument("--locks", type=int, default=100)
+    options = parser.parse_args()
+    logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
+    with some_postgres(options.dsn) as dsn:
+        print(f"pgleaderlock beside raw psycopg {psycopg.__version__}, Python {sys.version.split()[0]}")
+        asyncio.run(bench_acquire_release(dsn, options.rounds))
+        asyncio.run(bench_memory(dsn, options.locks))
+        bench_idle_cpu(dsn, options.idle_seconds)
+
+
+if __name__ == "__main__":
+    main()
