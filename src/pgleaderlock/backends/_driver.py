@@ -34,11 +34,23 @@ async def call_driver(connection: Any, call: Awaitable[T]) -> T:
     """Await the driver; if we are cancelled, cut the connection and leave the call behind."""
     task = asyncio.ensure_future(call)
     try:
-        await asyncio.wait({task})
+        await _until_done(task)
     except asyncio.CancelledError:
         _cut(connection, task)
         raise
     return task.result()
+
+
+async def _until_done(task: asyncio.Future[Any]) -> None:
+    """Wait without handing a cancellation on. As asyncio.wait() does, at half the cost: this is on every call's way."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: asyncio.Future[Any]) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    task.add_done_callback(wake)
+    await done
 
 
 async def open_connection(connect: Callable[[], Any]) -> Any:
