@@ -20,7 +20,6 @@ from pgleaderlock import (
     LockState,
     RetryContext,
 )
-from pgleaderlock.backends._driver import call_driver
 from pgleaderlock.backends.postgres import AdvisoryLockBackend
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
@@ -320,18 +319,27 @@ async def test_a_connection_inside_a_transaction_is_refused_and_closed(postgres:
 # --- Calls that hang ------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_call_returns_at_once_and_its_session_ends(postgres: Postgres, key: LockKey):
-    connection = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
-    pid = connection.info.backend_pid
-    call = asyncio.create_task(call_driver(connection, connection.execute("SELECT pg_sleep(600)")))
-    await asyncio.sleep(0.05)
-    began = time.monotonic()
-    call.cancel()
-    await asyncio.wait({call})
-    assert time.monotonic() - began < 2
-    await until(lambda: connection.closed, timeout_s=5)
-    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as other:
-        await other.execute("SELECT pg_terminate_backend(%s)", (pid,))  # the server itself would sleep on
+async def test_a_cancelled_call_on_a_server_that_does_not_answer_ends_at_once(own_server: Server, key: LockKey):
+    """The server's side of the session is frozen, and so is whoever could accept a cancel request for it."""
+    backend = AdvisoryLockBackend(key, dsn=own_server.tcp_dsn)
+    await backend.open()
+    connection = backend._connection
+    frozen = (connection.info.backend_pid, own_server.pid or 0)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        call = asyncio.create_task(backend.try_acquire())
+        await until(lambda: connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
+        began = time.monotonic()
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        assert time.monotonic() - began < 2  # psycopg on its own takes ten seconds
+        assert connection.closed
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    await backend.close()
 
 
 async def test_shutdown_does_not_wait_for_a_server_that_does_not_answer(own_server: Server, key: LockKey):

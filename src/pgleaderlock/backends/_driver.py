@@ -1,26 +1,27 @@
 """Awaiting a database driver without being at its mercy.
 
-A time-out or a cancellation around a psycopg call is not enough: psycopg catches the cancellation, asks the server to
-cancel the query, and waits for the answer, which a dead network never brings. So the driver's call runs in a task of
-its own. When the caller is cancelled, the socket is shut down and the task is left to notice that by itself: the read
-it waits for ends at once, and only then is the descriptor closed. Closing it earlier could take the number away under
-the driver's feet, and with it the reader of whoever got the number next.
+The engine cuts a call short by cancelling it, and must not wait for what a dead network never brings. psycopg makes
+that hard: it catches the cancellation, asks the server to cancel the query, and waits for the answer, for up to ten
+seconds (psycopg issue 1371). Nobody needs that answer here, because a session whose call was cut short is thrown away.
+So :func:`take_over` replaces the one method in which psycopg waits: cancelled, it closes the connection, and that is
+all. By then the descriptor's reader is gone from the event loop, so its number cannot be mistaken for a later one's.
+
+Another driver's call runs in a task of its own, which is left behind when it does not end.
 """
 
 import asyncio
 import inspect
-import os
-import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, waiting
 
-__all__ = ["call_driver", "close_connection", "is_psycopg", "open_connection"]
+__all__ = ["call_driver", "close_connection", "is_psycopg", "open_connection", "take_over"]
 
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 1.0  # for a connection that is not psycopg's, whose close() may do anything
+_WAKE_INTERVAL_S = 60.0  # how often psycopg looks up while it waits; nothing needs it to, but it wants a number
 
 _abandoned: set[asyncio.Future[Any]] = set()  # asyncio keeps only weak references to tasks
 
@@ -30,27 +31,31 @@ def is_psycopg(connection: object) -> bool:
     return issubclass(type(connection), AsyncConnection)
 
 
+def take_over(connection: AsyncConnection[Any]) -> None:
+    """Make a cancelled call on this connection end at once, and the connection with it."""
+
+    async def wait(gen: Generator[Any, Any, T], *_: Any, **__: Any) -> T:
+        try:
+            return await waiting.wait_async(gen, connection.pgconn.socket, interval=_WAKE_INTERVAL_S)
+        except asyncio.CancelledError:
+            connection.pgconn.finish()
+            raise
+
+    connection.wait = wait  # type: ignore[method-assign]
+
+
 async def call_driver(connection: Any, call: Awaitable[T]) -> T:
-    """Await the driver; if we are cancelled, cut the connection and leave the call behind."""
+    """Await the driver. If we are cancelled, the call is over for us, whatever the driver does."""
+    if is_psycopg(connection):
+        return await call
     task = asyncio.ensure_future(call)
     try:
-        await _until_done(task)
+        await asyncio.wait({task})
     except asyncio.CancelledError:
-        _cut(connection, task)
+        task.cancel()
+        _leave_behind(task)
         raise
     return task.result()
-
-
-async def _until_done(task: asyncio.Future[Any]) -> None:
-    """Wait without handing a cancellation on. As asyncio.wait() does, at half the cost: this is on every call's way."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(_: asyncio.Future[Any]) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    task.add_done_callback(wake)
-    await done
 
 
 async def open_connection(connect: Callable[[], Any]) -> Any:
@@ -82,37 +87,17 @@ async def close_connection(connection: Any) -> None:
         try:
             await asyncio.wait({task}, timeout=_CLOSE_TIMEOUT_S)
         finally:
-            if not task.done():
-                task.cancel()
+            task.cancel()
             _leave_behind(task)
-
-
-def _cut(connection: Any, task: asyncio.Future[Any]) -> None:
-    """Make the call in flight fail, and close the connection when it has."""
-    if is_psycopg(connection):
-        _shut_down_socket(connection)
-        _leave_behind(task, lambda _: connection.pgconn.finish())
-    else:
-        task.cancel()
-        _leave_behind(task)
-
-
-def _shut_down_socket(connection: AsyncConnection[Any]) -> None:
-    try:
-        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
-    except Exception:  # noqa: BLE001 - no socket, or one that the other side ended already
-        return
 
 
 def _close_late_arrival(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and task.exception() is None and task.result() is not None:
-        closing = asyncio.ensure_future(close_connection(task.result()))
-        _leave_behind(closing)
+        _leave_behind(asyncio.ensure_future(close_connection(task.result())))
 
 
 def _leave_behind(task: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], object] | None = None) -> None:
-    """Keep the task alive until it ends, look at its outcome so that nobody is told it was forgotten."""
+    """Keep the task alive until it ends, and look at its outcome so that nobody is told it was forgotten."""
 
     def done(ended: asyncio.Future[Any]) -> None:
         _abandoned.discard(ended)

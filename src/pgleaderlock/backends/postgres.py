@@ -12,14 +12,13 @@ Not promised yet: an end of the lock when the leader falls silent without its co
 end here (``trusted_until`` is infinite); the server's TCP keepalives decide.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import psycopg
 
 from pgleaderlock.backends import _dsn, _pg_activity
-from pgleaderlock.backends._driver import call_driver, close_connection, is_psycopg, open_connection
+from pgleaderlock.backends._driver import call_driver, close_connection, is_psycopg, open_connection, take_over
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.keys import LockKey
@@ -69,6 +68,7 @@ class AdvisoryLockBackend(Backend):
             )
         self._connection = connection
         if is_psycopg(connection):
+            take_over(connection)
             await self._make_autocommit(connection)
 
     async def try_acquire(self) -> Grant | None:
@@ -130,16 +130,11 @@ class AdvisoryLockBackend(Backend):
 
     async def _run(self, call: Awaitable[Any]) -> Any:
         """Await the driver. Whatever goes wrong, the session is not to be trusted and is closed."""
-        connection = self._connection
         try:
-            return await call_driver(connection, call)
+            return await call_driver(self._connection, call)
         except Exception as error:  # noqa: BLE001 - another driver may raise anything
             await self.close()
             raise self._unreachable("the connection failed", error) from self._cause(error)
-        except asyncio.CancelledError:
-            if is_psycopg(connection):
-                self._connection = None  # it was cut, and the call that is left behind closes it
-            raise
 
     def _unreachable(self, what: str, error: Exception) -> ConnectionError:
         reason = " ".join(_dsn.scrub(str(error), self._parts).split()) or type(error).__name__
