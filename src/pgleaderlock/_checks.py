@@ -9,13 +9,17 @@ from typing import Any
 
 __all__ = ["check_callable", "check_flag", "check_int", "check_seconds"]
 
+_PRINTABLE_BITS = 256
+
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:
     """Return ``value`` if it is a whole number in ``low..high``; say what is wrong otherwise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        # A number of thousands of digits cannot be printed, and the attempt would raise an error of its own.
+        got = str(value) if value.bit_length() <= _PRINTABLE_BITS else f"a number of {value.bit_length()} bits"
+        raise ValueError(f"{name} must be between {low} and {high}, got {got}")
     return value
 
 

@@ -14,12 +14,18 @@ from typing import Any
 
 __all__ = ["NDLogger", "get_logger"]
 
-_PLAIN = re.compile(r"[^\s\"=\x00-\x1f\x7f]+")
+_PLAIN = re.compile(r"[^\s\"=]+")
 
 
 def _format_value(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    try:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    except Exception:  # noqa: BLE001 - a user's exception may not even be printable, and must be logged all the same
+        text = f"<{type(value).__name__}>"
+    if text.isprintable():
+        return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    # json leaves DEL as it is, which terminals do not.
+    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 class NDLogger:
@@ -43,6 +49,9 @@ class NDLogger:
 
         ``exc_info`` is the standard library's: an exception whose traceback is to be logged.
         """
+        self._log(level, event, fields)
+
+    def _log(self, level: int, event: str, fields: dict[str, Any]) -> None:
         exc_info = fields.pop("exc_info", None)
         if not self._logger.isEnabledFor(level):
             return
@@ -53,19 +62,19 @@ class NDLogger:
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log at DEBUG."""
-        self.log(logging.DEBUG, event, **fields)
+        self._log(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         """Log at INFO."""
-        self.log(logging.INFO, event, **fields)
+        self._log(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log at WARNING."""
-        self.log(logging.WARNING, event, **fields)
+        self._log(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
         """Log at ERROR."""
-        self.log(logging.ERROR, event, **fields)
+        self._log(logging.ERROR, event, fields)
 
 
 def get_logger(name: str = "pgleaderlock") -> NDLogger:

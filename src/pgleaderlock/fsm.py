@@ -134,6 +134,7 @@ ROWS: tuple[Row, ...] = (
     Row(S.RECONNECTING, I.ABORTED, S.STOPPED, (E.LOST, E.ERROR)),
     Row(S.RELEASING, I.ABORTED, S.STOPPED, (E.ERROR,)),
 )
+"""The table. Order matters to readers only."""
 
 
 def _resolve(row: Row, policy: Policy, *, stopping: bool) -> tuple[LockState, tuple[EventKind, ...]]:
@@ -162,6 +163,7 @@ def _specialise(row: Row, policy: Policy, *, stopping: bool) -> Transition:
 
 
 Table = MappingProxyType[tuple[LockState, Input], Transition]
+"""What follows from each input in each state."""
 
 
 @cache

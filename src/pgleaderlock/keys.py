@@ -37,6 +37,8 @@ class LockKey:
     name: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.numbers, tuple):
+            raise TypeError(f"numbers must be a tuple, not {type(self.numbers).__name__}")
         if self.space == "pair":
             if len(self.numbers) != 2:  # noqa: PLR2004 - a pair
                 raise ValueError("a pair key has exactly two numbers")
@@ -48,6 +50,8 @@ class LockKey:
             check_int("key", self.numbers[0], *_INT8)
         else:
             raise ValueError(f"space must be 'pair' or 'bigint', got {self.space!r}")
+        if self.name is not None and (self.space, self.numbers) != ("bigint", (_hash_name(self.name),)):
+            raise ValueError(f"the name {self.name!r} belongs to another key: make it with LockKey.named()")
 
     @classmethod
     def pair(cls, key1: int, key2: int) -> Self:
@@ -62,16 +66,7 @@ class LockKey:
     @classmethod
     def named(cls, name: str) -> Self:
         """The bigint that this name hashes to, the same in every process and version."""
-        if not isinstance(name, str):
-            raise TypeError(f"a role name must be a str, not {type(name).__name__}")
-        if not _NAME.fullmatch(name):
-            # Letters that look alike and hash apart would make two leaders, so only plain ASCII gets in.
-            raise ValueError(
-                f"role name {name!r} is not usable: start with an ASCII letter or digit, go on with those or "
-                "any of . _ / : @ + - and keep it to 200 characters"
-            )
-        digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
-        return cls("bigint", (int.from_bytes(digest[:8], "big", signed=True),), name)
+        return cls("bigint", (_hash_name(name),), name)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -91,3 +86,16 @@ class LockKey:
         if self.name is not None:
             return f"LockKey.named({self.name!r})"
         return f"LockKey.{self.space}({', '.join(map(str, self.numbers))})"
+
+
+def _hash_name(name: str) -> int:
+    if not isinstance(name, str):
+        raise TypeError(f"a role name must be a str, not {type(name).__name__}")
+    if not _NAME.fullmatch(name):
+        # Letters that look alike and hash apart would make two leaders, so only plain ASCII gets in.
+        raise ValueError(
+            f"role name {name!r} is not usable: start with an ASCII letter or digit, go on with those or "
+            "any of . _ / : @ + - and keep it to 200 characters"
+        )
+    digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -104,7 +104,10 @@ class RetryContext:
 
 # What a callback returns is awaited if it can be, and ignored otherwise: plain functions and coroutines both fit.
 Callback = Callable[[], object]
+"""``fn()``"""
 StateChangeCallback = Callable[[LockState, LockState], object]
+"""``fn(from_state, to_state)``"""
 ErrorCallback = Callable[[Exception], object]
+"""``fn(exception)``"""
 Listener = Callable[[Event], object]
 """Something that hears every event, in order. What it raises becomes an ``on_error``, never a crash."""

@@ -140,4 +140,4 @@ class RetryCycle:
             return check_seconds("the delay", delay_s, zero_ok=True)
         except (TypeError, ValueError) as error:
             name = type(self._strategy).__name__
-            raise LockError(f"the retry strategy {name} returned {delay_s!r}, which is not a delay: {error}") from None
+            raise LockError(f"the retry strategy {name} returned something that is not a delay: {error}") from None

@@ -83,7 +83,7 @@ class EventStream:
                 continue
             name = getattr(listener, "__qualname__", repr(listener))
             self._logger.error(CALLBACK_FAILED, callback=name, event_kind=event.kind.value, error=error, exc_info=error)
-            if event.cause != CALLBACK_FAILED:
+            if event.kind is not EventKind.ERROR:  # whoever fails at an error is not told of another
                 await self._deliver(replace(event, kind=EventKind.ERROR, cause=CALLBACK_FAILED, error=error))
 
     async def _call(self, listener: Listener, event: Event) -> Exception | None:

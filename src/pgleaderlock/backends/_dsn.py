@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 __all__ = ["check_dsn", "default_application_name", "describe", "has_password", "scrub", "with_defaults"]
 
-_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _LAST_PORT = 65535
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
@@ -28,22 +28,37 @@ def check_dsn(dsn: object) -> dict[str, str]:
     scheme, separator, _ = dsn.partition("://")
     if separator and scheme.isalnum() and scheme not in ("postgresql", "postgres"):
         raise ValueError(f"dsn has the scheme {scheme!r}, which is not PostgreSQL's: {_FORMS}")
-    try:
-        parts = conninfo_to_dict(dsn)
-    except (ProgrammingError, UnicodeError, ValueError):
-        # from None, and not quoted: the rejected part may be the password.
+    parts = _parse(dsn)
+    # Raised here, where libpq's exception is no longer being handled: it would come along as the context.
+    if parts is None:
         raise ValueError(
             f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_FORMS}"
-        ) from None
-    _check_ports(str(parts.get("port") or ""))
-    return {name: str(value) for name, value in parts.items() if value is not None}
+        )
+    _check_parts(parts)
+    return parts
 
 
-def _check_ports(ports: str) -> None:
-    """Refuse now what libpq would refuse at every connection. Not quoted: a mistyped password can end up here."""
-    for port in ports.split(","):
-        if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
+def _parse(dsn: str) -> dict[str, str] | None:
+    """Return the parts, or None when libpq does not understand them."""
+    if "\0" in dsn:  # libpq would end the string there, silently
+        return None
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    except (ProgrammingError, UnicodeError, ValueError):
+        return None
+
+
+def _check_parts(parts: Mapping[str, str]) -> None:
+    """Refuse now what would fail at every connection. Nothing is quoted: a mistyped password can end up anywhere."""
+    for port in filter(None, parts.get("port", "").split(",")):
+        if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
             raise ValueError(f"dsn has a port that is not a number from 1 to {_LAST_PORT}: {_FORMS}")
+    if not parts.get("connect_timeout", "0").lstrip("-").isdecimal():
+        raise ValueError("dsn has a connect_timeout that is not a whole number of seconds")
+    if any("@" in host[1:] for host in parts.get("host", "").split(",") if not host.startswith("/")):
+        raise ValueError("dsn has an @ in its host name: an @ in a password must be written as %40")
+    if "://" in parts.get("dbname", ""):
+        raise ValueError(f"dsn has a URL for its dbname: {_FORMS}")
 
 
 def default_application_name() -> str:
@@ -76,16 +91,13 @@ def describe(parts: Mapping[str, str]) -> str:
 
 def has_password(dsn: str) -> bool:
     """Whether this string holds a secret that must not be seen by others. A string that cannot be read may."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except (ProgrammingError, UnicodeError, ValueError):
-        return True
-    return any(parts.get(name) for name in _SECRETS)
+    parts = _parse(dsn)
+    return parts is None or any(parts.get(name) for name in _SECRETS)
 
 
 def scrub(text: str, parts: Mapping[str, str]) -> str:
     """Take the secrets of this connection string out of a text, should a driver have put them there."""
-    for name in _SECRETS:
-        if secret := parts.get(name):
-            text = text.replace(secret, "***")
+    secrets = [secret for name in _SECRETS if (secret := parts.get(name))]
+    for secret in sorted(secrets, key=len, reverse=True):  # one may hold another
+        text = text.replace(secret, "***")
     return text

@@ -27,6 +27,7 @@ from pgleaderlock.models import Grant, Holder
 __all__ = ["AdvisoryLockBackend", "ConnectFn"]
 
 ConnectFn = Callable[[], Awaitable[Any]]
+"""A caller's factory of connections."""
 
 
 class AdvisoryLockBackend(Backend):

@@ -22,6 +22,7 @@ __all__ = [
 
 _ROOT_STATE_FOLDER = Path("/var/lib/pgleaderlock")
 ELSEWHERE = "set PGLEADERLOCK_STATE_DIR to another folder, or pass --dsn."
+"""What can always be done about a folder that cannot be used."""
 _REMEDIES = {
     errno.EACCES: f"Make it writable, or {ELSEWHERE}",
     errno.ENOSPC: f"Free some space (an empty server takes 40 MB), or {ELSEWHERE}",

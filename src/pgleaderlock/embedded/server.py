@@ -28,6 +28,7 @@ from pgleaderlock.errors import EmbeddedServerError
 __all__ = ["Server", "StopMode"]
 
 StopMode = Literal["fast", "immediate", "smart"]
+"""PostgreSQL's own words for how a server is stopped."""
 
 _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "smart": signal.SIGTERM}
 _INIT_TIMEOUT_S = 120.0

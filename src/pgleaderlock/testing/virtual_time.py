@@ -59,6 +59,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _JumpingSelector()
         super().__init__(self._virtual)
+        # How far ahead a timer counts as due. asyncio's nanosecond is lost in the rounding of a float after half a
+        # year, and a timer that is due but for the rounding would spin for ever.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         """Return the virtual seconds since the loop was made."""

@@ -1,0 +1,286 @@
+"""Connection strings: checked early, and whatever is wrong with one, its secret is never shown."""
+
+import os
+import socket
+import traceback
+from typing import Any
+
+import psycopg.pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
+
+from pgleaderlock import LeaderLock
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._dsn import (
+    check_dsn,
+    default_application_name,
+    describe,
+    has_password,
+    scrub,
+    with_defaults,
+)
+
+SECRET = "s3cret"
+
+MALFORMED = [
+    "postgresql://u:s3cret@h:notaport/db",  # libpq itself finds this out only when it connects
+    "postgresql://u:s3cret@h:1:2/db",
+    "postgresql://u:s3cret@h:99999999/db",
+    "host=h password=s3cret port=x",
+    "host=h password=s3cret connect_timeout=soon",
+    "host=h password='s3cret",
+    "host=h password=s3cret oops",
+    "host=h s3cret",
+    "s3cret",
+    "host=h pasword=s3cret",
+    "host=h password=x\x00s3cret",  # C ends the string there, silently
+    "postgresql://u:p@s3cret:x@h/db",  # "@" and ":" in a password that was not percent-encoded
+    "postgresql://u:p@s3cret@h/db",
+    "postgresql://u:p/s3cret@h/db",
+    "postgresql://u:%zzs3cret@h/db",
+    "postgresql://u:s3cret%00@h/db",
+    "postgresql://u:s3cret@[::1/db",
+    "postgresql://u:s3cret@h/db?nonsense=s3cret",
+    "postgresql://u:s3cret@h/db?connect_timeout",
+    "postgresql://u:s3cret\ud800@h/db",  # cannot be encoded at all
+    "postgres:/u:s3cret@h/db",
+    "postgresql:u:s3cret@h/db",
+    "postgresql+psycopg://u:s3cret@h/db",
+    "mysql://u:s3cret@h/db",
+    "POSTGRESQL://u:s3cret@h/db",
+    "u:s3cret@h/db",
+    "host=h dbname=postgresql://u:s3cret@h/db",  # a URL where only a name belongs
+]
+
+
+def everything_shown(error: BaseException | None) -> str:
+    """Everything that a log, a debugger or an error tracker could show of an exception, and of those behind it.
+
+    ``from None`` only hides what is behind an exception from the standard traceback; trackers walk it all the same.
+    """
+    text = ""
+    while error is not None:
+        text += f"{error}\n{error!r}\n{error.args!r}\n{vars(error)!r}\n"
+        text += "".join(traceback.format_exception(error))
+        error = error.__cause__ or error.__context__
+    return text
+
+
+@pytest.mark.parametrize("dsn", MALFORMED, ids=ascii)
+def test_a_malformed_string_is_refused(dsn: str) -> None:
+    with pytest.raises(ValueError, match="dsn"):
+        check_dsn(dsn)
+
+
+@pytest.mark.parametrize("dsn", MALFORMED, ids=ascii)
+def test_a_malformed_string_never_shows_its_secret(dsn: str) -> None:
+    """Refused or not: neither the exception, nor what is behind it, nor the description may hold it."""
+    shown = ""
+    try:
+        shown = describe(check_dsn(dsn))
+    except ValueError as error:
+        shown = everything_shown(error)
+    # Compared outside of an assert, because pytest would print both sides of it.
+    leaked = SECRET in shown
+    assert not leaked
+
+
+@pytest.mark.parametrize("dsn", MALFORMED, ids=ascii)
+def test_a_lock_refuses_a_malformed_string_before_anything_runs(dsn: str) -> None:
+    with pytest.raises(ValueError, match="dsn"):
+        LeaderLock(dsn, 1, 2)
+
+
+@pytest.mark.parametrize("dsn", ["", " ", "\n\t "], ids=repr)
+def test_an_empty_string_is_refused_although_libpq_would_guess_a_server(dsn: str) -> None:
+    with pytest.raises(ValueError, match=r"^dsn is empty"):
+        check_dsn(dsn)
+
+
+@pytest.mark.parametrize("dsn", [None, 5, True, b"host=h", {"host": "h"}], ids=repr)
+def test_what_is_not_a_str_is_refused(dsn: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^dsn must be a str, not {type(dsn).__name__}$"):
+        check_dsn(dsn)
+
+
+def test_another_database_s_scheme_is_named() -> None:
+    with pytest.raises(ValueError, match="mysql"):
+        check_dsn("mysql://u@h/db")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "parts"),
+    [
+        ("postgresql://", {}),
+        ("postgres://u@h/db", {"user": "u", "host": "h", "dbname": "db"}),
+        (
+            "postgresql://u:p%40ss@h:6432/db",
+            {"user": "u", "password": "p@ss", "host": "h", "port": "6432", "dbname": "db"},
+        ),
+        ("postgresql://a:1,b:2/db", {"host": "a,b", "port": "1,2", "dbname": "db"}),
+        ("postgresql://a,b/db", {"host": "a,b", "dbname": "db", "port": ","}),
+        ("postgresql://[::1]:5432/db", {"host": "::1", "port": "5432", "dbname": "db"}),
+        ("postgresql://%2Frun%2Fpg/db", {"host": "/run/pg", "dbname": "db"}),
+        ("host=/run/pg dbname=db", {"host": "/run/pg", "dbname": "db"}),
+        ("host=h password='it''s'", None),
+        (r"host=h password='it\'s = a:\/\/ secret'", {"host": "h", "password": "it's = a:// secret"}),
+        ("password=a://b host=h", {"password": "a://b", "host": "h"}),
+        ("service=mine", {"service": "mine"}),
+        ("dbname=db sslmode=require", {"dbname": "db", "sslmode": "require"}),
+    ],
+    ids=str,
+)
+def test_a_usable_string_is_taken_apart(dsn: str, parts: dict[str, str] | None) -> None:
+    if parts is None:
+        with pytest.raises(ValueError, match="dsn"):
+            check_dsn(dsn)
+    else:
+        assert check_dsn(dsn) == parts
+
+
+# --- describe --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize(
+    ("dsn", "said"),
+    [
+        ("postgresql://u:s3cret@h:6432/db?sslpassword=s3cret", "host=h port=6432 dbname=db user=u"),
+        ("host=h user=u", "host=h port=5432 dbname=u user=u"),
+        ("hostaddr=10.0.0.1 dbname=db", "host=10.0.0.1 port=5432 dbname=db user=(default)"),
+        ("sslmode=disable", "host=the local socket port=5432 dbname=(default) user=(default)"),
+    ],
+)
+def test_a_description_says_where_and_who_and_no_secret(dsn: str, said: str) -> None:
+    assert describe(check_dsn(dsn)) == said
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_a_description_knows_the_environment_that_libpq_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PGHOST": "e", "PGPORT": "1", "PGUSER": "eu", "PGDATABASE": "ed", "PGPASSWORD": SECRET}.items():
+        monkeypatch.setenv(name, value)
+    assert describe({}) == "host=e port=1 dbname=ed user=eu"
+    assert describe({"host": "h", "port": "2", "user": "u", "dbname": "d"}) == "host=h port=2 dbname=d user=u"
+
+
+# --- has_password ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dsn", "holds"),
+    [
+        ("postgresql://u:p@h/db", True),
+        ("postgresql://u@h/db?password=p", True),
+        ("host=h password=p", True),
+        ("host=h sslpassword=p", True),
+        ("postgresql://u@h/db", False),
+        ("postgresql://u:@h/db", False),
+        ("host=h password=''", False),
+        ("host=h passfile=/etc/pgpass", False),
+        ("", False),
+        ("host=h password='p", True),
+        ("u:p@h", True),
+        ("\ud800", True),
+    ],
+    ids=ascii,
+)
+def test_a_string_with_a_secret_is_known_and_one_that_cannot_be_read_is_suspected(dsn: str, holds: bool) -> None:
+    assert has_password(dsn) is holds
+
+
+def test_every_option_that_libpq_hides_as_a_password_is_a_secret_here() -> None:
+    """libpq marks them with an asterisk. A newer one may have more than we know of."""
+    hidden = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"}
+    assert "password" in hidden
+    assert hidden <= set(_dsn._SECRETS)
+
+
+def test_the_keys_of_scram_pass_through_are_secrets_too() -> None:
+    """libpq 18 shows them to debuggers only, but who has the client key can log in with it."""
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    assert {"scram_client_key", "scram_server_key"} & known <= set(_dsn._SECRETS)
+
+
+# --- scrub -----------------------------------------------------------------------------------------------------
+
+
+def test_every_occurrence_of_a_secret_is_taken_out_of_a_text() -> None:
+    parts = check_dsn("postgresql://u:s3cret@h/db?sslpassword=t0p")
+    assert (
+        scrub("auth failed for u with s3cret (s3cret), key t0p", parts) == "auth failed for u with *** (***), key ***"
+    )
+
+
+def test_a_text_without_secrets_stays_as_it_is() -> None:
+    assert scrub("no secrets here", {"host": "h", "password": "s3cret"}) == "no secrets here"
+    assert scrub("no secrets here", {"password": ""}) == "no secrets here"
+    assert scrub("no secrets here", {}) == "no secrets here"
+
+
+def test_a_secret_that_holds_another_is_taken_out_whole() -> None:
+    """Taking out the shorter one first would leave the rest of the longer one to be read."""
+    assert "-and-more" not in scrub("key: base-and-more", {"password": "base", "sslpassword": "base-and-more"})
+
+
+# --- with_defaults ---------------------------------------------------------------------------------------------
+
+
+def test_a_bare_string_gets_what_a_long_idle_session_needs() -> None:
+    assert conninfo_to_dict(with_defaults({"host": "h"})) == {
+        "host": "h",
+        "application_name": default_application_name(),
+        "connect_timeout": "10",
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("application_name", "mine"),
+        ("connect_timeout", "77"),
+        ("keepalives", "0"),
+        ("keepalives_idle", "77"),
+        ("keepalives_interval", "77"),
+        ("keepalives_count", "77"),
+    ],
+)
+def test_what_the_string_says_itself_is_never_overridden(name: str, value: str) -> None:
+    full = conninfo_to_dict(with_defaults(check_dsn(f"host=h {name}={value}")))
+    assert full[name] == value
+
+
+@settings(deadline=None, max_examples=60)
+@given(password=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_a_password_of_any_characters_comes_through(password: str) -> None:
+    assert conninfo_to_dict(with_defaults({"host": "h", "password": password}))["password"] == password
+
+
+# --- The application name --------------------------------------------------------------------------------------
+
+
+def test_the_application_name_says_who_where_and_which_process() -> None:
+    assert default_application_name().startswith("pgleaderlock ")
+    assert default_application_name().endswith(f"{socket.gethostname()}:{os.getpid()}"[:50])
+
+
+@pytest.mark.parametrize("host", ["h" * 300, "hôte-à-paris", "主机" * 40, "😀", "a\ud800b"], ids=ascii)
+def test_the_application_name_is_ascii_and_short_enough_for_the_server(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    name = default_application_name()
+    assert name.isascii()
+    assert len(name) <= 63
+    assert name.startswith("pgleaderlock ")
