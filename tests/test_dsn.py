@@ -39,6 +39,7 @@ MALFORMED = [
     "postgresql://u:p@s3cret:x@h/db",  # "@" and ":" in a password that was not percent-encoded
     "postgresql://u:p@s3cret@h/db",
     "postgresql://u:p/s3cret@h/db",
+    "postgresql://u:5/s3cret@h/db",
     "postgresql://u:%zzs3cret@h/db",
     "postgresql://u:s3cret%00@h/db",
     "postgresql://u:s3cret@[::1/db",

@@ -447,6 +447,15 @@ async def test_a_stop_during_a_step_down_lets_the_release_finish_and_then_stops(
     assert heard.words == ["on_acquired", "on_released", "on_stopped"]
 
 
+async def test_a_stop_and_a_step_down_in_the_same_moment_are_one_release():
+    election, backend, heard = make_election()
+    await election.start()
+    await election.wait_for_leadership()
+    await asyncio.gather(election.shutdown(), election.step_down(), election.shutdown())
+    assert backend.verbs.count("release") == 1
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
 async def test_a_loss_while_stepping_down_is_asked_for_is_a_loss_and_nobody_waits_for_ever():
     election, backend, heard = make_election()
     async with election:
@@ -815,6 +824,41 @@ async def test_a_failing_callback_is_reported_and_the_election_goes_on():
         assert await election.wait_for_leadership()
         assert election.is_leader
     assert heard.errors == [boom]
+
+
+def test_a_callback_that_exits_the_program_does_not_hang_it_nor_leave_the_lock_held():
+    backend = ScriptedBackend()
+
+    async def main() -> None:
+        election, _, _ = make_election(backend)
+
+        @election.on_acquired
+        def give_up() -> None:
+            raise SystemExit(3)
+
+        await election.start()
+        await asyncio.sleep(3600)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert not backend.holds
+    assert not backend.is_open
+
+
+async def test_a_callback_that_raises_no_exception_but_worse_is_reported_too():
+    class Worse(BaseException):
+        pass
+
+    election, _, heard = make_election()
+
+    @election.on_acquired
+    def worse() -> None:
+        raise Worse("than an exception")
+
+    async with election:
+        assert await election.wait_for_leadership()
+    assert "Worse: than an exception" in str(heard.errors[0])
+    assert heard.words[-1] == "on_stopped"
 
 
 # --- Storms ---------------------------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ DECIDED = (
         "RECONNECTING", "RetriesExhausted", "", "STOPPED", "on_state_change on_lost on_error on_stopped", closes=True
     ),
     Claim("RELEASING", "StopRequested", "", "RELEASING", ""),
+    Claim("RELEASING", "ReleaseRequested", "", "RELEASING", ""),
     Claim(
         "RELEASING", "ReleaseTimedOut", "auto, no stop asked", "FOLLOWER", "on_state_change on_released", closes=True
     ),

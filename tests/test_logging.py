@@ -60,6 +60,12 @@ def event(
     return Event(kind, from_state, to_state, cause, at=0.0, **more)
 
 
+def test_an_attempt_that_ended_in_an_error_is_not_logged_as_a_loss(recorder: "Recorder") -> None:
+    """Its callback is on_lost, as specified, but nothing was held; the error has a line of its own."""
+    tell(event(EventKind.LOST, LockState.ACQUIRING, LockState.FOLLOWER, cause="db_error"))
+    assert recorder.lines == []
+
+
 def fail(text: str) -> NoReturn:
     raise LockError(text)
 

@@ -7,7 +7,7 @@ refused here, by name, before anything runs.
 import math
 from typing import Any
 
-__all__ = ["check_callable", "check_flag", "check_int", "check_seconds"]
+__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds"]
 
 _PRINTABLE_BITS = 256
 
@@ -23,16 +23,21 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def check_number(name: str, value: Any, what: str = "a number") -> float:
+    """Return ``value`` as a finite float; say what is wrong otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
+    # float() of a huge int raises OverflowError, which would name neither the argument nor the cause.
+    if isinstance(value, int) and abs(value) > 10**15:  # in seconds, thirty million years
+        raise ValueError(f"{name} is too large to be {what}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
 def check_seconds(name: str, value: Any, *, zero_ok: bool = False) -> float:
     """Return ``value`` as a finite positive number of seconds; say what is wrong otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    # float() of a huge int raises OverflowError, which would name neither the argument nor the cause.
-    if isinstance(value, int) and abs(value) > 10**15:  # thirty million years
-        raise ValueError(f"{name} is too large to be a number of seconds")
-    seconds = float(value)
-    if not math.isfinite(seconds):
-        raise ValueError(f"{name} must be finite, got {value}")
+    seconds = check_number(name, value, "a number of seconds")
     if seconds < 0 or (seconds == 0 and not zero_ok):
         wanted = "zero or more" if zero_ok else "greater than zero"
         raise ValueError(f"{name} must be {wanted}, got {value}")

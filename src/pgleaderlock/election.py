@@ -15,7 +15,8 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -41,6 +42,7 @@ from pgleaderlock.stream import EventStream
 __all__ = ["Election"]
 
 T = TypeVar("T")
+Verb = Callable[[], Coroutine[Any, Any, T]]  # called only once its task runs, so that none is left never awaited
 
 _LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
@@ -330,9 +332,9 @@ class Election(Callbacks):
             return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
         try:
             if delay_s > 0:
-                await self._call(run, self._backend.wait(delay_s))
+                await self._call(run, partial(self._backend.wait, delay_s))
             self._cycle.begin_attempt()
-            await self._call(run, self._backend.open())
+            await self._call(run, self._backend.open)
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
@@ -341,7 +343,7 @@ class Election(Callbacks):
     async def _acquire(self, run: Run) -> Fact:
         """Ask for the lock, once."""
         try:
-            grant = await self._call(run, self._backend.try_acquire())
+            grant = await self._call(run, self._backend.try_acquire)
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
@@ -355,18 +357,18 @@ class Election(Callbacks):
     async def _lead(self, run: Run) -> Fact:
         """Hold the lock for one health interval, then show that it is still held."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
-        why = await self._call_within(run, self._backend.lost(), self._health_interval_s)
+        why = await self._call_within(run, self._backend.lost, self._health_interval_s)
         if why is not None:
             return Fact(Input.DB_ERROR, why)
         try:
-            grant = await self._call(run, self._backend.renew(self._grant))
+            grant = await self._call(run, partial(self._backend.renew, self._grant))
         except PgLeaderLockError as error:
             return Fact(Input.HEALTH_FAILED, error)
         return Fact(Input.HEALTH_OK, grant=grant)
 
     async def _reconnect(self, run: Run) -> Fact:
         """Try to get the lock back before anybody needs to know, within the grace period."""
-        fact = await self._call_within(run, self._recover(), self._grace_s)
+        fact = await self._call_within(run, self._recover, self._grace_s)
         return fact or Fact(Input.GRACE_EXPIRED, self._cycle.last_error)
 
     async def _recover(self) -> Fact:
@@ -374,8 +376,8 @@ class Election(Callbacks):
         while True:
             self._cycle.begin_attempt()
             try:
-                await _guarded(self._backend.open())
-                grant = await _guarded(self._backend.try_acquire())
+                await _guarded(self._backend.open)
+                grant = await _guarded(self._backend.try_acquire)
             except PgLeaderLockError as error:
                 await self._backend.close()
                 self._cycle.fail_attempt(error)
@@ -395,7 +397,7 @@ class Election(Callbacks):
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
         assert self._grant is not None  # noqa: S101 - RELEASING is entered from LEADER only
         if self._verb is None:
-            self._verb = asyncio.get_running_loop().create_task(_guarded(self._backend.release(self._grant)))
+            self._verb = asyncio.get_running_loop().create_task(_guarded(partial(self._backend.release, self._grant)))
         try:
             await self._first_of(self._verb, run.inbox.news)
             self._take(self._verb)
@@ -407,13 +409,13 @@ class Election(Callbacks):
 
     # --- Calls that can be cut short ---------------------------------------------------------------------------
 
-    async def _call(self, run: Run, verb: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, run: Run, verb: Verb[T]) -> T:
         """Run one verb to its end, unless a caller asks for something first."""
         self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
         await self._first_of(task, run.inbox.news)
         return self._take(task)
 
-    async def _call_within(self, run: Run, verb: Coroutine[Any, Any, T], timeout_s: float | None) -> T | None:
+    async def _call_within(self, run: Run, verb: Verb[T], timeout_s: float | None) -> T | None:
         """Run one verb for so long and no longer. None when its time was up."""
         self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
         if await self._first_of(task, run.inbox.news, timeout_s):
@@ -452,10 +454,10 @@ class Election(Callbacks):
         return LockError(f"{tries}: another holds the lock")
 
 
-async def _guarded(verb: Coroutine[Any, Any, T]) -> T:
+async def _guarded(verb: Verb[T]) -> T:
     """Make of whatever a backend lets slip through: cannot tell."""
     try:
-        return await verb
+        return await verb()
     except PgLeaderLockError:
         raise
     except Exception as error:

@@ -39,7 +39,7 @@ def log_events(logger: NDLogger) -> Listener:
                 logger.debug("lock_held_by_another", attempt=event.attempt)
             case EventKind.RELEASED:
                 logger.info("lock_released")
-            case EventKind.LOST:
+            case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # where nothing was held
                 logger.warning("leadership_lost", cause=event.cause)
             case EventKind.RECOVERED:
                 logger.info("leadership_recovered", attempt=event.attempt)

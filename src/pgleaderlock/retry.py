@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from pgleaderlock._checks import check_seconds
+from pgleaderlock._checks import check_number, check_seconds
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import RetryContext
@@ -44,13 +44,13 @@ class ExponentialBackoff:
 
     def __post_init__(self) -> None:
         _check_range(self.base_s, self.max_s)
-        if check_seconds("multiplier", self.multiplier) < 1:
+        if check_number("multiplier", self.multiplier) < 1:
             raise ValueError(f"multiplier must be at least 1, got {self.multiplier}")
 
     def next_delay_s(self, ctx: RetryContext) -> float:
         """Grow with the number of attempts."""
         try:
-            delay_s = self.base_s * self.multiplier ** (ctx.attempt - 1)
+            delay_s = self.base_s * float(self.multiplier) ** (ctx.attempt - 1)
         except OverflowError:  # after some 1,000 attempts a float cannot hold the power; it was past max_s long ago
             return self.max_s
         return min(delay_s, self.max_s)

@@ -33,7 +33,6 @@ class EventStream:
         self._delivered = delivered
         self._logger = logger
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._hurried = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgleaderlock events")
 
     def put(self, event: Event) -> None:
@@ -41,8 +40,12 @@ class EventStream:
         self._events.put_nowait(event)
 
     async def drained(self) -> None:
-        """Wait until everything said so far was heard."""
-        await self._events.join()
+        """Wait until everything said so far was heard, or there is nobody left to hear it."""
+        heard = asyncio.ensure_future(self._events.join())
+        try:
+            await asyncio.wait({heard, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            heard.cancel()
 
     def is_current_task(self) -> bool:
         """Whether the caller runs inside a callback, where waiting for this election would be waiting for itself."""
@@ -50,7 +53,6 @@ class EventStream:
 
     def hurry(self) -> None:
         """Cancel the callback that is running, and every later one that does not return soon."""
-        self._hurried = True
         if not self._task.done():
             self._task.cancel()
             asyncio.get_running_loop().call_later(_PATIENCE_S, self.hurry)
@@ -92,10 +94,15 @@ class EventStream:
             if inspect.isawaitable(result):
                 await result
         except asyncio.CancelledError:
-            self._uncancel()
             return LockError("the callback was cancelled before it finished")
         except Exception as error:  # noqa: BLE001 - whatever user code raises must not end the election
             return error
+        except (KeyboardInterrupt, SystemExit):
+            raise  # meant for the whole program, whose loop ends with it
+        except BaseException as error:  # noqa: BLE001 - such as pytest.fail(): no Exception, yet no end of the program
+            return LockError(f"the callback raised {type(error).__name__}: {error}")
+        finally:
+            self._uncancel()  # a callback may also have swallowed its cancellation
         return None
 
     def _uncancel(self) -> None:

@@ -34,7 +34,7 @@ def check_dsn(dsn: object) -> dict[str, str]:
         raise ValueError(
             f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_FORMS}"
         )
-    _check_parts(parts)
+    _check_parts(parts, is_url=bool(separator))
     return parts
 
 
@@ -48,7 +48,7 @@ def _parse(dsn: str) -> dict[str, str] | None:
         return None
 
 
-def _check_parts(parts: Mapping[str, str]) -> None:
+def _check_parts(parts: Mapping[str, str], *, is_url: bool) -> None:
     """Refuse now what would fail at every connection. Nothing is quoted: a mistyped password can end up anywhere."""
     for port in filter(None, parts.get("port", "").split(",")):
         if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
@@ -57,6 +57,8 @@ def _check_parts(parts: Mapping[str, str]) -> None:
         raise ValueError("dsn has a connect_timeout that is not a whole number of seconds")
     if any("@" in host[1:] for host in parts.get("host", "").split(",") if not host.startswith("/")):
         raise ValueError("dsn has an @ in its host name: an @ in a password must be written as %40")
+    if is_url and "@" in parts.get("dbname", ""):  # postgresql://u:5/secret@h/db has the dbname secret@h/db
+        raise ValueError("dsn has an @ in its dbname: a / or @ in a password must be written as %2F or %40")
     if "://" in parts.get("dbname", ""):
         raise ValueError(f"dsn has a URL for its dbname: {_FORMS}")
 
@@ -70,7 +72,7 @@ def default_application_name() -> str:
 def with_defaults(parts: Mapping[str, str]) -> str:
     """Fill in what a long-lived, mostly idle session needs, wherever the string does not say otherwise."""
     defaults = {
-        "application_name": default_application_name(),
+        "application_name": os.environ.get("PGAPPNAME") or default_application_name(),
         "connect_timeout": "10",
         "keepalives": "1",
         "keepalives_idle": "10",
