@@ -29,3 +29,4 @@ def _choose() -> Clock:
 
 
 suspend_aware_clock: Clock = _choose()
+"""The best clock of this system."""
