@@ -456,6 +456,52 @@ async def test_a_stop_and_a_step_down_in_the_same_moment_are_one_release():
     assert heard.words == ["on_acquired", "on_released", "on_stopped"]
 
 
+@pytest.mark.parametrize("ask", ["shutdown", "step_down"])
+async def test_a_renewal_under_way_is_let_finish_before_the_release(ask):
+    gate = asyncio.Event()
+
+    async def slow_renewal() -> Grant:
+        await gate.wait()
+        return Grant()
+
+    election, backend, heard = make_election(ScriptedBackend(renew=[slow_renewal]))
+    await election.start()
+    await until(lambda: "renew" in backend.verbs)
+    asking = asyncio.create_task(getattr(election, ask)())
+    await asyncio.sleep(1)
+    assert election.state is LockState.RELEASING
+    assert "release" not in backend.verbs
+    gate.set()
+    await asking
+    assert backend.verbs[-2 if ask == "shutdown" else -1] == "release"
+    assert heard.words[:2] == ["on_acquired", "on_released"]
+    await election.shutdown()
+    assert heard.errors == []
+
+
+async def test_a_renewal_that_hangs_does_not_keep_a_bounded_step_down_waiting():
+    election, backend, heard = make_election(ScriptedBackend(renew=[HANG]))
+    async with election:
+        await until(lambda: "renew" in backend.verbs)
+        await election.step_down(timeout_s=1.0)
+        assert election.state is LockState.FOLLOWER
+        assert backend.cut_short == ["renew"]
+        assert not backend.holds
+    assert heard.words[:2] == ["on_acquired", "on_released"]
+
+
+async def test_a_renewal_that_fails_while_a_stop_is_asked_for_does_not_keep_it_from_stopping():
+    async def failing_renewal() -> Grant:
+        await asyncio.sleep(1)
+        raise DOWN
+
+    election, backend, heard = make_election(ScriptedBackend(renew=[failing_renewal], release=[DOWN]))
+    await election.start()
+    await until(lambda: "renew" in backend.verbs)
+    await election.shutdown()
+    assert heard.words == ["on_acquired", "on_error", "on_stopped"]
+
+
 async def test_a_loss_while_stepping_down_is_asked_for_is_a_loss_and_nobody_waits_for_ever():
     election, backend, heard = make_election()
     async with election:

@@ -64,6 +64,8 @@ class Run:
         """Set while leading, once the ``on_acquired`` callbacks have run."""
         self.yielded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the term that is now held, or now ending, is over."""
+        self.releasing: asyncio.Task[None] | None = None
+        """The release under way, if there is one: it outlasts an ask that comes meanwhile."""
         self.stop_asked = False
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
@@ -73,7 +75,8 @@ class Run:
         self.stop_asked = True
         self.inbox.put(Input.STOP_REQUESTED)
 
-    def release_waiters(self) -> None:
+    def end_term(self) -> None:
         """Let go of those who waited for the term's end."""
+        self.releasing = None
         self.yielded.set_result(None)
         self.yielded = asyncio.get_running_loop().create_future()

@@ -246,7 +246,7 @@ class Election(Callbacks):
             if transition.closes:
                 await self._backend.close()
             if term_is_over:
-                run.release_waiters()
+                run.end_term()
             for event in after:
                 run.stream.put(event)
         if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
@@ -268,7 +268,8 @@ class Election(Callbacks):
             run.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
             self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
             self._grant = None
-        await self._cancel_verb()
+        if transition.to is not LockState.RELEASING:  # which finishes what LEADER began
+            await self._cancel_verb()
 
     def _new_cycle(self, *, after_release: bool = False) -> None:
         self._cycle = RetryCycle(self._strategy, self._clock)
@@ -357,7 +358,11 @@ class Election(Callbacks):
     async def _lead(self, run: Run) -> Fact:
         """Hold the lock for one health interval, then show that it is still held."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
-        why = await self._call_within(run, self._backend.lost, self._health_interval_s)
+        try:
+            why = await self._call_within(run, self._backend.lost, self._health_interval_s)
+        except _Asked:
+            await self._cancel_verb()
+            raise
         if why is not None:
             return Fact(Input.DB_ERROR, why)
         try:
@@ -395,17 +400,27 @@ class Election(Callbacks):
 
     async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
-        assert self._grant is not None  # noqa: S101 - RELEASING is entered from LEADER only
-        if self._verb is None:
-            self._verb = asyncio.get_running_loop().create_task(_guarded(partial(self._backend.release, self._grant)))
+        if run.releasing is None:
+            verb = partial(self._give_back, self._verb)
+            run.releasing = self._verb = asyncio.get_running_loop().create_task(_guarded(verb))
         try:
-            await self._first_of(self._verb, run.inbox.news)
-            self._take(self._verb)
+            await self._first_of(run.releasing, run.inbox.news)
+            self._take(run.releasing)
         except LockError as error:
             return Fact(Input.RELEASE_FAILED, error)
         except PgLeaderLockError as error:
             return Fact(Input.DB_ERROR, error)
         return Fact(Input.RELEASE_SUCCEEDED)
+
+    async def _give_back(self, renewal: asyncio.Task[Any] | None) -> None:
+        """Release, after a renewal that is still under way: cutting that short would cost the session."""
+        assert self._grant is not None  # noqa: S101 - RELEASING is entered from LEADER only
+        if renewal is not None:
+            try:
+                await asyncio.wait({renewal})
+            finally:
+                await _end(renewal)
+        await self._backend.release(self._grant)
 
     # --- Calls that can be cut short ---------------------------------------------------------------------------
 
@@ -439,12 +454,8 @@ class Election(Callbacks):
     async def _cancel_verb(self) -> None:
         """End the call in flight, if there is one. A backend's verb ends promptly when it is cancelled."""
         verb, self._verb = self._verb, None
-        if verb is None:
-            return
-        verb.cancel()
-        await asyncio.wait({verb})
-        if not verb.cancelled():
-            verb.exception()  # retrieved, so that asyncio does not report it as forgotten
+        if verb is not None:
+            await _end(verb)
 
     def _gave_up(self) -> PgLeaderLockError:
         labels = " ".join(f"{name}={value}" for name, value in self._backend.labels.items())
@@ -462,6 +473,14 @@ async def _guarded(verb: Verb[T]) -> T:
         raise
     except Exception as error:
         raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and see it out, whatever it comes to."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not report it as forgotten
 
 
 async def _relay(event: asyncio.Event, run: Run) -> None:

@@ -4,8 +4,6 @@
 loguru is missing. It is also the only part that replaces the process, to take a password out of the process list.
 """
 
-import contextlib
-import os
 import sys
 
 from pgleaderlock.cli import exit_codes
@@ -20,7 +18,6 @@ def main() -> None:
         code = _run()
     except KeyboardInterrupt:  # before a command was ready to hear it, as while the embedded server starts
         code = exit_codes.INTERRUPTED
-    _detach_from_closed_pipes()
     sys.exit(code)
 
 
@@ -37,13 +34,3 @@ def _run() -> int:
     from pgleaderlock.cli.commands import invoke  # noqa: PLC0415 - it needs what was just looked for
 
     return invoke(sys.argv[1:])
-
-
-def _detach_from_closed_pipes() -> None:
-    """Keep ``pgleaderlock ... | head -1`` from ending in Python's complaint about the pipe, and in its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+import click
 from loguru import logger
 
 from pgleaderlock.keys import LockKey
@@ -17,6 +18,9 @@ _LIBRARY = "pgleaderlock"
 _FORMAT = (
     "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {extra[source]} | <level>{message}</level>"
 )
+
+# A leader's line must stand out from the attempts around it; loguru's own colours make everything bold.
+_COLOURS = {"DEBUG": "<dim>", "INFO": "", "SUCCESS": "<green><bold>", "WARNING": "<yellow>", "ERROR": "<red>"}
 
 
 class InterceptHandler(logging.Handler):
@@ -34,8 +38,11 @@ def show_logs(level: str) -> None:
     """Send the library's log lines of this level and above to stderr, and nowhere else."""
     logger.remove()
     logger.configure(extra={"source": _LIBRARY})
-    # diagnose would print the values of variables in a traceback, and one of them is the DSN.
-    logger.add(sys.stderr, level=level, format=_FORMAT, colorize=_wants_colour(), backtrace=False, diagnose=False)
+    for name, colour in _COLOURS.items():
+        logger.level(name, color=colour)
+    if sys.stderr is not None:  # as it is in a process that was started with 2>&-
+        # diagnose would print the values of variables in a traceback, and one of them is the DSN.
+        logger.add(sys.stderr, level=level, format=_FORMAT, colorize=_wants_colour(), backtrace=False, diagnose=False)
     library_logger = logging.getLogger(_LIBRARY)
     library_logger.handlers = [InterceptHandler()]
     library_logger.propagate = False
@@ -48,8 +55,7 @@ def _wants_colour() -> bool:
 
 def print_json(record: dict[str, Any]) -> None:
     """Print one record as one line, at once: whoever reads it may be waiting for it."""
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
+    click.echo(json.dumps(record))
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Which PostgreSQL: the one that was named, or the embedded one."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 import click
@@ -42,7 +41,6 @@ def _embedded_dsn() -> Iterator[str]:
     embedded.find_binaries()  # before we say that we use it
     folder = embedded.shared_folder()
     # Said before the start, because the first one takes a second or two and silence looks like a hang.
-    sys.stderr.write(f"pgleaderlock: no --dsn and no $PG_DSN, so using the embedded PostgreSQL in {folder}\n")
-    sys.stderr.flush()
+    click.echo(f"pgleaderlock: no --dsn and no $PG_DSN, so using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
         yield server.dsn

@@ -1,6 +1,15 @@
 """What the exit status of ``pgleaderlock`` means. Scripts depend on these numbers: they do not change."""
 
-__all__ = ["CLEAN", "EXIT_CODES_HELP", "INTERRUPTED", "LEADERSHIP_ENDED", "NOT_ACQUIRED", "UNREACHABLE", "USAGE"]
+__all__ = [
+    "CLEAN",
+    "EXIT_CODES_HELP",
+    "INTERRUPTED",
+    "LEADERSHIP_ENDED",
+    "NOT_ACQUIRED",
+    "TERMINATED",
+    "UNREACHABLE",
+    "USAGE",
+]
 
 CLEAN = 0
 NOT_ACQUIRED = 1
@@ -14,6 +23,7 @@ EXIT_CODES_HELP = f"""\b
 Exit codes:
   {CLEAN}    clean: stopped on request, acquired, or status shown
   {NOT_ACQUIRED}    not acquired: another process holds the lock
+       (also: the answer could not be written to stdout)
   {USAGE}    wrong usage: nothing was started
   {UNREACHABLE}    the database cannot be reached, or the embedded one failed
   {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release

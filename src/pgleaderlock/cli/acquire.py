@@ -1,0 +1,110 @@
+"""``pgleaderlock acquire``: ask once; if the lock is given, keep it for a while.
+
+It is an election with one attempt and no second term, so whatever protects a leader protects the holder here too.
+"""
+
+import asyncio
+import signal
+from typing import Any
+
+import click
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import describe_holder, holder_fields, key_fields, print_json
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.participant import Participant
+from pgleaderlock.cli.signals import call_on_signal
+from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, find_holder
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.lock import LeaderLock
+from pgleaderlock.models import Event, EventKind, RetryContext
+
+__all__ = ["OneAttempt", "acquire_once"]
+
+
+class OneAttempt:
+    """The retry strategy that does not retry."""
+
+    def next_delay_s(self, ctx: RetryContext) -> None:
+        """Give up."""
+
+
+async def acquire_once(lock: LeaderLock, dsn: str, *, hold_s: float, as_json: bool) -> int:
+    """Ask, hold, release; return the exit code. ``lock`` must be made with :class:`OneAttempt`."""
+    attempt = _Attempt(lock, dsn, as_json=as_json)
+    with call_on_signal(attempt.participant.stop):
+        try:
+            return await attempt.run(hold_s)
+        finally:
+            await attempt.participant.leave()
+
+
+class _Attempt:
+    """One question to the database, and what became of it."""
+
+    def __init__(self, lock: LeaderLock, dsn: str, *, as_json: bool) -> None:
+        self.participant = Participant(lock)
+        self._lock = lock
+        self._dsn = dsn
+        self._as_json = as_json
+        self._answer: asyncio.Future[EventKind] = asyncio.get_running_loop().create_future()
+        self._error: Exception | None = None
+        self._was_lost = False
+        lock.subscribe(self._hear)
+
+    async def run(self, hold_s: float) -> int:
+        await self._lock.start()
+        ends: set[asyncio.Future[Any]] = {self._answer, self.participant.ended, self.participant.stop_asked}
+        await asyncio.wait(ends, timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not self._answer.done():
+            return await self._end_without_answer()
+        if self._answer.result() is EventKind.ACQUIRE_FAILED:
+            await self._report_held()
+            return exit_codes.NOT_ACQUIRED
+        self._report("acquired", f"acquired {self._name}", hold_s=hold_s)
+        ends = {self.participant.ended, self.participant.stop_asked}
+        await asyncio.wait(ends, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+        return await self._end_term()
+
+    async def _end_without_answer(self) -> int:
+        asked = self.participant.stop_asked
+        await self.participant.leave()
+        if asked.done() and asked.result() is not None:
+            return exit_codes.TERMINATED if asked.result() is signal.SIGTERM else exit_codes.INTERRUPTED
+        silence = ConnectionError(f"the database did not answer about lock {self._lock.key} in {ANSWER_TIMEOUT_S:g} s")
+        raise UnreachableError.from_error(self._error or silence)
+
+    async def _end_term(self) -> int:
+        await self.participant.leave()
+        if self._was_lost:
+            self._report("lost", f"lost {self._name} while holding it: {self._error}")
+            return exit_codes.LEADERSHIP_ENDED
+        if not self.participant.ended_cleanly:
+            self._report("closed", f"closed the session of {self._name}, its release was not confirmed: {self._error}")
+            return exit_codes.LEADERSHIP_ENDED
+        self._report("released", f"released {self._name}")
+        return exit_codes.CLEAN
+
+    async def _report_held(self) -> None:
+        holder = await find_holder(self._dsn, self._lock.key)
+        fields = None if holder is None else holder_fields(holder)
+        who = "another process" if holder is None else describe_holder(holder)
+        self._report("held_by_another", f"{self._name} is held by {who}", holder=fields)
+
+    def _report(self, outcome: str, text: str, **fields: Any) -> None:
+        if self._as_json:
+            print_json({"outcome": outcome, **key_fields(self._lock.key), **fields})
+        else:
+            click.echo(text)
+
+    @property
+    def _name(self) -> str:
+        return self._lock.key.name or str(self._lock.key)
+
+    def _hear(self, event: Event) -> None:
+        if event.kind in {EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED} and not self._answer.done():
+            self._answer.set_result(event.kind)
+        elif event.kind is EventKind.ERROR and self._error is None:
+            self._error = event.error
+        elif event.kind is EventKind.LOST:
+            self._was_lost = True

@@ -1,0 +1,55 @@
+"""One election in one process: how it is asked to stop, and how it ended. Shared by ``run`` and ``acquire``."""
+
+import asyncio
+import signal
+
+from loguru import logger
+
+from pgleaderlock.lock import LeaderLock
+from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.stream import CALLBACK_FAILED
+
+__all__ = ["Participant"]
+
+_GRACEFUL_TIMEOUT_S = 10.0  # within what a supervisor allows between SIGTERM and SIGKILL
+_FORCED_TIMEOUT_S = 0.5  # a healthy release takes milliseconds, so even a hasty second Ctrl-C may end cleanly
+
+
+class Participant:
+    """Follows an election from its start to its end. Make it in the loop that the election runs in."""
+
+    def __init__(self, lock: LeaderLock) -> None:
+        loop = asyncio.get_running_loop()
+        self.stop_asked: asyncio.Future[signal.Signals | None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.ended_cleanly = True
+        """False once an error brought the election to its end, as a release that failed or was forced does."""
+        self._lock = lock
+        self._shutdowns: list[asyncio.Task[None]] = []
+        lock.subscribe(self._hear)
+
+    def stop(self, signal_number: signal.Signals | None = None) -> None:
+        """Ask for a graceful end; asked again, for one by force."""
+        if signal_number is not None:
+            manner = "again: closing the session by force" if self._shutdowns else "received: leaving the election"
+            logger.info(f"{signal_number.name} {manner}")
+        if not self.stop_asked.done():
+            self.stop_asked.set_result(signal_number)
+        self._begin_shutdown()
+
+    async def leave(self) -> None:
+        """Stop if nobody asked for it yet, and wait until nothing is held and everything was told."""
+        if not self._shutdowns:
+            self._begin_shutdown()
+        while running := [task for task in self._shutdowns if not task.done()]:
+            await asyncio.wait(running)
+
+    def _begin_shutdown(self) -> None:
+        timeout_s = _FORCED_TIMEOUT_S if self._shutdowns else _GRACEFUL_TIMEOUT_S
+        self._shutdowns.append(asyncio.get_running_loop().create_task(self._lock.shutdown(timeout_s)))
+
+    def _hear(self, event: Event) -> None:
+        if event.kind is EventKind.STOPPED and not self.ended.done():
+            self.ended.set_result(None)
+        elif event.kind is EventKind.ERROR and event.cause != CALLBACK_FAILED:
+            self.ended_cleanly = self.ended_cleanly and event.to_state is not LockState.STOPPED

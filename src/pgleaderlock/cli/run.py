@@ -1,0 +1,127 @@
+"""``pgleaderlock run``: take part in an election until asked to stop, and show it as it happens."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from loguru import logger
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import key_fields, print_json
+from pgleaderlock.cli.participant import Participant
+from pgleaderlock.cli.signals import call_on_signal
+from pgleaderlock.cli.status import find_holder
+from pgleaderlock.keys import LockKey
+from pgleaderlock.lock import LeaderLock
+from pgleaderlock.models import Event, EventKind, Listener, LockState
+
+__all__ = ["take_part"]
+
+
+async def take_part(lock: LeaderLock, dsn: str, *, as_json: bool) -> int:
+    """Run the election to its end, and return the exit code that tells how it ended."""
+    participant = Participant(lock)
+    narrator = _Narrator(lock.key, dsn)
+    lock.subscribe(narrator.hear)
+    if as_json:
+        lock.subscribe(_json_lines(lock.key, participant.stop))
+    with call_on_signal(participant.stop):
+        narrator.tell_start()
+        await lock.start()
+        await asyncio.wait({participant.ended})
+        was_asked = participant.stop_asked.done()
+        await participant.leave()
+        await narrator.finish()
+    if was_asked and participant.ended_cleanly:
+        return exit_codes.CLEAN
+    reason = "the lock's release was not confirmed" if was_asked else "the election ended by itself"
+    logger.error(f"{reason}; exit code {exit_codes.LEADERSHIP_ENDED}")
+    return exit_codes.LEADERSHIP_ENDED
+
+
+class _Narrator:
+    """Tells a person what the events mean for this process, and what to do next."""
+
+    def __init__(self, key: LockKey, dsn: str) -> None:
+        self._key = key
+        self._name = key.name or str(key)
+        self._dsn = dsn
+        self._told_to_wait = False
+        self._glance: asyncio.Task[None] | None = None
+
+    def tell_start(self) -> None:
+        logger.info(f"process {os.getpid()} takes part in the election for {self._name}; Ctrl-C to leave it")
+
+    def hear(self, event: Event) -> None:
+        """Turn some of the events into a sentence."""
+        match event.kind:
+            case EventKind.ACQUIRED | EventKind.RECOVERED:
+                self._look_away()
+                logger.success(f"this process leads {self._name}; press Ctrl-C (or send SIGTERM) to hand over")
+            case EventKind.ACQUIRE_FAILED:
+                self._tell_once_to_wait()
+            case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # there, nothing was held
+                logger.warning(f"this process no longer leads {self._name}: whatever only a leader does must stop")
+            case EventKind.ERROR | EventKind.STOPPED:
+                self._look_away()
+            case _:
+                pass
+
+    async def finish(self) -> None:
+        """Leave nothing running."""
+        glance = self._glance
+        self._look_away()
+        if glance is not None:
+            await asyncio.wait({glance})
+
+    def _look_away(self) -> None:
+        """Whoever leads now, it may be another than the one we told of: tell again the next time."""
+        self._told_to_wait = False
+        if self._glance is not None:
+            self._glance.cancel()
+            self._glance = None
+
+    def _tell_once_to_wait(self) -> None:
+        """Say it for the first refusal only: a follower is refused for as long as it lives."""
+        if not self._told_to_wait:
+            self._told_to_wait = True
+            # In a task, because the election waits for its listeners and the database may be slow to tell.
+            self._glance = asyncio.get_running_loop().create_task(self._tell_who_leads())
+
+    async def _tell_who_leads(self) -> None:
+        holder = await find_holder(self._dsn, self._key)
+        who = f" ({holder.name}, session pid {holder.pid})" if holder else ""
+        logger.info(f"another process leads {self._name}{who}; waiting to take over when it ends")
+
+
+def _json_lines(key: LockKey, stop: Callable[[], None]) -> Listener:
+    """Return a listener that prints each event as a line of JSON, and stops when nobody can read it any more."""
+    fixed = {**key_fields(key), "process_id": os.getpid()}
+    readable = True
+
+    def hear(event: Event) -> None:
+        nonlocal readable
+        if not readable:
+            return
+        try:
+            print_json(_event_record(event) | fixed)
+        except OSError as error:
+            readable = False
+            logger.warning(f"the events cannot be written to stdout any more ({error.strerror}): stopping")
+            stop()
+
+    return hear
+
+
+def _event_record(event: Event) -> dict[str, object]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "event": event.kind.value,
+        "from": event.from_state.value,
+        "to": event.to_state.value,
+        "cause": event.cause,
+        "attempt": event.attempt,
+        "token": event.token,
+        "error": None if event.error is None else str(event.error),
+    }
