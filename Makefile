@@ -25,10 +25,10 @@ setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it 
 	@touch $@
 
 run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
-	@$(RUN) pgleaderlock run --role demo --retry-base 0.5 --retry-max 0.5 $(ARGS)
+	@$(RUN) pgleaderlock run --quiet --role demo --retry-base 0.5 --retry-max 0.5 $(ARGS)
 
 test: setup ## Run all tests (ARGS="-k name" for some)
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
 check: lint types imports ## Run everything that CI runs: ruff, mypy, import-linter, the tests, the coverage floors
 	$(MAKE) test ARGS="--cov --cov-report=json $(ARGS)"

@@ -48,6 +48,12 @@ def test_role_names_with_unknown_characters_are_refused(role):
         LeaderLock(DSN, role=role)
 
 
+def test_a_connection_string_in_place_of_a_role_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="connection string") as caught:
+        LeaderLock(DSN, role="postgresql://app:s3cret@db/app")
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [0, -1, NAN, INF, -INF, True, "5", None, 10**400, [1]], ids=repr)
 @pytest.mark.parametrize("name", ["health_interval_s", "reconnect_grace_s"])
 def test_times_that_are_no_positive_finite_numbers_are_refused(name, value):

@@ -97,5 +97,7 @@ def _hash_name(name: str) -> int:
             f"role name {name!r} is not usable: start with an ASCII letter or digit, go on with those or "
             "any of . _ / : @ + - and keep it to 200 characters"
         )
+    if "://" in name:
+        raise ValueError("role name is not usable: it is a connection string (not shown, it may hold a password)")
     digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
