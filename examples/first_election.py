@@ -1,23 +1,27 @@
 """The smallest election: become the leader, say so, hand over.
 
-    PG_DSN=postgresql://... python examples/first_election.py
+    python examples/first_election.py
 
-Start it in two terminals: the second waits until the first ends.
+Start it in two terminals: the second waits until the first has had its turn. With $PG_DSN it uses your PostgreSQL,
+otherwise a small one of its own (pip install 'pgleaderlock[embedded]').
 """
 
 import asyncio
 import os
 
-from pgleaderlock import LeaderLock
+from pgleaderlock import FixedInterval, LeaderLock
+from pgleaderlock.embedded import shared_server
+
+TURN_S = float(os.environ.get("TURN_S", "5"))
 
 
-async def main() -> None:
-    """Lead once, for as long as it takes to press Enter."""
-    lock = LeaderLock(os.environ["PG_DSN"], role="examples/first-election")
+async def main(dsn: str) -> None:
+    """Lead once, for a few seconds."""
+    lock = LeaderLock(dsn, role="examples/first-election", retry_strategy=FixedInterval(0.5))
 
     @lock.on_acquired
     def acquired() -> None:
-        print("I am the leader")
+        print(f"I am the leader, for {TURN_S:g} seconds")
 
     @lock.on_released
     def released() -> None:
@@ -26,8 +30,12 @@ async def main() -> None:
     async with lock:
         print("waiting for my turn")
         await lock.wait_for_leadership()
-        await asyncio.to_thread(input, "press Enter to hand over\n")
+        await asyncio.sleep(TURN_S)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if "PG_DSN" in os.environ:
+        asyncio.run(main(os.environ["PG_DSN"]))
+    else:
+        with shared_server() as server:
+            asyncio.run(main(server.dsn))

@@ -1,8 +1,9 @@
 """Work that runs on the leader only, stops when leadership is lost, and starts again when it comes back.
 
-    PG_DSN=postgresql://... python examples/leader_only_worker.py
+    python examples/leader_only_worker.py
 
-Run it several times at once: one of them ticks. Kill that one: another goes on.
+Run it several times at once: one of them ticks. Kill that one: another goes on. With $PG_DSN it uses your PostgreSQL,
+otherwise a small one of its own (pip install 'pgleaderlock[embedded]').
 """
 
 import asyncio
@@ -10,7 +11,8 @@ import contextlib
 import os
 import signal
 
-from pgleaderlock import LeaderLock
+from pgleaderlock import FixedInterval, LeaderLock
+from pgleaderlock.embedded import shared_server
 
 TICK_S = 0.2
 
@@ -24,9 +26,9 @@ async def work(lock: LeaderLock) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def main() -> None:
+async def main(dsn: str) -> None:
     """Take part until told to stop."""
-    lock = LeaderLock(os.environ["PG_DSN"], role="examples/worker", health_interval_s=1.0)
+    lock = LeaderLock(dsn, role="examples/worker", health_interval_s=1.0, retry_strategy=FixedInterval(0.5))
     working: asyncio.Task[None] | None = None
 
     @lock.on_acquired
@@ -55,4 +57,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if "PG_DSN" in os.environ:
+        asyncio.run(main(os.environ["PG_DSN"]))
+    else:
+        with shared_server() as server:
+            asyncio.run(main(server.dsn))

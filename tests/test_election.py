@@ -1,6 +1,7 @@
 """The engine on a double and on virtual time: every wait is a jump of the clock."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -905,6 +906,35 @@ async def test_a_callback_that_raises_no_exception_but_worse_is_reported_too():
         assert await election.wait_for_leadership()
     assert "Worse: than an exception" in str(heard.errors[0])
     assert heard.words[-1] == "on_stopped"
+
+
+async def test_waiting_for_a_stopped_election_lets_others_run():
+    election, _, _ = make_election()
+    ran = []
+    asyncio.get_running_loop().call_soon(ran.append, True)
+    await election.wait_for_leadership()
+    assert ran == [True]
+
+
+async def test_a_call_from_another_event_loop_is_refused_instead_of_hanging():
+    election, _, _ = make_election()
+    refused: list[str] = []
+
+    def elsewhere() -> None:
+        for call in (election.start, election.step_down, election.shutdown, election.wait_for_leadership):
+            try:
+                asyncio.run(call())
+            except LockError as error:
+                refused.append(str(error))
+
+    async with election:
+        await election.wait_for_leadership()
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert election.is_leader
+    assert len(refused) == 4
+    assert all("run_coroutine_threadsafe" in message for message in refused)
 
 
 # --- Storms ---------------------------------------------------------------------------------------------------------

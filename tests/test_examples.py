@@ -1,8 +1,13 @@
 """The examples run as they are, as a reader would run them."""
 
+import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Postgres
 from tests.processes import Process
@@ -10,33 +15,50 @@ from tests.processes import Process
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def example(name: str, postgres: Postgres) -> Process:
-    return Process(sys.executable, "-u", str(EXAMPLES / name), env={"PG_DSN": postgres.dsn})
+def example(name: str, **env: str) -> Process:
+    return Process(sys.executable, "-u", str(EXAMPLES / name), env=env)
 
 
 def test_the_first_election_hands_over_from_one_terminal_to_the_next(postgres: Postgres):
-    with example("first_election.py", postgres) as first:
+    with example("first_election.py", PG_DSN=postgres.dsn, TURN_S="2") as first:
         first.wait_for("I am the leader")
-        with example("first_election.py", postgres) as second:
+        with example("first_election.py", PG_DSN=postgres.dsn, TURN_S="0") as second:
             second.wait_for("waiting for my turn")
-            first.say()
             first.wait_for("I handed over")
             assert first.wait() == 0
             second.wait_for("I am the leader")
-            second.say()
             assert second.wait() == 0
 
 
 def test_the_worker_ticks_in_one_process_and_goes_on_in_another_when_that_one_is_killed(postgres: Postgres):
-    with example("leader_only_worker.py", postgres) as first:
+    with example("leader_only_worker.py", PG_DSN=postgres.dsn) as first:
         first.wait_for(f"tick 2 from process {first.pid}")
-        with example("leader_only_worker.py", postgres) as second:
+        with example("leader_only_worker.py", PG_DSN=postgres.dsn) as second:
             second.wait_for("taking part")
             first.signal(signal.SIGKILL)
             second.wait_for(f"tick 1 from process {second.pid}")
             second.signal(signal.SIGTERM)
             second.wait_for("stopped")
             assert second.wait() == 0
+
+
+@pytest.fixture
+def state_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pgll-state-") as folder:
+        Path(folder).chmod(0o755)  # the embedded server's account must get in
+        yield folder
+
+
+@pytest.mark.parametrize("name", ["first_election.py", "leader_only_worker.py"])
+def test_without_a_database_of_ones_own_there_is_an_embedded_one(state_folder: str, name: str, monkeypatch):
+    monkeypatch.delenv("PG_DSN", raising=False)
+    with example(name, PGLEADERLOCK_STATE_DIR=state_folder, TURN_S="0") as process:
+        process.wait_for("tick 1" if "worker" in name else "I am the leader")
+        if "worker" in name:
+            process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    (folder,) = Path(state_folder).iterdir()
+    assert not (folder / "data" / "postmaster.pid").exists(), os.listdir(folder)
 
 
 def test_every_example_is_run_here():

@@ -58,6 +58,7 @@ class Run:
     """One run: its inbox, its stream, its task, and the futures that callers wait for."""
 
     def __init__(self, stream: EventStream) -> None:
+        self.loop = asyncio.get_running_loop()
         self.inbox = Inbox()
         self.stream = stream
         self.announced = asyncio.Event()

@@ -116,7 +116,7 @@ class Election(Callbacks):
 
     async def start(self) -> None:
         """Begin to take part; returns in FOLLOWER. Does nothing when running. Waits for a shutdown under way."""
-        while (run := self._running) is not None:
+        while (run := self._run_here()) is not None:
             if not run.stop_asked:
                 return
             if run.stream.is_current_task():
@@ -131,7 +131,7 @@ class Election(Callbacks):
         waiting there would be waiting for itself.
         """
         _check_timeout(timeout_s)
-        run = self._running
+        run = self._run_here()
         if run is None:
             return
         run.ask_to_stop()
@@ -152,7 +152,7 @@ class Election(Callbacks):
         frees the lock for certain. In a callback it only asks.
         """
         _check_timeout(timeout_s)
-        run = self._running
+        run = self._run_here()
         if run is None or self.state not in _LEADING:
             return
         if self.state is not LockState.RELEASING:
@@ -172,8 +172,9 @@ class Election(Callbacks):
         Also False when the election is not running, or stops meanwhile: then waiting could never end.
         """
         _check_timeout(timeout_s)
-        run = self._running
+        run = self._run_here()
         if run is None:
+            await asyncio.sleep(0)  # so that a loop around this cannot starve everything else
             return False
         if run.stream.is_current_task():
             raise LockError("wait_for_leadership() in a callback would wait for itself: use asyncio.create_task()")
@@ -192,6 +193,16 @@ class Election(Callbacks):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
+
+    def _run_here(self) -> Run | None:
+        """Return the current run, which must be on the caller's event loop: from another it could only hang."""
+        run = self._running
+        if run is not None and run.loop is not asyncio.get_running_loop():
+            raise LockError(
+                "this election runs on another event loop, perhaps in another thread: from there use "
+                "asyncio.run_coroutine_threadsafe(lock.shutdown(), loop). Only is_leader and state may be asked there"
+            )
+        return run
 
     # --- The loop ----------------------------------------------------------------------------------------------
 

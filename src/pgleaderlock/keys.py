@@ -79,6 +79,11 @@ class LockKey:
             return cls.named(name)
         return cls.bigint(int(number)) if number is not None else cls.pair(int(key1), int(key2))
 
+    @property
+    def described(self) -> str:
+        """How to speak of this lock to a person: by its role's name, if it has one, and by its printed form."""
+        return str(self) if self.name is None else f"{self.name} ({self})"
+
     def __str__(self) -> str:
         return f"{self.space}:{'/'.join(map(str, self.numbers))}"
 

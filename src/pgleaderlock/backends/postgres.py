@@ -64,7 +64,7 @@ class AdvisoryLockBackend(Backend):
             raise self._unreachable("cannot connect", error) from self._cause(error)
         if connection is None:
             raise ConnectionError(
-                f"connect_fn returned None for lock {self._key}: it must return an open connection with "
+                f"connect_fn returned None for lock {self._key.described}: it must return an open connection with "
                 "execute() and close()"
             )
         self._connection = connection
@@ -85,8 +85,8 @@ class AdvisoryLockBackend(Backend):
         """Unlock."""
         if not await self._ask_about_lock("pg_advisory_unlock"):
             raise LockError(
-                f"PostgreSQL answered that lock {self._key} was not held by this session ({self._where}): something "
-                "else released it, or a connection pooler gave us another session. The session is closed."
+                f"PostgreSQL answered that lock {self._key.described} was not held by this session ({self._where}): "
+                "something else released it, or a connection pooler gave us another session. The session is closed."
             )
 
     async def holder(self) -> Holder | None:
@@ -113,20 +113,20 @@ class AdvisoryLockBackend(Backend):
         except psycopg.Error as error:
             await self.close()
             raise ConnectionError(
-                f"connect_fn returned a connection for lock {self._key} that is not autocommit and cannot be made so: "
-                f"{error}. Return one that is not inside a transaction, best opened with autocommit=True."
+                f"connect_fn returned a connection for lock {self._key.described} that is not autocommit and cannot be "
+                f"made so: {error}. Return one that is not inside a transaction, best opened with autocommit=True."
             ) from error
 
     async def _ask_about_lock(self, function: str) -> bool:
         marks = ", ".join(["%s"] * len(self._key.numbers))
         row = await self._execute(f"SELECT {function}({marks})", self._key.numbers)
         if row is None:
-            raise ConnectionError(f"{function} returned no row for lock {self._key} ({self._where})")
+            raise ConnectionError(f"{function} returned no row for lock {self._key.described} ({self._where})")
         return bool(row[0])
 
     async def _execute(self, statement: str, parameters: tuple[int, ...] | None = None) -> Any:
         if self._connection is None:
-            raise ConnectionError(f"no connection is open for lock {self._key} ({self._where})")
+            raise ConnectionError(f"no connection is open for lock {self._key.described} ({self._where})")
         return await self._run(_fetch_one(self._connection, statement, parameters))
 
     async def _run(self, call: Awaitable[Any]) -> Any:
@@ -138,8 +138,9 @@ class AdvisoryLockBackend(Backend):
             raise self._unreachable("the connection failed", error) from self._cause(error)
 
     def _unreachable(self, what: str, error: Exception) -> ConnectionError:
-        reason = " ".join(_dsn.scrub(str(error), self._parts).split()) or type(error).__name__
-        return ConnectionError(f"{what} for lock {self._key} ({self._where}): {reason}")
+        lines = _dsn.scrub(str(error), self._parts).splitlines()
+        reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
+        return ConnectionError(f"{what} for lock {self._key.described} ({self._where}): {reason}")
 
     def _cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret."""
