@@ -910,7 +910,7 @@ async def test_a_callback_that_raises_no_exception_but_worse_is_reported_too():
 
 async def test_waiting_for_a_stopped_election_lets_others_run():
     election, _, _ = make_election()
-    ran = []
+    ran: list[bool] = []
     asyncio.get_running_loop().call_soon(ran.append, True)
     await election.wait_for_leadership()
     assert ran == [True]
