@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psycopg
 
-from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey
-from pgleaderlock.backends.postgres import AdvisoryLockBackend
+from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey, suspend_aware_clock
+from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.embedded import Server
 
 KEY = LockKey.pair(4242, 1)
@@ -64,7 +64,7 @@ async def time_rounds(step: Callable[[], Awaitable[object]], rounds: int) -> lis
 
 async def bench_acquire_release(dsn: str, rounds: int) -> None:
     raw = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-    backend = AdvisoryLockBackend(KEY, dsn=dsn)
+    backend = PostgresBackend(KEY, Lease(15.0, settle_s=0), suspend_aware_clock, dsn=dsn)
     await backend.open()
     lock = LeaderLock(dsn, key=KEY, retry_strategy=FixedInterval(1e-6))
 

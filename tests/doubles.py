@@ -54,6 +54,7 @@ class ScriptedBackend(Backend):
         if callable(answer):
             answer = await answer()
         if isinstance(answer, BaseException):
+            self.holds = self.is_open = False
             raise answer
         return answer
 

@@ -13,8 +13,10 @@ _CONTENDER = """
 import asyncio, sys
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
 
-async def main(dsn, key, interval_s):
-    lock = LeaderLock(dsn, key=LockKey.parse(key), retry_strategy=FixedInterval(float(interval_s)))
+async def main(dsn, key, interval_s, lease_s):
+    timing = {"lease_s": float(lease_s), "health_interval_s": float(lease_s) / 3} if lease_s else {}
+    retry = FixedInterval(float(interval_s))
+    lock = LeaderLock(dsn, key=LockKey.parse(key), retry_strategy=retry, settle_s=0, **timing)
     lock.on_acquired(lambda: print("acquired", flush=True))
     lock.on_lost(lambda: print("lost", flush=True))
     lock.on_acquire_failed(lambda: print("refused", flush=True))
@@ -92,6 +94,6 @@ class Process:
                     stream.close()
 
 
-def contender(dsn: str, key: object, retry_interval_s: float = 0.05) -> Process:
+def contender(dsn: str, key: object, retry_interval_s: float = 0.05, lease_s: float | str = "") -> Process:
     """Start a process that takes part in the election until it is told to stop with a line."""
-    return Process(sys.executable, "-c", _CONTENDER, dsn, str(key), str(retry_interval_s))
+    return Process(sys.executable, "-c", _CONTENDER, dsn, str(key), str(retry_interval_s), str(lease_s))

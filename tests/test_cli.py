@@ -71,7 +71,7 @@ def words(key: LockKey) -> tuple[str, ...]:
 
 
 def run_words(dsn: str, key: LockKey) -> tuple[str, ...]:
-    return ("run", "--dsn", dsn, *words(key), *QUICK)
+    return ("run", "--dsn", dsn, *words(key), *QUICK, "--settle", "0")
 
 
 def look(dsn: str, key: LockKey) -> list[Contender]:
@@ -282,12 +282,12 @@ def test_colour_is_for_terminals_that_want_it(
 
 def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
     began_s = time.monotonic()
-    free = cli("acquire", "--dsn", postgres.dsn, *words(key), "--hold", "0.5")
+    free = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "0.5")
     assert time.monotonic() - began_s >= 0.5
     assert (free.returncode, free.stdout, free.stderr) == (0, f"acquired {key}\nreleased {key}\n", "")
     with held(postgres.dsn, key) as pid:
-        taken = cli("acquire", "--dsn", postgres.dsn, *words(key))
-        as_json = cli("acquire", "--dsn", postgres.dsn, *words(key), "--json")
+        taken = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0")
+        as_json = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--json")
     assert taken.returncode == as_json.returncode == exit_codes.NOT_ACQUIRED
     assert taken.stdout.startswith(f"{key} is held by pid {pid}, somebody else,")
     record = json.loads(as_json.stdout)
@@ -296,9 +296,9 @@ def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Post
 
 
 def test_a_held_lock_is_kept_until_a_signal_releases_it(postgres: Postgres, key: LockKey) -> None:
-    with started("acquire", "--dsn", postgres.dsn, *words(key), "--hold", "600", "--json") as process:
+    with started("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "600", "--json") as process:
         assert json.loads(process.wait_for("{"))["outcome"] == "acquired"
-        assert cli("acquire", "--dsn", postgres.dsn, *words(key)).returncode == exit_codes.NOT_ACQUIRED
+        assert cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0").returncode == exit_codes.NOT_ACQUIRED
         process.signal(signal.SIGTERM)
         assert json.loads(process.wait_for("{"))["outcome"] == "released"
         assert process.wait() == exit_codes.CLEAN
@@ -306,7 +306,7 @@ def test_a_held_lock_is_kept_until_a_signal_releases_it(postgres: Postgres, key:
 
 
 def test_a_loss_while_holding_is_noticed(postgres: Postgres, key: LockKey) -> None:
-    with started("acquire", "--dsn", postgres.dsn, *words(key), *WATCHFUL, "--hold", "600") as process:
+    with started("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", *WATCHFUL, "--hold", "600") as process:
         process.wait_for("acquired")
         terminate(postgres.dsn, holder_pid(postgres.dsn, key))
         process.wait_for("lost")
@@ -316,9 +316,9 @@ def test_a_loss_while_holding_is_noticed(postgres: Postgres, key: LockKey) -> No
 async def test_a_role_is_the_same_lock_here_and_in_the_library(postgres: Postgres, role: LockKey) -> None:
     async with LeaderLock(postgres.dsn, role=role.name) as lock:
         assert await lock.wait_for_leadership(TIMEOUT_S)
-        taken = await asyncio.to_thread(cli, "acquire", "--dsn", postgres.dsn, *words(role))
+        taken = await asyncio.to_thread(cli, "acquire", "--dsn", postgres.dsn, *words(role), "--settle", "0")
     assert taken.returncode == exit_codes.NOT_ACQUIRED
-    freed = await asyncio.to_thread(cli, "acquire", "--dsn", postgres.dsn, *words(role))
+    freed = await asyncio.to_thread(cli, "acquire", "--dsn", postgres.dsn, *words(role), "--settle", "0")
     assert freed.returncode == exit_codes.CLEAN
 
 

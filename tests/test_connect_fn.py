@@ -128,3 +128,37 @@ async def test_a_failed_connection_is_not_used_again():
 
 async def _hang() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+async def test_a_failed_health_check_leaves_the_session_open_until_the_loss_was_told():
+    """Closed any earlier, it would free the lock while we still say that we lead."""
+    connection = DoubleConnection((True,), OSError("a statement failed, the session lives"))
+    lock, _ = make_lock(connection)
+    seen: list[tuple[int, bool]] = []
+    lock.on_lost(lambda: seen.append((connection.closed_times, lock.is_leader)))
+    async with lock:
+        await until(lambda: bool(seen))
+        await until(lambda: connection.closed_times == 1)
+    assert seen == [(0, False)]
+
+
+async def test_a_slow_close_is_not_cancelled_with_the_election():
+    connection = DoubleConnection()
+    finished = []
+
+    async def slow_close() -> None:
+        await asyncio.sleep(0.5)
+        finished.append(True)
+
+    connection.close = slow_close  # type: ignore[method-assign]
+    lock, _ = make_lock(connection)
+    await lock.start()
+    await lock.wait_for_leadership()
+    stopping = asyncio.create_task(lock.shutdown())
+    await until(lambda: lock.state is LockState.STOPPED)
+    for task in asyncio.all_tasks():
+        if task.get_name() == "pgleaderlock lifecycle":
+            task.cancel()
+    await stopping
+    await asyncio.sleep(1)
+    assert finished == [True]

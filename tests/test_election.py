@@ -1,7 +1,10 @@
 """The engine on a double and on virtual time: every wait is a jump of the clock."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from pgleaderlock import (
     LeadershipLost,
     LockError,
     LockState,
+    LossCause,
     RetryContext,
     ShutdownError,
 )
@@ -935,6 +939,243 @@ async def test_a_call_from_another_event_loop_is_refused_instead_of_hanging():
         assert election.is_leader
     assert len(refused) == 4
     assert all("run_coroutine_threadsafe" in message for message in refused)
+
+
+# --- The lease ------------------------------------------------------------------------------------------------------
+
+
+def leased_grant(token: int = 1, at: float = 0.0) -> Grant:
+    """A grant of a lease of 15 s, sent at this time."""
+    return Grant(token, trusted_until=at + 13.5, lost_at=at + 10.0)
+
+
+async def test_a_renewal_that_does_not_answer_is_a_loss_when_the_grant_says_so_and_not_later():
+    election, backend, heard = make_election(ScriptedBackend(try_acquire=[leased_grant()], renew=[HANG]))
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
+    assert lost.at == pytest.approx(10.0)
+    assert lost.loss is LossCause.RENEW_TIMEOUT
+    assert lost.token == 1
+    assert backend.cut_short == ["renew"]
+
+
+async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
+    now = [0.0]
+    election, backend, heard = make_election(
+        ScriptedBackend(try_acquire=[leased_grant()]), clock=lambda: asyncio.get_running_loop().time() + now[0]
+    )
+    async with election:
+        await election.wait_for_leadership()
+        now[0] = 100.0
+        assert not election.is_leader
+        await until(lambda: "on_lost" in heard.words)
+    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [LossCause.STALLED]
+    assert "renew" not in backend.verbs
+
+
+async def test_a_slow_on_lost_keeps_the_session_open_no_longer_than_anyone_could_believe_in_it():
+    election, backend, heard = make_election(ScriptedBackend(try_acquire=[leased_grant()], renew=[DOWN]))
+    election.on_lost(lambda: asyncio.sleep(1000))
+    await election.start()
+    await until(lambda: "close" in backend.verbs)
+    assert backend.times("close") == pytest.approx([13.5])
+    await election.shutdown(timeout_s=0)
+
+
+async def test_what_is_exposed_of_the_lease_is_exposed_while_leading_only():
+    election, _, _ = make_election(ScriptedBackend(try_acquire=[leased_grant(token=42)]))
+    assert (election.token, election.trusted_until, election.time_left_s) == (None, None, 0.0)
+    async with election:
+        await election.wait_for_leadership()
+        assert (election.token, election.trusted_until, election.time_left_s) == (42, 13.5, 13.5)
+        await asyncio.sleep(3)
+        assert election.time_left_s == pytest.approx(10.5)
+    assert (election.token, election.trusted_until, election.time_left_s) == (None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ConnectionError("ended", cause=LossCause.SESSION_TERMINATED), LossCause.SESSION_TERMINATED),
+        (LeadershipLost("taken", cause=LossCause.HELD_BY_ANOTHER), LossCause.HELD_BY_ANOTHER),
+        (DOWN, LossCause.UNKNOWN),
+    ],
+)
+async def test_every_loss_says_why(error, cause):
+    election, _, heard = make_election(ScriptedBackend(renew=[error]))
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [cause]
+
+
+# --- Found by attack ------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_are_cancelled_twice_still_let_the_program_end():
+    """The usual recipe at the end of a program cancels every task, and asyncio.run then cancels what is left again."""
+    backend = ScriptedBackend()
+
+    async def main() -> None:
+        election, _, _ = make_election(backend)
+        await election.start()
+        await election.wait_for_leadership()
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(3600)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert not backend.is_open
+
+
+@pytest.mark.parametrize("cancels", [2, 3, 5])
+async def test_a_lifecycle_that_is_cancelled_again_and_again_ends(cancels):
+    election, backend, heard = make_election()
+    election.on_lost(lambda: asyncio.sleep(1))
+    await election.start()
+    await election.wait_for_leadership()
+    task = lifecycle_task()
+    for _ in range(cancels):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.wait({task})
+    await until(lambda: heard.words[-1] == "on_stopped")
+    assert not backend.is_open
+    await asyncio.sleep(1)
+    assert {task.get_name() for task in asyncio.all_tasks() if "pgleaderlock" in task.get_name()} == set()
+
+
+async def test_an_election_that_stopped_by_itself_can_be_started_from_its_last_callback():
+    backend = ScriptedBackend()
+    backend.defaults["try_acquire"] = None
+    election, _, heard = make_election(backend, retry_strategy=GiveUpAfter(1))
+    tasks = []
+
+    @election.on_stopped
+    def again() -> None:
+        if heard.words.count("on_stopped") == 1:
+            backend.defaults["try_acquire"] = Grant()
+            tasks.append(asyncio.create_task(election.start()))
+
+    await election.start()
+    await until(lambda: election.is_leader)
+    await asyncio.gather(*tasks)
+    await election.shutdown()
+
+
+async def test_start_right_after_an_election_gave_up_starts_it_anew():
+    backend = ScriptedBackend(try_acquire=[None])
+    election, _, heard = make_election(backend, retry_strategy=GiveUpAfter(1))
+    election.on_stopped(lambda: asyncio.sleep(1))
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    await election.start()
+    assert await election.wait_for_leadership()
+    await election.shutdown()
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_leaves_a_lock_that_can_be_started():
+    election, _, heard = make_election()
+    await election.start()
+    lifecycle_task().cancel()
+    await until_state(election, LockState.STOPPED)
+    await until(lambda: "on_stopped" in heard.words)
+    await election.shutdown()
+    await election.start()
+    assert await election.wait_for_leadership()
+    await election.shutdown()
+
+
+_CLOSED_LOOP = """
+import asyncio
+from tests.doubles import ScriptedBackend, make_election
+
+backend, made, first = ScriptedBackend(), [], asyncio.new_event_loop()
+
+async def begin():
+    made.append(make_election(backend, clock=lambda: 0.0)[0])
+    await made[0].start()
+    await made[0].wait_for_leadership()
+
+async def go_on():
+    await made[0].shutdown()
+    await made[0].start()
+    assert await made[0].wait_for_leadership()
+    await made[0].shutdown()
+
+first.run_until_complete(begin())
+assert made[0].is_leader
+first.close()
+assert not made[0].is_leader
+asyncio.run(go_on())
+assert not backend.is_open
+print("as it should be")
+"""
+
+
+def test_a_loop_that_was_closed_under_an_election_is_no_leadership_and_no_obstacle():
+    """In a process of its own, because asyncio complains of the tasks that died with that loop, and rightly so."""
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", _CLOSED_LOOP], capture_output=True, text=True, cwd=root, check=False)
+    assert done.stdout == "as it should be\n", done.stderr
+
+
+async def test_a_driver_that_cancels_its_own_call_is_an_error_and_not_the_end():
+    election, _, heard = make_election(
+        ScriptedBackend(try_acquire=[asyncio.CancelledError()], open=[asyncio.CancelledError()])
+    )
+    async with election:
+        assert await election.wait_for_leadership()
+    assert [type(error) for error in heard.errors] == [ConnectionError, ConnectionError]
+
+
+async def test_a_cancellation_while_the_backend_is_closing_loses_no_event_and_no_waiter():
+    election, backend, heard = make_election()
+    close = backend.close
+
+    async def slow_close() -> None:
+        await asyncio.sleep(1)
+        await close()
+
+    backend.close = slow_close  # type: ignore[method-assign]
+    await election.start()
+    await election.wait_for_leadership()
+    callers = [asyncio.create_task(election.shutdown()), asyncio.create_task(election.step_down())]
+    await asyncio.sleep(0.5)
+    lifecycle_task().cancel()
+    await asyncio.gather(*callers)
+    await until(lambda: heard.words[-1] == "on_stopped")
+    assert "on_released" in heard.words
+
+
+async def test_step_down_returns_after_the_callbacks_ran_but_not_later_than_asked():
+    election, _, _ = make_election()
+    ran = []
+
+    @election.on_released
+    async def slow() -> None:
+        await asyncio.sleep(2)
+        ran.append(True)
+
+    async with election:
+        await election.wait_for_leadership()
+        await election.step_down()
+        assert ran == [True]
+        await election.wait_for_leadership()
+        before = asyncio.get_running_loop().time()
+        await election.step_down(timeout_s=0.5)
+        assert asyncio.get_running_loop().time() - before < 2
+
+
+async def test_a_strategy_that_gives_up_after_a_step_down_says_so():
+    election, _, heard = make_election(retry_strategy=GiveUpAfter(1))
+    await election.start()
+    await election.wait_for_leadership()
+    await election.step_down()
+    await until_state(election, LockState.STOPPED)
+    assert "after a step-down" in str(heard.errors[0])
 
 
 # --- Storms ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ SPECIFIED = (
     Claim("ACQUIRING", "DbError", "no auto", "STOPPED", "on_state_change on_lost on_error on_stopped", closes=True),
     Claim("ACQUIRING", "StopRequested", "", "STOPPED", "on_state_change on_stopped", closes=True),
     Claim("LEADER", "HealthOk", "", "LEADER", ""),
-    Claim("LEADER", "HealthFailed", "grace", "RECONNECTING", "on_state_change on_error", closes=True),
+    Claim("LEADER", "HealthFailed", "grace", "RECONNECTING", "on_state_change on_error"),
     Claim("LEADER", "HealthFailed", "no grace, auto", "FOLLOWER", "on_state_change on_lost on_error", closes=True),
     Claim(
         "LEADER",
@@ -84,7 +84,7 @@ SPECIFIED = (
         "on_state_change on_lost on_error on_stopped",
         closes=True,
     ),
-    Claim("LEADER", "DbError", "grace", "RECONNECTING", "on_state_change on_error", closes=True),
+    Claim("LEADER", "DbError", "grace", "RECONNECTING", "on_state_change on_error"),
     Claim("LEADER", "DbError", "no grace, auto", "FOLLOWER", "on_state_change on_lost on_error", closes=True),
     Claim(
         "LEADER", "DbError", "no grace, no auto", "STOPPED", "on_state_change on_lost on_error on_stopped", closes=True

@@ -3,6 +3,7 @@
 Start at :class:`LeaderLock`. ``docs/`` has a tutorial, how-tos, the reference and the reasons.
 """
 
+from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.election import Election
 from pgleaderlock.errors import (
@@ -50,6 +51,7 @@ __all__ = [
     "LockError",
     "LockKey",
     "LockState",
+    "LossCause",
     "PgLeaderLockError",
     "RetryContext",
     "RetryStrategy",

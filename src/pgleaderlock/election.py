@@ -15,6 +15,7 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -25,6 +26,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.callbacks import Callbacks
+from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import (
     ConnectionError,
@@ -89,6 +91,7 @@ class Election(Callbacks):
         self._grant: Grant | None = None
         self._running: Run | None = None
         self._verb: asyncio.Task[Any] | None = None
+        self._left_open = False  # a run ended without closing the backend; the next one does it first
         self._logger = get_logger().bind(**backend.labels)
         self.subscribe(log_events(self._logger))
         self._work = {
@@ -109,15 +112,34 @@ class Election(Callbacks):
     @property
     def is_leader(self) -> bool:
         """Whether this process may act as the leader now. Ask again before each thing that must happen once."""
+        return self.time_left_s > 0
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the current term: greater than every earlier leader's. None when not leading."""
         grant = self._grant
-        return self._machine.state is LockState.LEADER and grant is not None and self._clock() < grant.trusted_until
+        return grant.token if grant is not None and self.is_leader else None
+
+    @property
+    def trusted_until(self) -> float | None:
+        """Until when, on the election's clock, leadership may be relied upon without news. None when not leading."""
+        grant = self._grant
+        return grant.trusted_until if grant is not None and self.is_leader else None
+
+    @property
+    def time_left_s(self) -> float:
+        """How long leadership may still be relied upon if no news comes: 0 when not leading."""
+        grant, run = self._grant, self._running
+        if self._machine.state is not LockState.LEADER or grant is None or run is None or run.loop.is_closed():
+            return 0.0
+        return max(0.0, grant.trusted_until - self._clock())
 
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to take part; returns in FOLLOWER. Does nothing when running. Waits for a shutdown under way."""
         while (run := self._run_here()) is not None:
-            if not run.stop_asked:
+            if not self._is_ending(run):
                 return
             if run.stream.is_current_task():
                 raise LockError("start() in a callback while stopping: use asyncio.create_task(lock.start())")
@@ -197,12 +219,19 @@ class Election(Callbacks):
     def _run_here(self) -> Run | None:
         """Return the current run, which must be on the caller's event loop: from another it could only hang."""
         run = self._running
+        if run is not None and run.loop.is_closed():
+            self._bury(run)  # that loop ended without a word to us
+            return None
         if run is not None and run.loop is not asyncio.get_running_loop():
             raise LockError(
                 "this election runs on another event loop, perhaps in another thread: from there use "
                 "asyncio.run_coroutine_threadsafe(lock.shutdown(), loop). Only is_leader and state may be asked there"
             )
         return run
+
+    def _is_ending(self, run: Run) -> bool:
+        """Whether this run will be over by itself, and a new one can be begun only then."""
+        return run.stop_asked or self.state is LockState.STOPPED or run.task.cancelling() > 0
 
     # --- The loop ----------------------------------------------------------------------------------------------
 
@@ -213,12 +242,29 @@ class Election(Callbacks):
         for event in self._events(self._machine.feed(Input.START), Fact(Input.START)):
             run.stream.put(event)
         run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
+        run.task.add_done_callback(lambda _: self._bury(run))
         if self._shutdown_event is not None:
             run.signal_task = loop.create_task(_relay(self._shutdown_event, run))
+
+    def _bury(self, run: Run) -> None:
+        """End a run that could not end itself: cancelled before its first step, or its loop was closed under it."""
+        if self._running is not run:
+            return
+        self._running = self._verb = self._grant = None
+        self._left_open = True
+        error = ShutdownError("the lifecycle task ended before it could tidy up")
+        events = self._events(self._machine.feed(Input.ABORTED), Fact(Input.ABORTED, error))
+        if not run.loop.is_closed():  # on a closed one nobody can be told
+            for event in events:
+                run.stream.put(event)
+            run.stream.end()
 
     async def _live(self, run: Run) -> None:
         error: Exception | None = None
         try:
+            if self._left_open:
+                self._left_open = False
+                await self._backend.close()
             while self.state is not LockState.STOPPED:
                 await self._step(run, await self._next_fact(run))
         except asyncio.CancelledError:
@@ -247,27 +293,36 @@ class Election(Callbacks):
         transition = self._machine.feed(fact.input)
         events = self._events(transition, fact)
         is_loss = EventKind.LOST in transition.emits
+        trust_left_s = self._trust_left_s()
         before = [event for event in events if is_loss and event.kind is not EventKind.STOPPED]
         after = [event for event in events if event not in before]
         term_is_over = transition.source in _LEADING and transition.to not in _LEADING
         try:
             await self._leave(run, transition, term_is_over=term_is_over)
-            await self._tell(run, before)
+            await self._tell(run, before, timeout_s=trust_left_s)
         finally:
-            if transition.closes:
-                await self._backend.close()
-            if term_is_over:
-                run.end_term()
-            for event in after:
-                run.stream.put(event)
+            try:
+                if transition.closes:
+                    await self._backend.close()
+            finally:
+                if term_is_over:
+                    run.end_term()
+                for event in after:
+                    run.stream.put(event)
         if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
             await self._hear_out(run)
 
-    async def _tell(self, run: Run, events: list[Event]) -> None:
+    async def _tell(self, run: Run, events: list[Event], timeout_s: float | None) -> None:
         for event in events:
             run.stream.put(event)
         if events:
-            await self._hear_out(run)
+            await self._hear_out(run, timeout_s=timeout_s)
+
+    def _trust_left_s(self) -> float | None:
+        """How long a slow ``on_lost`` may keep the session open: no longer than anyone could believe in it."""
+        if self._grant is None or math.isinf(self._grant.trusted_until):
+            return None
+        return max(0.0, self._grant.trusted_until - self._clock())
 
     async def _leave(self, run: Run, transition: Transition, *, term_is_over: bool) -> None:
         """End what belongs to the state that was left: its call in flight, its term."""
@@ -287,6 +342,7 @@ class Election(Callbacks):
         if after_release:  # a step-down is meant for the others: let them try before we try again
             self._cycle.begin_attempt()
             self._cycle.fail_attempt()
+            self._cycle.after_release = True
 
     def _events(self, transition: Transition, fact: Fact) -> list[Event]:
         return [
@@ -299,6 +355,7 @@ class Election(Callbacks):
                 error=fact.error,
                 attempt=self._cycle.attempt,
                 token=self._grant.token if self._grant else None,
+                loss=_loss_cause(fact) if kind is EventKind.LOST and transition.source in _LEADING else None,
             )
             for kind in transition.emits
         ]
@@ -329,7 +386,8 @@ class Election(Callbacks):
             if self.state is not LockState.STOPPED:
                 await self._step(run, Fact(Input.ABORTED, error))
             await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
-        finally:
+        finally:  # cancelled once more, perhaps: whoever waits for the stream or for us must not wait for ever
+            run.stream.end()
             self._running = None
 
     # --- The I/O of each state ---------------------------------------------------------------------------------
@@ -344,7 +402,9 @@ class Election(Callbacks):
             return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
         try:
             if delay_s > 0:
-                await self._call(run, partial(self._backend.wait, delay_s))
+                # After a step-down nobody stands in line: whoever else is there, or is just starting, goes first.
+                wait = asyncio.sleep if self._cycle.after_release else self._backend.wait
+                await self._call(run, partial(wait, delay_s))
             self._cycle.begin_attempt()
             await self._call(run, self._backend.open)
         except PgLeaderLockError as error:
@@ -367,7 +427,7 @@ class Election(Callbacks):
         return Fact(Input.ACQUIRE_SUCCEEDED, grant=grant)
 
     async def _lead(self, run: Run) -> Fact:
-        """Hold the lock for one health interval, then show that it is still held."""
+        """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
             why = await self._call_within(run, self._backend.lost, self._health_interval_s)
@@ -376,11 +436,20 @@ class Election(Callbacks):
             raise
         if why is not None:
             return Fact(Input.DB_ERROR, why)
+        left_s = self._grant.lost_at - self._clock()
+        if left_s <= 0:  # we slept through it: whatever the store says now, others may have been told otherwise
+            return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
         try:
-            grant = await self._call(run, partial(self._backend.renew, self._grant))
+            verb = partial(self._backend.renew, self._grant)
+            grant = await self._call_within(run, verb, None if math.isinf(left_s) else left_s)
         except PgLeaderLockError as error:
             return Fact(Input.HEALTH_FAILED, error)
+        if grant is None:
+            return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
         return Fact(Input.HEALTH_OK, grant=grant)
+
+    def _lost(self, what: str, cause: LossCause) -> LeadershipLost:
+        return LeadershipLost(f"{what}: leadership of {self._labels_text()} ends", cause=cause)
 
     async def _reconnect(self, run: Run) -> Fact:
         """Try to get the lock back before anybody needs to know, within the grace period."""
@@ -400,14 +469,15 @@ class Election(Callbacks):
             else:
                 if grant is not None:
                     return Fact(Input.REACQUIRE_SUCCEEDED, grant=grant)
-                return Fact(Input.REACQUIRE_FAILED, LeadershipLost("another took the lock while reconnecting"))
+                taken = self._lost("another took the lock while reconnecting", LossCause.HELD_BY_ANOTHER)
+                return Fact(Input.REACQUIRE_FAILED, taken)
             try:
                 delay_s = self._cycle.next_delay_s()
             except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
                 return Fact(Input.RETRIES_EXHAUSTED, error)
             if delay_s is None:
                 return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
-            await asyncio.sleep(delay_s)
+            await _guarded(partial(self._backend.wait, delay_s))
 
     async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
@@ -469,11 +539,32 @@ class Election(Callbacks):
             await _end(verb)
 
     def _gave_up(self) -> PgLeaderLockError:
-        labels = " ".join(f"{name}={value}" for name, value in self._backend.labels.items())
-        tries = f"gave up on {labels} after {self._cycle.attempt} attempts in {self._cycle.elapsed_s:.1f} s"
+        tries = (
+            f"gave up on {self._labels_text()} after {self._cycle.attempt} attempts in {self._cycle.elapsed_s:.1f} s"
+        )
         if self._cycle.last_error is not None:
             return ConnectionError(f"{tries}: {self._cycle.last_error}")
+        if self._cycle.after_release:
+            return LockError(f"the retry strategy gave up on {self._labels_text()} after a step-down")
         return LockError(f"{tries}: another holds the lock")
+
+    def _labels_text(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._backend.labels.items())
+
+
+_CAUSES = {
+    Input.GRACE_EXPIRED: LossCause.GRACE_EXPIRED,
+    Input.RELEASE_REQUESTED: LossCause.STEPPED_DOWN,
+    Input.ABORTED: LossCause.ABORTED,
+}
+
+
+def _loss_cause(fact: Fact) -> LossCause:
+    """Name what ended a term: the input where that says it all, the error otherwise."""
+    known = _CAUSES.get(fact.input)
+    if known is None and isinstance(fact.error, PgLeaderLockError):
+        known = fact.error.cause
+    return known or LossCause.UNKNOWN
 
 
 async def _guarded(verb: Verb[T]) -> T:
@@ -482,6 +573,11 @@ async def _guarded(verb: Verb[T]) -> T:
         return await verb()
     except PgLeaderLockError:
         raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionError("the driver cancelled its own call") from error  # it was not us
     except Exception as error:
         raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
 

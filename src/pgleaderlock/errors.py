@@ -10,9 +10,14 @@
     ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
     └── EmbeddedServerError  the embedded PostgreSQL could not be found, made or started
 
+Every error may carry a ``cause``: why leadership ended, or could not be had, in one typed word for metrics and
+log lines (:class:`~pgleaderlock.causes.LossCause`).
+
 Wrong arguments are ``ValueError`` or ``TypeError``, raised by the constructor that got them, before anything runs.
 A driver's own exceptions never leave a backend: they are translated there, and stay reachable as ``__cause__``.
 """
+
+from pgleaderlock.causes import LossCause
 
 __all__ = [
     "ConnectionError",
@@ -27,6 +32,10 @@ __all__ = [
 
 class PgLeaderLockError(Exception):
     """The base of everything this library raises on its own account."""
+
+    def __init__(self, message: str = "", *, cause: LossCause = LossCause.UNKNOWN) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class ConnectionError(PgLeaderLockError):  # noqa: A001 - the specified name

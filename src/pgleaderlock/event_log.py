@@ -40,7 +40,7 @@ def log_events(logger: NDLogger) -> Listener:
             case EventKind.RELEASED:
                 logger.info("lock_released")
             case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # where nothing was held
-                logger.warning("leadership_lost", cause=event.cause)
+                logger.warning("leadership_lost", cause=event.loss.value if event.loss else event.cause)
             case EventKind.RECOVERED:
                 logger.info("leadership_recovered", attempt=event.attempt)
             case EventKind.STOPPED:

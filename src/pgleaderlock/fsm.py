@@ -156,11 +156,13 @@ def _resolve(row: Row, policy: Policy, *, stopping: bool) -> tuple[LockState, tu
 
 def _specialise(row: Row, policy: Policy, *, stopping: bool) -> Transition:
     to, emits = _resolve(row, policy, stopping=stopping)
+    # The verb that failed has given up the session it failed on. What else protects a recovery is kept for it.
+    closes = (row.closes and to is not S.RECONNECTING) or to is S.STOPPED
     if to is not row.source:
         emits = (E.STATE_CHANGE, *emits)
     if to is S.STOPPED:
         emits = (*emits, E.STOPPED)
-    return Transition(row.source, row.input, to, emits, closes=row.closes or to is S.STOPPED)
+    return Transition(row.source, row.input, to, emits, closes)
 
 
 Table = MappingProxyType[tuple[LockState, Input], Transition]

@@ -15,6 +15,7 @@ the same lock, compare equal and print alike. ``LockKey.parse`` reads that form 
 
 import hashlib
 import re
+import reprlib
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -25,6 +26,8 @@ __all__ = ["LockKey"]
 _INT4 = (-(2**31), 2**31 - 1)
 _INT8 = (-(2**63), 2**63 - 1)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}", re.ASCII)
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = 240
 _PRINTED = re.compile(r"pair:(-?\d+)/(-?\d+)|bigint:(-?\d+)|named:(.+)", re.ASCII)
 
 
@@ -80,6 +83,13 @@ class LockKey:
         return cls.bigint(int(number)) if number is not None else cls.pair(int(key1), int(key2))
 
     @property
+    def labels(self) -> dict[str, object]:
+        """What names this lock in log lines: the two keys of a pair, otherwise the printed form and the role."""
+        if self.space == "pair":
+            return {"key1": self.numbers[0], "key2": self.numbers[1]}
+        return {"key": str(self)} if self.name is None else {"role": self.name, "key": str(self)}
+
+    @property
     def described(self) -> str:
         """How to speak of this lock to a person: by its role's name, if it has one, and by its printed form."""
         return str(self) if self.name is None else f"{self.name} ({self})"
@@ -99,8 +109,8 @@ def _hash_name(name: str) -> int:
     if not _NAME.fullmatch(name):
         # Letters that look alike and hash apart would make two leaders, so only plain ASCII gets in.
         raise ValueError(
-            f"role name {name!r} is not usable: start with an ASCII letter or digit, go on with those or "
-            "any of . _ / : @ + - and keep it to 200 characters"
+            f"role name {_SHORTENED.repr(name)} is not usable: start with an ASCII letter or digit, go on with "
+            "those or any of . _ / : @ + - and keep it to 200 characters"
         )
     if "://" in name:
         raise ValueError("role name is not usable: it is a connection string (not shown, it may hold a password)")

@@ -1,8 +1,10 @@
 """``LeaderLock``: an election on a PostgreSQL advisory lock, with the constructor that the specification asks for."""
 
 import asyncio
+from typing import Literal
 
-from pgleaderlock.backends.postgres import AdvisoryLockBackend, ConnectFn
+from pgleaderlock._checks import check_seconds
+from pgleaderlock.backends.postgres import ConnectFn, Lease, PostgresBackend
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
 from pgleaderlock.keys import LockKey
@@ -45,11 +47,18 @@ class LeaderLock(Election):
         connect_fn: ConnectFn | None = None,
         role: str | None = None,
         key: LockKey | None = None,
+        lease_s: float | None = None,
+        wake: Literal["line", "poll"] = "line",
+        slice_s: float | None = None,
+        settle_s: float | None = None,
+        witness: bool = True,
+        allow_pooler: bool = False,
         clock: Clock = suspend_aware_clock,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
+        lease = Lease(_choose_lease_s(lease_s, health_interval_s), wake, slice_s, settle_s, witness, allow_pooler)
         super().__init__(
-            AdvisoryLockBackend(self._key, dsn=dsn, connect_fn=connect_fn),
+            PostgresBackend(self._key, lease, clock, dsn=dsn, connect_fn=connect_fn),
             retry_strategy=retry_strategy,
             health_interval_s=health_interval_s,
             reconnect_grace_s=reconnect_grace_s,
@@ -65,6 +74,20 @@ class LeaderLock(Election):
 
     def __repr__(self) -> str:
         return f"<LeaderLock {self._key!r} {self.state.value}>"
+
+
+def _choose_lease_s(lease_s: float | None, health_interval_s: float) -> float:
+    """Return the lease, by default three health intervals; refuse one in which no renewal could succeed in time."""
+    interval_s = check_seconds("health_interval_s", health_interval_s)
+    if lease_s is None:
+        return max(3 * interval_s, 1.5)
+    check_seconds("lease_s", lease_s)
+    if not interval_s < lease_s * 2 / 3:
+        raise ValueError(
+            f"health_interval_s={interval_s:g} must be less than two thirds of lease_s={lease_s:g}: leadership "
+            "would be lost before the first renewal"
+        )
+    return lease_s
 
 
 def _choose_key(key1: int | None, key2: int | None, role: str | None, key: LockKey | None) -> LockKey:

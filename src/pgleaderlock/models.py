@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgleaderlock.causes import LossCause
+
 __all__ = [
     "Callback",
     "ErrorCallback",
@@ -59,6 +61,8 @@ class Grant:
 
     token: int | None = None
     trusted_until: float = math.inf
+    lost_at: float = math.inf
+    """When leadership is declared lost unless a renewal succeeded; before ``trusted_until``, so that work can stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class Event:
     error: Exception | None = None
     attempt: int | None = None
     token: int | None = None
+    loss: LossCause | None = None
+    """Why leadership was lost, on ``on_lost`` events that ended a term."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,14 @@ class RetryCycle:
         self._failed = False
         self._previous_delay_s: float | None = None
         self.attempt = 0
+        self.after_release = False
+        """Whether the next delay is there to let others go first. Over with the next attempt."""
         self.last_error: Exception | None = None
 
     def begin_attempt(self) -> None:
         """Count one more attempt."""
         self.attempt += 1
+        self.after_release = False
         if self._began_at is None:
             self._began_at = self._clock()
 

@@ -33,6 +33,7 @@ class EventStream:
         self._delivered = delivered
         self._logger = logger
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._ended = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgleaderlock events")
 
     def put(self, event: Event) -> None:
@@ -57,11 +58,20 @@ class EventStream:
             self._task.cancel()
             asyncio.get_running_loop().call_later(_PATIENCE_S, self.hurry)
 
+    def end(self) -> None:
+        """Say that nothing more will come. What is left is still delivered."""
+        if not self._ended:
+            self._ended = True
+            self._events.put_nowait(None)
+
     async def finish(self, timeout_s: float | None) -> None:
         """Deliver what is left, then end. Past the time-out the rest is abandoned."""
-        self._events.put_nowait(None)
+        self.end()
         await asyncio.wait({self._task}, timeout=timeout_s)
-        if not self._task.done():
+        if self._task.done():
+            if not self._task.cancelled():
+                self._task.exception()  # a callback that exits the program needs no second report from asyncio
+        else:
             self._logger.error("callbacks_abandoned", undelivered=self._events.qsize())
 
     async def _run(self) -> None:

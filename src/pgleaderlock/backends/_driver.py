@@ -84,11 +84,8 @@ async def close_connection(connection: Any) -> None:
         return
     if inspect.isawaitable(answer):
         task = asyncio.ensure_future(answer)
-        try:
-            await asyncio.wait({task}, timeout=_CLOSE_TIMEOUT_S)
-        finally:
-            task.cancel()
-            _leave_behind(task)
+        _leave_behind(task)  # and never cancelled: half a close is worse than a late one
+        await asyncio.wait({task}, timeout=_CLOSE_TIMEOUT_S)
 
 
 def _close_late_arrival(task: asyncio.Future[Any]) -> None:

@@ -16,6 +16,7 @@ __all__ = ["check_dsn", "default_application_name", "describe", "has_password", 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _LAST_PORT = 65535
+_SHORTEST_SECRET = 3
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
 
 
@@ -99,7 +100,8 @@ def has_password(dsn: str) -> bool:
 
 def scrub(text: str, parts: Mapping[str, str]) -> str:
     """Take the secrets of this connection string out of a text, should a driver have put them there."""
-    secrets = [secret for name in _SECRETS if (secret := parts.get(name))]
+    # A very short one would be cut out of ordinary words, and shown by its absence.
+    secrets = [secret for name in _SECRETS if len(secret := parts.get(name, "")) >= _SHORTEST_SECRET]
     for secret in sorted(secrets, key=len, reverse=True):  # one may hold another
         text = text.replace(secret, "***")
     return text

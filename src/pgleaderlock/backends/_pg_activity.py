@@ -10,7 +10,7 @@ from typing import Any
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Holder
 
-__all__ = ["Contender", "contenders"]
+__all__ = ["Contender", "contenders", "holder_of", "holder_query"]
 
 _UINT32 = 2**32 - 1
 
@@ -40,6 +40,16 @@ def _columns(key: LockKey) -> tuple[int, int, int]:
     if key.space == "pair":
         return key.numbers[0] & _UINT32, key.numbers[1] & _UINT32, 2
     return key.numbers[0] >> 32 & _UINT32, key.numbers[0] & _UINT32, 1
+
+
+def holder_query(key: LockKey) -> tuple[str, tuple[int, int, int]]:
+    """Return a statement whose first row is the holder, if there is one, and its parameters."""
+    return f"SELECT * FROM ({_QUERY}) AS contenders WHERE granted", _columns(key)  # noqa: S608 - a constant
+
+
+def holder_of(row: tuple[Any, ...]) -> Holder:
+    """Read a row of :func:`holder_query`."""
+    return _contender(row).holder
 
 
 async def contenders(connection: Any, key: LockKey) -> list[Contender]:

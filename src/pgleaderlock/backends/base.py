@@ -13,6 +13,7 @@ What the engine relies on:
 - Only one verb runs at a time, except that :meth:`Backend.close` may follow a cancelled one at once.
 - A verb that is cancelled ends promptly, whatever the network does, and leaves nothing held that it cannot account
   for: in doubt it gives up its session. So time limits belong to the engine alone.
+- A verb that failed has given up the session that it failed on; :meth:`Backend.close` gives up everything.
 - Foreign exceptions do not leave a backend. One that does anyway is treated as *cannot tell*.
 """
 
@@ -62,14 +63,16 @@ class Backend(ABC):
         """Return when asking again is worth while, at the latest after ``timeout_s``.
 
         A store that can be woken by the lock's release overrides this; it may also be granted the lock here and
-        hand it out at the next :meth:`try_acquire`. Works without an open session, as a plain wait.
+        hand it out at the next :meth:`try_acquire`. Works without an open session, as a plain wait. Between two
+        attempts of a recovery it keeps alive what protects that recovery.
         """
         await asyncio.sleep(timeout_s)
 
-    async def lost(self) -> PgLeaderLockError:
+    async def lost(self) -> PgLeaderLockError | None:
         """Return, with the reason, once the store shows by itself that the grant is gone.
 
-        A store that cannot show it never returns, and the engine learns of a loss from :meth:`renew`.
+        None means that something happened which :meth:`renew` should look at now. A store that cannot show
+        anything never returns, and the engine learns of a loss from :meth:`renew`. May be cancelled without harm.
         """
         await asyncio.get_running_loop().create_future()
         raise NotImplementedError  # that future has no result

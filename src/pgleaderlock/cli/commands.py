@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -118,6 +118,40 @@ _health_interval = click.option(
 )
 
 
+def _lease_options(command: F) -> F:
+    """Add the options on which all contenders for one lock must agree."""
+    options = (
+        click.option(
+            "--lease",
+            "lease_s",
+            type=float,
+            metavar="SECONDS",
+            callback=_check_option_seconds(),
+            help="How long a silent leader keeps the lock. [default: three health intervals]",
+        ),
+        click.option(
+            "--settle",
+            "settle_s",
+            type=float,
+            metavar="SECONDS",
+            callback=_check_option_seconds(zero_ok=True),
+            help="How long after the server's start nobody leads yet. 0 only for a server without a past. "
+            "[default: the lease]",
+        ),
+        click.option(
+            "--wake",
+            type=click.Choice(["line", "poll"]),
+            default="line",
+            show_default=True,
+            help="Stand in line for the lock, or ask for it now and then.",
+        ),
+        click.option("--no-witness", is_flag=True, help="Do with one connection, and a weaker promise."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def _choose_key(key1: int | None, key2: int | None, role: str | None) -> LockKey:
     by_numbers = key1 is not None or key2 is not None
     if by_numbers == (role is not None):
@@ -146,6 +180,7 @@ def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @_lock_options
 @_health_interval
+@_lease_options
 @click.option(
     "--retry-base",
     "retry_base_s",
@@ -186,6 +221,10 @@ def run(
     role: str | None,
     as_json: bool,
     health_interval_s: float,
+    lease_s: float | None,
+    settle_s: float | None,
+    wake: Literal["line", "poll"],
+    no_witness: bool,
     retry_base_s: float,
     retry_max_s: float,
     reconnect_grace_s: float | None,
@@ -209,17 +248,22 @@ def run(
         health_interval_s=health_interval_s,
         reconnect_grace_s=reconnect_grace_s,
         auto_reacquire=not no_auto_reacquire,
+        lease_s=lease_s,
+        wake=wake,
+        witness=not no_witness,
     )
     _check_by_making(make_lock)
     show_logs("INFO" if quiet else "DEBUG")
-    with open_database(dsn) as address:
-        code = asyncio.run(take_part(make_lock(address), address, as_json=as_json))
+    with open_database(dsn) as database:
+        lock = make_lock(database.dsn, settle_s=database.settle_s(settle_s))
+        code = asyncio.run(take_part(lock, database.dsn, as_json=as_json))
     context.exit(code)
 
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @_lock_options
 @_health_interval
+@_lease_options
 @click.option(
     "--hold",
     "hold_s",
@@ -240,6 +284,10 @@ def acquire(
     role: str | None,
     as_json: bool,
     health_interval_s: float,
+    lease_s: float | None,
+    settle_s: float | None,
+    wake: Literal["line", "poll"],
+    no_witness: bool,
     hold_s: float,
 ) -> None:
     """Try once to get the lock: exit code 0 if acquired, 1 if another process holds it.
@@ -252,11 +300,15 @@ def acquire(
         retry_strategy=OneAttempt(),
         health_interval_s=health_interval_s,
         auto_reacquire=False,
+        lease_s=lease_s,
+        wake=wake,
+        witness=not no_witness,
     )
     _check_by_making(make_lock)
     show_logs("ERROR")  # the outcome is told by the command itself
-    with open_database(dsn) as address:
-        code = asyncio.run(acquire_once(make_lock(address), address, hold_s=hold_s, as_json=as_json))
+    with open_database(dsn) as database:
+        lock = make_lock(database.dsn, settle_s=database.settle_s(settle_s))
+        code = asyncio.run(acquire_once(lock, database.dsn, hold_s=hold_s, as_json=as_json))
     context.exit(code)
 
 
@@ -270,5 +322,5 @@ def status(*, dsn: str | None, key1: int | None, key2: int | None, role: str | N
     """
     key = _choose_key(key1, key2, role)
     show_logs("ERROR")
-    with open_database(dsn) as address:
-        asyncio.run(show_status(address, key, as_json=as_json))
+    with open_database(dsn) as database:
+        asyncio.run(show_status(database.dsn, key, as_json=as_json))

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import click
 
@@ -9,7 +10,7 @@ from pgleaderlock import embedded
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.errors import EmbeddedServerError
 
-__all__ = ["UnreachableError", "open_database"]
+__all__ = ["Database", "UnreachableError", "open_database"]
 
 
 class UnreachableError(click.ClickException):
@@ -23,24 +24,37 @@ class UnreachableError(click.ClickException):
         return cls(f"{error} - check --dsn or $PG_DSN, and that the server is up and lets this user in.")
 
 
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database that can be used, and whether it began to exist with us."""
+
+    dsn: str
+    has_no_past: bool = False
+    """We started the server just now, after its last user had left: nobody can still believe that it leads there."""
+
+    def settle_s(self, asked_s: float | None) -> float | None:
+        """Return how long to let the past end: what was asked for, or not at all where there is none."""
+        return 0.0 if asked_s is None and self.has_no_past else asked_s
+
+
 @contextlib.contextmanager
-def open_database(dsn: str | None) -> Iterator[str]:
-    """Yield a DSN that can be used within the block: the given one, or the embedded server's."""
+def open_database(dsn: str | None) -> Iterator[Database]:
+    """Yield a database that can be used within the block: the given one, or the embedded server's."""
     if dsn is not None:
-        yield dsn
+        yield Database(dsn)
         return
     try:
-        with _embedded_dsn() as embedded_dsn:
-            yield embedded_dsn
+        with _embedded_database() as database:
+            yield database
     except EmbeddedServerError as error:
         raise UnreachableError(str(error)) from error
 
 
 @contextlib.contextmanager
-def _embedded_dsn() -> Iterator[str]:
+def _embedded_database() -> Iterator[Database]:
     embedded.find_binaries()  # before we say that we use it
     folder = embedded.shared_folder()
     # Said before the start, because the first one takes a second or two and silence looks like a hang.
     click.echo(f"pgleaderlock: no --dsn and no $PG_DSN, so using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
-        yield server.dsn
+        yield Database(server.dsn, has_no_past=server.started_here)

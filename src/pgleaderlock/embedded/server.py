@@ -62,6 +62,8 @@ class Server:
         self._tcp_port = tcp_port
         self._port = tcp_port or 5432  # without TCP it is only a part of the socket's name
         self._settings = dict(settings or {})
+        self.started_here = False
+        """Whether the last start() found it stopped and started it, instead of finding it running."""
         for path in (self.folder, self._binaries):
             if _UNQUOTABLE.intersection(str(path)):
                 raise EmbeddedServerError(f"{str(path)!r}: pg_ctl mishandles quotes, $, ` and \\ in paths. Rename it.")
@@ -105,6 +107,7 @@ class Server:
     def start(self) -> None:
         """Start the server and return when it takes connections; if it runs already, that is all."""
         self.init()
+        self.started_here = False
         try:
             with told_plainly(self.folder):
                 self._bring_up()
@@ -254,6 +257,7 @@ class Server:
         how = ("-w", "-t", f"{_START_TIMEOUT_S:.0f}", "-l", self.log_path, "-o", self._options())
         pg_ctl, timeout_s = self._usable_binaries / "pg_ctl", _START_TIMEOUT_S + 10
         code, output = run_program(pg_ctl, "start", "-D", self.data, *how, account=self._account, timeout_s=timeout_s)
+        self.started_here = code == 0
         if code == 0 or self.is_running():  # either: a launch whose starter was killed may have come first
             return
         log = self._log_tail(log_start)

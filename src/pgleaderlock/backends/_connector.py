@@ -1,0 +1,92 @@
+"""From a connection string or a caller's factory to a connection, and from a driver's error to one for people."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import psycopg
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._driver import close_connection, is_psycopg, open_connection, take_over
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
+
+__all__ = ["ConnectFn", "Connector"]
+
+ConnectFn = Callable[[], Awaitable[Any]]
+"""A caller's factory of connections."""
+
+_LIMIT_WORDS = ("too many clients", "too many connections", "remaining connection slots", "connection limit")
+_LIMIT_HINT = (
+    " A leader needs two connections, a follower one: raise max_connections or the CONNECTION LIMIT of the role or "
+    "database, or pass witness=False to do with one."
+)
+
+
+class Connector:
+    """Opens connections for one lock, and explains what goes wrong with them."""
+
+    def __init__(self, key: LockKey, *, dsn: str | None, connect_fn: ConnectFn | None) -> None:
+        self._key = key
+        if connect_fn is not None:
+            if not callable(connect_fn):
+                raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
+            self._parts: Mapping[str, str] = {}
+            self.where = "the connection of connect_fn"
+            self._connect: Callable[[], Any] = connect_fn
+        else:
+            self._parts = _dsn.check_dsn(dsn)
+            self.where = _dsn.describe(self._parts)
+            self._connect = self._connect_by_dsn
+
+    async def connect(self) -> Any:
+        """Return an open connection: psycopg's, made autocommit, or whatever else the caller's factory makes."""
+        connection, error = await self._attempt()
+        if (
+            error is not None
+        ):  # raised here, where the driver's exception is not being handled and comes along as context
+            raise self.explain("cannot connect", error) from self._shown_cause(error)
+        if connection is None:
+            raise ConnectionError(
+                f"connect_fn returned None for lock {self._key.described}: it must return an open connection with "
+                "execute() and close()"
+            )
+        if is_psycopg(connection):
+            take_over(connection)
+            await self._make_autocommit(connection)
+        return connection
+
+    async def _attempt(self) -> tuple[Any, Exception | None]:
+        try:
+            return await open_connection(self._connect), None
+        except Exception as error:  # noqa: BLE001 - a caller's factory may raise anything
+            return None, error
+
+    async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
+        return await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts), autocommit=True)
+
+    async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        if connection.autocommit:
+            return
+        try:
+            await connection.set_autocommit(True)
+        except psycopg.Error as error:
+            await close_connection(connection)
+            raise ConnectionError(
+                f"connect_fn returned a connection for lock {self._key.described} that is not autocommit and cannot be "
+                f"made so: {error}. Return one that is not inside a transaction, best opened with autocommit=True."
+            ) from error
+
+    def explain(self, what: str, error: Exception, cause: LossCause = LossCause.UNKNOWN) -> ConnectionError:
+        """Say what happened, to which lock, where, and why, in one line and without secrets."""
+        lines = _dsn.scrub(str(error), self._parts).splitlines()
+        reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
+        hint = _LIMIT_HINT if any(words in reason for words in _LIMIT_WORDS) else ""
+        return ConnectionError(f"{what} for lock {self._key.described} ({self.where}): {reason}{hint}", cause=cause)
+
+    def _shown_cause(self, error: Exception) -> Exception | None:
+        """Keep the driver's exception as the cause, unless its text holds a secret.
+
+        Without its traceback, whose frames have the connection string among their variables: error trackers show them.
+        """
+        return error.with_traceback(None) if _dsn.scrub(str(error), self._parts) == str(error) else None

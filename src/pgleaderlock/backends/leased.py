@@ -1,0 +1,465 @@
+"""A lease on a session advisory lock: what makes a leader both quick to replace and never one of two.
+
+What the server is authoritative for: who holds a lock, and when a silent session ends (``idle_session_timeout``). What
+local time is used for: nothing but *our own* trust, which ends before the server could have given the lock away.
+
+With a lease of T seconds, counted from when a request was sent:
+
+- a renewal is sent every health interval; none succeeded by 2/3 T, and leadership is declared lost;
+- at 0.9 T ``is_leader`` is False, whatever the event loop is doing;
+- at T, and no earlier, the server ends a silent session and frees its lock.
+
+**Two locks on two sessions.** A session that the *server* ends frees its lock at once, while its owner may not have
+read the news. So leadership takes the lock, for which contenders stand in line, and then a *witness* lock on a second
+session. A leader that loses one session still holds the other until its callbacks were told; a successor holds the
+lock and stays in ACQUIRING until the witness is free.
+
+**Standing in line** is a blocking ``pg_advisory_lock`` in slices shorter than ``deadlock_timeout``, with the time-out
+caught on the server: a follower is granted the lock in milliseconds, and neither holds back vacuum nor fills the log.
+
+Only a session that holds the lock, or stands in line for it, is under the lease: one that sleeps between two tries
+would be ended by its own.
+
+**Any doubt closes the session.** A closed session holds nothing.
+
+Not promised: a promoted standby is not noticed; a frozen process whose sessions are *both* killed by the server may
+find out last, by up to 0.9 T; clocks of two hosts may not differ in rate by more than 10 %.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends._pg_activity import holder_of, holder_query
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.backends.session import OpenSession, Session
+from pgleaderlock.causes import LossCause
+from pgleaderlock.clock import Clock
+from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Grant, Holder
+
+__all__ = ["Lease", "LeasedLockBackend", "witness_key"]
+
+_IDLE_SESSION_TIMEOUT_SINCE = 140000
+
+_SET_UP = """
+SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery()
+            THEN set_config('statement_timeout', %s, false) || set_config('lock_timeout', '0', false) END,
+       pg_backend_pid(), pg_is_in_recovery(),
+       extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
+       extract(epoch FROM clock_timestamp() - greatest(
+           pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
+       (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())
+"""
+# Nothing is set on a session that will be refused: behind a pooler it is other people's too.
+# The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
+
+# The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
+# commit reach the disk; without it a crash right after the grant would hand out the same number again.
+_TRY = """
+SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY[
+    pg_current_xact_id()::text, {come_under_lease},
+    pg_logical_emit_message(true, 'pgleaderlock', '')::text] END
+"""
+
+# The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
+_STAND_IN_LINE = """
+DO $slice$ BEGIN
+    PERFORM set_config('pgleaderlock.token', '', false), {come_under_lease};
+    BEGIN
+        PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM pg_advisory_lock({numbers});
+        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false),
+                pg_logical_emit_message(true, 'pgleaderlock', '');
+    EXCEPTION WHEN lock_not_available THEN
+    END;
+END $slice$;
+SELECT current_setting('pgleaderlock.token')
+"""
+
+# All of them, because a slice's time-out can race with its grant, and the next one then holds the lock twice.
+_UNLOCK = "SELECT pg_advisory_unlock({numbers}), pg_advisory_unlock_all(), {leave_lease}"
+
+_END_FORMER_SELF = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s
+"""
+
+_PING = "SELECT 1"
+
+
+def witness_key(key: LockKey) -> LockKey:
+    """Return the key of the second lock. Frozen for ever: contenders of all versions must agree on it."""
+    digest = hashlib.sha256(f"pgleaderlock/witness/1/{key}".encode()).digest()
+    return LockKey.bigint(int.from_bytes(digest[:8], "big", signed=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long a silent leader keeps the lock, and how it is waited for. All contenders must agree on it."""
+
+    lease_s: float
+    wake: Literal["line", "poll"] = "line"
+    slice_s: float | None = None
+    """How long one slice of standing in line lasts; by default less than the server's ``deadlock_timeout``."""
+    settle_s: float | None = None
+    """How long after a server's start a grant is not yet used; by default the lease."""
+    witness: bool = True
+    allow_pooler: bool = False
+
+    def __post_init__(self) -> None:
+        check_seconds("lease_s", self.lease_s)
+        if self.wake not in ("line", "poll"):
+            raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
+        if self.slice_s is not None:
+            check_seconds("slice_s", self.slice_s)
+        if self.settle_s is not None:
+            check_seconds("settle_s", self.settle_s, zero_ok=True)
+        check_flag("witness", self.witness)
+        check_flag("allow_pooler", self.allow_pooler)
+
+    @property
+    def answer_bound_s(self) -> float:
+        """How long any one answer is waited for."""
+        return self.lease_s * 2 / 3
+
+    @property
+    def renew_every_s(self) -> float:
+        """How often a session is shown to be alive while something else is waited for."""
+        return self.lease_s / 3
+
+    def grant(self, token: int | None, sent: float) -> Grant:
+        """Return what an answer to a request that was sent then is worth."""
+        return Grant(token, trusted_until=sent + 0.9 * self.lease_s, lost_at=sent + self.lease_s * 2 / 3)
+
+
+class LeasedLockBackend(Backend):
+    """One contender: a session for the lock, and while leading another for the witness."""
+
+    def __init__(self, key: LockKey, open_session: OpenSession, lease: Lease, clock: Clock, where: str) -> None:
+        self._key = key
+        self._witness_key = witness_key(key)
+        self._open_session = open_session
+        self._lease = lease
+        self._clock = clock
+        self._where = where
+        self._lock: Session | None = None
+        self._witness: Session | None = None
+        self._granted: int | None = None  # a token that standing in line brought, not yet handed out
+        self._settled_at = 0.0
+        self._enforced = True
+        self._former: tuple[int, str] | None = None  # our own session before this one, which may not be gone yet
+        self._mine: tuple[int, str] | None = None
+        self._slice_s = lease.slice_s or min(0.9, lease.renew_every_s)
+        self._contested = False
+        self._logger = get_logger().bind(**self.labels)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """As every PostgreSQL lock is labelled."""
+        return self._key.labels
+
+    # --- The verbs ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Have a session for the lock. A witness that another waits for is let go first."""
+        await self._let_contested_witness_go()
+        if self._lock is None or self._lock.closed:
+            self._granted = None
+            self._former = self._mine
+            self._lock, self._mine = await self._prepared_session()
+
+    async def try_acquire(self) -> Grant | None:
+        """Ask for the lock, or take what standing in line brought; then make sure of it."""
+        token, self._granted = self._granted, None
+        if token is None:
+            token = await self._try_lock()
+        if token is None and self._witness is not None:
+            token = await self._take_from_former_self()
+        if token is None:
+            self._contested = self._witness is not None
+            return None
+        try:
+            return await self._confirm(token)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def renew(self, grant: Grant) -> Grant:
+        """Show on both sessions that we live. A lost witness is replaced while the lock still protects."""
+        sent = self._clock()
+        await self._ping_lock()
+        if self._lease.witness and not await self._witness_lives():
+            if not await self._replace_witness(grant):
+                return grant  # no trust is added without a witness
+            sent = self._clock()
+            await self._ping_both()
+        return self._lease.grant(grant.token, sent)
+
+    async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the sessions are the grant
+        """Unlock, and end the witness."""
+        row = await self._session().fetch(self._sql(_UNLOCK, self._key), bound_s=self._lease.lease_s)
+        await self._close_witness()
+        if row is None or row[0] is not True:
+            await self.close()
+            raise LockError(
+                f"PostgreSQL answered that lock {self._key.described} was not held by this session ({self._where}): "
+                "something else released it. The session is closed."
+            )
+
+    async def holder(self) -> Holder | None:
+        """Ask the server, on the session that is open."""
+        statement, parameters = holder_query(self._key)
+        row = await self._session().fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
+        return None if row is None else holder_of(row)
+
+    async def close(self) -> None:
+        """End both sessions."""
+        self._granted, self._contested = None, False
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            await lock.close()
+        await self._close_witness()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Stand in line. Between attempts of a recovery, keep the witness instead: the lock is then only tried."""
+        await self._let_contested_witness_go()
+        if self._witness is not None:
+            await self._keep_witness(timeout_s)
+        elif self._lock is None or self._lock.closed or self._lease.wake == "poll":
+            await asyncio.sleep(timeout_s)
+        else:
+            await self._stand_in_line(timeout_s)
+
+    async def lost(self) -> PgLeaderLockError | None:
+        """Watch both sockets. The lock's end is a loss; the witness's end is something to look at."""
+        lock = asyncio.ensure_future(self._session().ended())
+        watches = [lock]
+        if self._witness is not None:
+            watches.append(asyncio.ensure_future(self._witness.ended()))
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return lock.result() if lock.done() else None
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.wait(watches)
+
+    # --- Sessions ----------------------------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        if self._lock is None:
+            raise ConnectionError(f"no session is open for lock {self._key.described} ({self._where})")
+        return self._lock
+
+    async def _prepared_session(self) -> tuple[Session, tuple[int, str]]:
+        """Open a session and put it under the lease, or refuse it and say why."""
+        async with _bounded(self._lease.lease_s, f"no connection for lock {self._key.described} ({self._where})"):
+            session = await self._open_session()
+        try:
+            return session, await self._prepare(session)
+        except BaseException:
+            await session.close()
+            raise
+
+    async def _prepare(self, session: Session) -> tuple[int, str]:
+        statement_ms = round(self._lease.lease_s * 1000) + 1000
+        asked_at = self._clock()
+        parameters = (session.facts.session_pid, self._lease.allow_pooler, str(statement_ms))
+        row = await session.fetch(_SET_UP, parameters, bound_s=self._lease.answer_bound_s)
+        if row is None:
+            raise ConnectionError(f"the server did not introduce itself to lock {self._key.described} ({self._where})")
+        _, pid, is_standby, deadlock_s, age_s, started = row
+        if is_standby:
+            raise ConnectionError(
+                f"the server is a standby, where lock {self._key.described} can be held beside the primary's "
+                f"({self._where}): connect to the primary, or add target_session_attrs=read-write "
+                "to the connection string"
+            )
+        if pid != session.facts.session_pid and not self._lease.allow_pooler:
+            raise ConnectionError(
+                f"a connection pooler stands before the server of lock {self._key.described} ({self._where}), and a "
+                "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
+                "in session mode, pass allow_pooler=True"
+            )
+        settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
+        self._settled_at = asked_at + settle_s - age_s
+        if self._lease.slice_s is None:
+            self._slice_s = max(0.1, min(0.9 * deadlock_s, self._lease.renew_every_s))
+        self._note_version(session.facts.version)
+        return pid, started
+
+    def _note_version(self, version: int) -> None:
+        if version < _IDLE_SESSION_TIMEOUT_SINCE and self._enforced:
+            self._enforced = False
+            self._logger.warning(
+                "lease_not_enforced",
+                server_version=version,
+                advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock",
+            )
+
+    async def _close_witness(self) -> None:
+        witness, self._witness = self._witness, None
+        if witness is not None:
+            await witness.close()
+
+    async def _let_contested_witness_go(self) -> None:
+        if self._contested:
+            self._contested = False
+            await self._close_witness()
+
+    # --- Getting the lock --------------------------------------------------------------------------------------
+
+    async def _try_lock(self) -> int | None:
+        row = await self._session().fetch(self._sql(_TRY, self._key), bound_s=self._lease.answer_bound_s)
+        return int(row[0][0]) if row is not None and row[0] is not None else None
+
+    async def _take_from_former_self(self) -> int | None:
+        """While recovering: the holder may be our own session before this one, which the server has not missed yet.
+
+        That is not another contender. It is ended by its pid *and* its start, because pids are used again.
+        """
+        token: int | None = None
+        while token is None and self._former is not None:
+            row = await self._session().fetch(_END_FORMER_SELF, self._former, bound_s=self._lease.answer_bound_s)
+            if row is None:
+                self._former = None  # it is gone, so whoever holds the lock is another
+            token = await self._slice(self._session(), self._key, self._slice_s if row else 0.001)
+        return token
+
+    async def _stand_in_line(self, timeout_s: float) -> None:
+        deadline = self._clock() + timeout_s
+        while (left_s := deadline - self._clock()) > 0:
+            self._granted = await self._slice(self._session(), self._key, min(self._slice_s, left_s))
+            if self._granted is not None:
+                return
+
+    async def _slice(self, session: Session, key: LockKey, slice_s: float) -> int | None:
+        slice_ms = max(1, round(slice_s * 1000))  # 0 would wait for ever
+        statement = self._sql(_STAND_IN_LINE, key, slice_ms=slice_ms)
+        row = await session.fetch(statement, bound_s=slice_s + self._lease.answer_bound_s)
+        return int(row[0]) if row is not None and row[0] else None
+
+    def _sql(self, statement: str, key: LockKey, **more: int) -> str:
+        """Fill in numbers, which is all that is ever filled in: DO takes no parameters."""
+        return statement.format(
+            numbers=_numbers(key),
+            come_under_lease=self._idle_limit(self._lease.lease_s),
+            leave_lease=self._idle_limit(0),
+            **more,
+        )
+
+    def _idle_limit(self, limit_s: float) -> str:
+        return f"set_config('idle_session_timeout', '{round(limit_s * 1000)}', false)" if self._enforced else "''"
+
+    # --- Making sure of it -------------------------------------------------------------------------------------
+
+    async def _confirm(self, token: int) -> Grant:
+        """Turn a lock that is held into a leadership that can be believed in.
+
+        The grant may be old: we may have been frozen in line. So after the witness is won and the past is over,
+        both sessions are renewed once, and trust counts from there.
+        """
+        if self._lease.witness and (self._witness is None or self._witness.closed):
+            await self._win_witness()
+        await self._settle()
+        sent = self._clock()
+        await self._ping_both()
+        return self._lease.grant(token, sent)
+
+    async def _win_witness(self) -> None:
+        """Wait until a predecessor has let go, renewing the lock meanwhile; not longer than a lease."""
+        deadline = self._clock() + self._lease.lease_s
+        witness, _ = await self._prepared_session()
+        try:
+            while (left_s := deadline - self._clock()) > 0:
+                slice_s = min(self._slice_s, left_s, self._lease.renew_every_s)
+                if await self._slice(witness, self._witness_key, slice_s) is not None:
+                    self._witness = witness
+                    return
+                await self._ping_lock()
+        finally:
+            if self._witness is not witness:
+                await witness.close()
+        raise LockError(
+            f"lock {self._key.described} is held, but its witness {self._witness_key} was not free within the lease of "
+            f"{self._lease.lease_s:g} s ({self._where}): is there a contender with a longer lease_s? Letting go."
+        )
+
+    async def _settle(self) -> None:
+        """Wait out the past of a server that started just now: a leader cut off from it may still believe."""
+        left_s = self._settled_at - self._clock()
+        if left_s > 0:
+            self._logger.info("settling", seconds=left_s, reason="the server started less than a lease ago")
+        while (left_s := self._settled_at - self._clock()) > 0:
+            await asyncio.sleep(min(left_s, self._lease.renew_every_s))
+            await self._ping_both()
+
+    async def _ping_lock(self) -> None:
+        await self._session().fetch(_PING, bound_s=self._lease.answer_bound_s)
+
+    async def _ping_both(self) -> None:
+        await self._ping_lock()
+        if self._witness is not None:
+            await self._witness.fetch(_PING, bound_s=self._lease.answer_bound_s)
+
+    # --- Keeping the witness -----------------------------------------------------------------------------------
+
+    async def _witness_lives(self) -> bool:
+        if self._witness is None or self._witness.closed:
+            return False
+        try:
+            await self._witness.fetch(_PING, bound_s=self._lease.renew_every_s)
+        except ConnectionError as error:
+            self._logger.warning("witness_lost", error=error)
+            return False
+        return True
+
+    async def _replace_witness(self, grant: Grant) -> bool:
+        """Win it back on a new session, in what is left of the grant. Nobody else can: the lock is still ours."""
+        await self._close_witness()
+        try:
+            async with asyncio.timeout(max(0.0, grant.lost_at - self._clock())):
+                await self._win_witness()
+        except (PgLeaderLockError, TimeoutError) as error:
+            self._logger.warning("witness_not_replaced", error=error)
+            return False
+        self._logger.info("witness_replaced")
+        return True
+
+    async def _keep_witness(self, timeout_s: float) -> None:
+        deadline = self._clock() + timeout_s
+        while (left_s := deadline - self._clock()) > 0:
+            await asyncio.sleep(min(left_s, self._lease.renew_every_s))
+            if not await self._witness_lives():
+                await self._close_witness()
+
+
+def _numbers(key: LockKey) -> str:
+    """Return the key as SQL. Quoted, because a bare -2147483648 is a bigint to PostgreSQL."""
+    kind = "int" if key.space == "pair" else "bigint"
+    return ", ".join(f"'{number}'::{kind}" for number in key.numbers)
+
+
+class _bounded:  # noqa: N801 - reads as the statement that it is
+    """A block that must end in time, with an error that says what was waited for."""
+
+    def __init__(self, bound_s: float, what: str) -> None:
+        self._bound_s = bound_s
+        self._what = what
+        self._timeout = asyncio.timeout(bound_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await self._timeout.__aexit__(*exc)  # type: ignore[arg-type]
+        except TimeoutError:
+            raise ConnectionError(
+                f"{self._what}: no answer within {self._bound_s:g} s", cause=LossCause.RENEW_TIMEOUT
+            ) from None

@@ -1,0 +1,343 @@
+"""The lease, the line and the witness on a real PostgreSQL: each promise as a test that fails without its mechanism."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState, LossCause
+from pgleaderlock.backends.leased import Lease, witness_key
+from pgleaderlock.embedded import Server
+from tests.conftest import Postgres
+from tests.doubles import Witness, until
+from tests.processes import contender
+from tests.test_postgres import holders, make, terminate_holder
+
+LEASE_S = 1.5
+
+
+def make_leased(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
+    settings.setdefault("lease_s", LEASE_S)
+    settings.setdefault("health_interval_s", LEASE_S / 3)
+    settings.setdefault("retry_strategy", FixedInterval(5.0))  # what is quick here is not quick by polling
+    return make(dsn, key, **settings)
+
+
+async def query(dsn: str, statement: str, *parameters) -> list[tuple[Any, ...]]:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        cursor = await connection.execute(statement, parameters or None)
+        return await cursor.fetchall() if cursor.description else []
+
+
+# --- What is exposed ------------------------------------------------------------------------------------------------
+
+
+async def test_a_leader_knows_its_token_and_how_long_it_may_be_sure(postgres: Postgres, key: LockKey):
+    lock, _ = make_leased(postgres.dsn, key)
+    assert (lock.token, lock.trusted_until, lock.time_left_s) == (None, None, 0.0)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        assert isinstance(lock.token, int)
+        assert 0 < lock.time_left_s <= 0.9 * LEASE_S
+        first = lock.trusted_until
+        assert first is not None
+        await until(lambda: (lock.trusted_until or 0) > first)
+    assert lock.token is None
+
+
+async def test_tokens_grow_from_term_to_term_and_with_a_recovery(postgres: Postgres, key: LockKey):
+    tokens: list[int] = []
+    lock, heard = make_leased(postgres.dsn, key, reconnect_grace_s=10, retry_strategy=FixedInterval(0.05))
+    async with lock:
+        for _ in range(3):
+            await lock.wait_for_leadership(10)
+            tokens.append(lock.token or 0)
+            await lock.step_down()
+        await lock.wait_for_leadership(10)
+        tokens.append(lock.token or 0)
+        await terminate_holder(postgres.dsn, key)
+        await until(lambda: "recovered" in heard.words)
+        tokens.append(lock.token or 0)
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize(("health_s", "lease_s"), [(5.0, 7.0), (10, 15), (1, 1.5)])
+def test_a_lease_in_which_no_renewal_fits_is_refused_and_both_values_are_named(health_s, lease_s):
+    with pytest.raises(ValueError, match=f"health_interval_s={health_s:g}.*lease_s={lease_s:g}"):
+        LeaderLock("postgresql://", 1, 2, health_interval_s=health_s, lease_s=lease_s)
+
+
+def test_the_default_lease_is_three_health_intervals_but_not_less_than_one_and_a_half_seconds():
+    from pgleaderlock.lock import _choose_lease_s
+
+    assert [_choose_lease_s(None, health_s) for health_s in (5.0, 0.1, 20)] == [15.0, 1.5, 60]
+    assert _choose_lease_s(60, 30) == 60
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lease_s": 0}, {"lease_s": 1, "wake": "bell"}, {"lease_s": 1, "slice_s": -1}, {"lease_s": 1, "settle_s": -1}],
+)
+def test_a_lease_that_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match=r"lease_s|wake|slice_s|settle_s"):
+        Lease(**settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        (LockKey.pair(1, 100), -4440648687378320226),
+        (LockKey.bigint(7), 4408376113991774305),
+        (LockKey.named("billing/scheduler"), -6941611983335081464),
+    ],
+    ids=str,
+)
+def test_the_witness_of_a_key_never_changes(key, number):
+    assert witness_key(key) == LockKey.bigint(number)
+
+
+# --- Standing in line -----------------------------------------------------------------------------------------------
+
+
+async def test_a_follower_in_line_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
+    first, _ = make_leased(postgres.dsn, key)
+    second, _ = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(600))
+    async with first:
+        await first.wait_for_leadership(10)
+        async with second:
+            await until_in_line(postgres.dsn, key)
+            began = time.monotonic()
+            await first.shutdown()
+            assert await second.wait_for_leadership(10)
+            assert time.monotonic() - began < 2  # the next poll would be in ten minutes
+
+
+async def test_polling_can_be_chosen(postgres: Postgres, key: LockKey):
+    first, _ = make_leased(postgres.dsn, key)
+    second, heard = make_leased(postgres.dsn, key, wake="poll", retry_strategy=FixedInterval(0.05))
+    async with first:
+        await first.wait_for_leadership(10)
+        async with second:
+            await until(lambda: heard.words.count("on_acquire_failed") >= 2)
+            await first.shutdown()
+            assert await second.wait_for_leadership(10)
+
+
+async def test_a_stop_does_not_wait_for_the_end_of_a_slice(postgres: Postgres, key: LockKey):
+    first, _ = make_leased(postgres.dsn, key)
+    second, _ = make_leased(postgres.dsn, key, lease_s=60, slice_s=20)
+    async with first:
+        await first.wait_for_leadership(10)
+        await second.start()
+        await until_in_line(postgres.dsn, key)
+        began = time.monotonic()
+        await second.shutdown()
+        assert time.monotonic() - began < 2
+
+
+async def test_followers_in_line_write_nothing_into_the_log_and_hold_back_nothing(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE TABLE heap AS SELECT generate_series(1, 1000) AS number")
+    locks = [make_leased(own_server.dsn, key)[0] for _ in range(8)]
+    for lock in locks:
+        await lock.start()
+    await until_in_line(own_server.dsn, key, 7)
+    before = own_server.log_path.read_text()
+    await asyncio.wait_for(query(own_server.dsn, "CREATE INDEX CONCURRENTLY ON heap (number)"), 10)
+    longest = "SELECT max(extract(epoch FROM clock_timestamp() - xact_start)) FROM pg_stat_activity"
+    for _ in range(20):
+        ((age_s,),) = await query(own_server.dsn, longest + " WHERE backend_xmin IS NOT NULL")
+        assert age_s is None or age_s < 0.9 + 0.5
+        await asyncio.sleep(0.02)
+    await asyncio.gather(*(lock.shutdown() for lock in locks))
+    new = own_server.log_path.read_text().removeprefix(before)
+    assert "ERROR" not in new
+    assert "WARNING" not in new
+
+
+async def until_in_line(dsn: str, key: LockKey, number: int = 1) -> None:
+    statement = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = %s AND objid = %s"
+    deadline = time.monotonic() + 20
+    while len(await query(dsn, statement, *key.numbers)) < number:
+        assert time.monotonic() < deadline, "nobody stands in line"
+
+
+# --- A loss is noticed ----------------------------------------------------------------------------------------------
+
+
+async def test_a_terminated_session_is_noticed_without_a_health_check(postgres: Postgres, key: LockKey):
+    lock, heard = make_leased(postgres.dsn, key, lease_s=3600, health_interval_s=1000)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        await terminate_holder(postgres.dsn, key)
+        await until(lambda: "on_lost" in heard.words, timeout_s=2)
+    (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
+    assert lost.loss is LossCause.SESSION_TERMINATED
+
+
+async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Postgres, key: LockKey):
+    lock, heard = make_leased(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        pid = backend._witness.facts.session_pid
+        await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", pid)
+        await until(lambda: backend._witness is not None and backend._witness.facts.session_pid != pid)
+        assert lock.is_leader
+    assert heard.words == ["on_acquired", "on_released", "on_stopped"]
+
+
+async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKey):
+    """The lock is free, and yet nobody may lead: whoever holds the witness may still believe."""
+    lock, _ = make_leased(postgres.dsn, key, lease_s=30, health_interval_s=5)
+    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as predecessor:
+        await predecessor.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)
+        async with lock:
+            assert not await lock.wait_for_leadership(1.0)
+            assert lock.state is LockState.ACQUIRING
+            assert len(await holders(postgres.dsn, key)) == 1
+            await predecessor.execute("SELECT pg_advisory_unlock(%s::bigint)", witness_key(key).numbers)
+            assert await lock.wait_for_leadership(10)
+
+
+async def test_a_witness_that_never_comes_free_does_not_leave_the_lock_held_by_nobody(postgres: Postgres, key: LockKey):
+    lock, heard = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(1.0))
+    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as squatter:
+        await squatter.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)
+        async with lock:
+            await until(lambda: bool(heard.errors), timeout_s=10)
+            assert "witness" in str(heard.errors[0])
+            assert await holders(postgres.dsn, key) == []
+            await squatter.close()
+            assert await lock.wait_for_leadership(10)
+
+
+async def test_a_connection_limit_that_leaves_no_room_for_the_witness_is_named(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")
+    dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="narrow")
+    lock, heard = make_leased(dsn, key, retry_strategy=FixedInterval(0.2))
+    async with lock:
+        await until(lambda: bool(heard.errors), timeout_s=10)
+        assert "CONNECTION LIMIT" in str(heard.errors[0])
+        assert "too many connections" in str(heard.errors[0])
+        await query(own_server.dsn, "ALTER ROLE narrow CONNECTION LIMIT 2")
+        assert await lock.wait_for_leadership(10)
+
+
+async def test_one_connection_is_enough_without_a_witness(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")
+    dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="narrow")
+    lock, heard = make_leased(dsn, key, witness=False)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+    assert heard.errors == []
+
+
+async def test_while_reconnecting_our_own_former_session_is_not_another(postgres: Postgres, key: LockKey):
+    """Our side of the connection is gone, the server's is not: it still holds the lock, and must not end the grace."""
+    lock, heard = make_leased(postgres.tcp_dsn, key, reconnect_grace_s=20, retry_strategy=FixedInterval(0.1))
+    async with lock:
+        await lock.wait_for_leadership(10)
+        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        pid = backend._lock.facts.session_pid
+        os.kill(pid, signal.SIGSTOP)  # it does not notice that its client is gone
+        try:
+            backend._lock._connection.pgconn.finish()
+            await until(lambda: lock.state is LockState.RECONNECTING, timeout_s=5)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: "recovered" in heard.words, timeout_s=10)
+    assert "on_lost" not in heard.words
+
+
+# --- Frozen, cut off, silent ----------------------------------------------------------------------------------------
+
+
+def test_a_frozen_leader_is_replaced_within_its_lease(postgres: Postgres, key: LockKey):
+    with contender(postgres.dsn, key, lease_s=LEASE_S) as first:
+        first.wait_for("acquired")
+        with contender(postgres.dsn, key, retry_interval_s=5, lease_s=LEASE_S) as second:
+            second.wait_for("refused")
+            first.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            second.wait_for("acquired")
+            assert time.monotonic() - began < LEASE_S + 1.0
+            first.signal(signal.SIGCONT)
+            first.wait_for("lost")
+
+
+async def test_a_server_that_falls_silent_is_a_loss_by_two_thirds_of_the_lease(own_server: Server, key: LockKey):
+    lock, heard = make_leased(own_server.tcp_dsn, key)
+    await lock.start()
+    await lock.wait_for_leadership(10)
+    frozen = [
+        pid for (pid,) in await query(own_server.dsn, "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    ]
+    frozen.append(own_server.pid)
+    trusted_until = lock.trusted_until or 0.0
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: "on_lost" in heard.words, timeout_s=5)
+        (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
+        assert lost.at < trusted_until + LEASE_S / 3
+        assert lost.loss is LossCause.RENEW_TIMEOUT
+        await asyncio.wait_for(lock.shutdown(), 5)
+    finally:
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+async def test_an_event_loop_that_stood_still_is_no_leader_before_it_runs_again(postgres: Postgres, key: LockKey):
+    lock, heard = make_leased(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        time.sleep(LEASE_S)  # noqa: ASYNC251 - the point of the test
+        assert not lock.is_leader
+        assert lock.state is LockState.LEADER
+        await until(lambda: "on_lost" in heard.words, timeout_s=5)
+
+
+# --- After a restart ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["restart", "crash"])
+async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: Server, key: LockKey, how: str):
+    lock, _ = make_leased(own_server.dsn, key, settle_s=None, lease_s=3.0, health_interval_s=1.0)
+    if how == "restart":
+        await asyncio.to_thread(own_server.restart)
+    else:
+        ((pid,),) = await query(own_server.dsn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+        os.kill(pid, signal.SIGKILL)
+        await until_answering(own_server.dsn)
+    began = time.monotonic()
+    async with lock:
+        assert await lock.wait_for_leadership(20)
+        assert 1.5 < time.monotonic() - began < 5
+
+
+async def until_answering(dsn: str) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            await query(dsn, "SELECT 1")
+        except psycopg.OperationalError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_ordinary_role_may_lead(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    lock, heard = make_leased(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+    assert heard.errors == []

@@ -1,0 +1,223 @@
+"""The decisions of the leased lock, on the session port alone: no server, virtual time."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pgleaderlock import ConnectionError, Grant, LockError, LockKey
+from pgleaderlock.backends.leased import Lease, LeasedLockBackend
+from pgleaderlock.backends.session import ServerFacts
+
+pytestmark = pytest.mark.virtual_time
+
+KEY = LockKey.pair(1, 2)
+LEASE_S = 15.0
+
+
+class ModelSession:
+    """Answers what a willing server would, unless told otherwise; notes what it was asked, and when."""
+
+    def __init__(self, version: int = 180000, pid: int = 100, **answers: Any) -> None:
+        self._facts = ServerFacts(version, pid)
+        self.closed = False
+        self.asked: list[tuple[float, str]] = []
+        self.answers: dict[str, Any] = {
+            "setup": ("", pid, False, 1.0, 10_000.0, "yesterday"),
+            "attempt": (["7", "", ""],),
+            "slice": ("8",),
+            "unlock": (True, None, ""),
+            "former": None,
+            "ping": (1,),
+            **answers,
+        }
+
+    @property
+    def facts(self) -> ServerFacts:
+        return self._facts
+
+    async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
+        words = {"pg_is_in_recovery": "setup", "DO $slice$": "slice", "pg_try_advisory_lock": "attempt"}
+        words |= {"pg_advisory_unlock": "unlock", "pg_terminate_backend": "former", "SELECT 1": "ping"}
+        kind = next(kind for word, kind in words.items() if word in statement)
+        self.asked.append((asyncio.get_running_loop().time(), kind))
+        answer = self.answers[kind]
+        if isinstance(answer, list) and answer and not isinstance(answer[0], str):
+            answer = answer.pop(0)
+        if isinstance(answer, Exception):
+            self.closed = True
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    async def ended(self) -> ConnectionError:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def kinds(self) -> list[str]:
+        return [kind for _, kind in self.asked]
+
+
+def make(*sessions: Any, **settings: Any) -> LeasedLockBackend:
+    """A backend that gets these sessions, in order; an exception among them is raised instead."""
+    waiting = list(sessions)
+
+    async def open_session() -> ModelSession:
+        session = waiting.pop(0)
+        if isinstance(session, Exception):
+            raise session
+        if session is None:
+            await asyncio.get_running_loop().create_future()
+        assert isinstance(session, ModelSession)
+        return session
+
+    clock = asyncio.get_running_loop().time
+    return LeasedLockBackend(KEY, open_session, Lease(LEASE_S, **settings), clock, "the model")
+
+
+async def lead(backend: LeasedLockBackend) -> Grant:
+    await backend.open()
+    grant = await backend.try_acquire()
+    assert grant is not None
+    return grant
+
+
+GONE = ConnectionError("gone")
+
+
+async def test_trust_counts_from_the_last_look_at_both_sessions():
+    lock, witness = ModelSession(), ModelSession(pid=101)
+    grant = await lead(make(lock, witness))
+    assert grant == Grant(7, trusted_until=13.5, lost_at=10.0)
+    assert lock.kinds() == ["setup", "attempt", "ping"]
+    assert witness.kinds() == ["setup", "slice", "ping"]
+
+
+async def test_a_standby_and_a_pooler_are_refused_and_closed():
+    standby = ModelSession(setup=("", 100, True, 1.0, 10_000.0, ""))
+    with pytest.raises(ConnectionError, match=r"standby.*target_session_attrs"):
+        await make(standby).open()
+    pooled = ModelSession(pid=5, setup=("", 100, False, 1.0, 10_000.0, ""))
+    with pytest.raises(ConnectionError, match=r"pooler.*allow_pooler"):
+        await make(pooled).open()
+    assert standby.closed
+    assert pooled.closed
+    await make(ModelSession(pid=5, setup=("", 100, False, 1.0, 10_000.0, "")), allow_pooler=True).open()
+
+
+async def test_a_server_that_says_nothing_of_itself_is_refused():
+    with pytest.raises(ConnectionError, match="introduce"):
+        await make(ModelSession(setup=None)).open()
+
+
+async def test_a_connection_that_never_comes_is_given_up_within_the_lease():
+    with pytest.raises(ConnectionError, match="no answer within 15 s"):
+        await make(None).open()
+    assert asyncio.get_running_loop().time() == pytest.approx(LEASE_S)
+
+
+async def test_a_server_too_old_for_the_lease_is_warned_about_once(caplog):
+    sessions = [ModelSession(version=130000, pid=pid) for pid in (1, 2)]
+    for session in sessions:
+        session.answers["setup"] = ("", session.facts.session_pid, False, 1.0, 10_000.0, "")
+    await lead(make(*sessions))
+    assert caplog.text.count("lease_not_enforced") == 1
+
+
+async def test_a_young_server_is_given_time_while_both_sessions_are_renewed():
+    lock = ModelSession(setup=("", 100, False, 1.0, 2.0, ""))
+    witness = ModelSession(setup=("", 100, False, 1.0, 2.0, ""))
+    grant = await lead(make(lock, witness))
+    assert asyncio.get_running_loop().time() == pytest.approx(13.0)
+    assert grant.trusted_until == pytest.approx(13.0 + 13.5)
+    gaps = [later - earlier for (earlier, _), (later, _) in zip(lock.asked, lock.asked[1:], strict=False)]
+    assert max(gaps) <= LEASE_S / 3 + 0.001
+
+
+async def test_a_lock_without_its_witness_is_let_go():
+    lock, witness = ModelSession(), ModelSession(pid=100, slice=("",))
+
+    async def slow(*arguments: Any, **more: Any) -> Any:
+        await asyncio.sleep(0.9)
+        return await fetch(*arguments, **more)
+
+    fetch, witness.fetch = witness.fetch, slow  # type: ignore[method-assign]
+    backend = make(lock, witness)
+    await backend.open()
+    with pytest.raises(LockError, match="witness"):
+        await backend.try_acquire()
+    assert lock.closed
+    assert witness.closed
+    assert asyncio.get_running_loop().time() == pytest.approx(LEASE_S, abs=2)
+
+
+async def test_a_renewal_without_a_witness_adds_no_trust():
+    lock, witness = ModelSession(), ModelSession(ping=[(1,), GONE])
+    backend = make(lock, witness, GONE, ModelSession(pid=100))
+    grant = await lead(backend)
+    await asyncio.sleep(5)
+    same = await backend.renew(grant)
+    assert same is grant
+    await asyncio.sleep(1)
+    renewed = await backend.renew(grant)
+    assert renewed == Grant(7, trusted_until=6 + 13.5, lost_at=6 + 10.0)
+
+
+async def test_the_loss_of_the_lock_s_session_leaves_the_witness_for_the_recovery():
+    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    backend = make(lock, witness, ModelSession(attempt=(["9", "", ""],)))
+    grant = await lead(backend)
+    with pytest.raises(ConnectionError):
+        await backend.renew(grant)
+    assert not witness.closed
+    await backend.wait(20.0)
+    pings = [at for at, kind in witness.asked if kind == "ping"]
+    assert pings == pytest.approx([0.0, 5.0, 10.0, 15.0, 20.0])
+    again = await lead(backend)
+    assert again.token == 9
+
+
+async def test_a_witness_that_ends_while_recovering_is_not_kept():
+    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession(ping=[(1,), GONE])
+    backend = make(lock, witness)
+    grant = await lead(backend)
+    with pytest.raises(ConnectionError):
+        await backend.renew(grant)
+    await backend.wait(20.0)
+    assert witness.closed
+
+
+async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_was_told():
+    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    backend = make(lock, witness, ModelSession(attempt=(None,), slice=("",)))
+    grant = await lead(backend)
+    with pytest.raises(ConnectionError):
+        await backend.renew(grant)
+    await backend.open()
+    assert await backend.try_acquire() is None
+    assert not witness.closed  # the engine tells now, and then goes on
+    await backend.open()
+    assert witness.closed
+
+
+async def test_a_release_that_was_not_held_is_an_error_and_closes_everything():
+    lock, witness = ModelSession(unlock=(False, None, "")), ModelSession()
+    backend = make(lock, witness)
+    grant = await lead(backend)
+    with pytest.raises(LockError, match="not held"):
+        await backend.release(grant)
+    assert lock.closed
+    assert witness.closed
+
+
+async def test_nothing_can_be_asked_before_there_is_a_session():
+    with pytest.raises(ConnectionError, match="no session"):
+        await make().try_acquire()
+
+
+async def test_without_a_session_waiting_is_only_waiting():
+    await make().wait(3.0)
+    assert asyncio.get_running_loop().time() == 3.0

@@ -1,0 +1,166 @@
+"""Where a lock would not be safe it is refused, with what to do about it: behind a real pooler, on a real standby."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgleaderlock import ConnectionError, FixedInterval, LockKey, LockState
+from pgleaderlock.embedded import Server
+from pgleaderlock.embedded.programs import poll, run_program
+from tests.conftest import free_port
+from tests.doubles import until
+from tests.test_lease import make_leased, query
+from tests.test_postgres import holders
+
+QUICK = FixedInterval(0.05)
+START_TIMEOUT_S = 10.0
+ADVISORY_LOCKS = "SELECT pid, classid, objid, granted FROM pg_locks WHERE locktype = 'advisory'"
+
+
+async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str) -> None:
+    """It is asked again and again, says each time why not, and never leads nor leaves a lock behind."""
+    lock, heard = make_leased(dsn, key, retry_strategy=QUICK)
+    async with lock:
+        await until(lambda: len(heard.errors) >= 3 or lock.is_leader, 20)
+        assert not lock.is_leader
+        assert await query(observer_dsn, ADVISORY_LOCKS) == []
+    for error in heard.errors:
+        assert isinstance(error, ConnectionError)
+        for word in (*words, key.described):
+            assert word in str(error)
+    assert LockState.LEADER not in heard.path
+    assert "on_acquired" not in heard.words
+    assert await query(observer_dsn, ADVISORY_LOCKS) == []
+
+
+# --- A pooler -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def pgbouncer(server: Server, mode: str) -> Iterator[str]:
+    """A PgBouncer before the server, in this pool mode; how to connect through it."""
+    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+    if program is None:
+        pytest.skip("there is no pgbouncer here. Install it: apt-get install pgbouncer (macOS: brew install pgbouncer)")
+    port = free_port()
+    config, log_path = server.folder / "pgbouncer.ini", server.folder / "pgbouncer.log"
+    config.write_text(
+        f"""
+[databases]
+postgres = host=127.0.0.1 port={server._port} dbname=postgres user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+ignore_startup_parameters = extra_float_digits
+"""
+    )
+    config.chmod(0o644)  # whatever the umask: as root it runs as another, who must read this
+    switch: dict[str, Any] = {}
+    if account := server._account:
+        switch = {"user": account.uid, "group": account.gid, "extra_groups": []}
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [program, config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **switch
+        )
+    try:
+        up = poll(lambda: process.poll() is not None or is_listening(port), START_TIMEOUT_S)
+        assert up, "pgbouncer did not start in time"
+        assert process.poll() is None, log_path.read_text()
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        process.kill()  # since 1.23 it takes SIGTERM for a wish to see its clients out
+        process.wait()
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+async def test_a_lock_behind_a_pooler_is_refused_and_told_what_would_allow_it(
+    own_server: Server, key: LockKey, mode: str
+):
+    with pgbouncer(own_server, mode) as dsn:
+        await assert_refused(dsn, own_server.dsn, key, "connection pooler", "session mode", "allow_pooler=True")
+
+
+async def test_a_refused_lock_leaves_no_setting_behind_on_the_sessions_of_a_pool(own_server: Server, key: LockKey):
+    """They are other people's: a statement_timeout of ours would cancel their queries."""
+    with pgbouncer(own_server, "transaction") as dsn:
+        before = await query(dsn, "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')")
+        await assert_refused(dsn, own_server.dsn, key, "connection pooler")
+        after = await query(dsn, "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')")
+    assert after == before
+
+
+async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_was_allowed(
+    own_server: Server, key: LockKey
+):
+    with pgbouncer(own_server, "session") as dsn:
+        lock, heard = make_leased(dsn, key, allow_pooler=True)
+        async with lock:
+            assert await lock.wait_for_leadership(10)
+            first = lock.trusted_until
+            assert first is not None
+            await until(lambda: (lock.trusted_until or 0) > first, 10)
+            assert len(await holders(own_server.dsn, key)) == 1
+        assert heard.errors == []
+        rival, _ = make_leased(own_server.dsn, key)
+        async with rival:
+            assert await rival.wait_for_leadership(10)  # the pooler's sessions live on, and hold nothing
+
+
+# --- A standby ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def standby_of(primary: Server, folder: Path) -> Iterator[Server]:
+    """A second server that streams from the first, as pg_basebackup makes one."""
+    standby = Server(folder, tcp_port=free_port())
+    folder.mkdir()
+    folder.chmod(0o755 if primary._account else 0o700)
+    standby.data.mkdir(0o700)
+    if account := primary._account:
+        os.chown(standby.data, account.uid, account.gid)
+    code, output = run_program(
+        primary._usable_binaries / "pg_basebackup",
+        *("--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--dbname", primary.tcp_dsn),
+        *("--pgdata", standby.data),
+        account=account,
+    )
+    assert code == 0, output
+    try:
+        standby.start()
+        yield standby
+    finally:
+        standby.stop("immediate")
+
+
+async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
+    own_server: Server, key: LockKey, server_folder_root: Path
+):
+    with standby_of(own_server, server_folder_root / f"standby-of-{own_server.folder.name}") as standby:
+        assert await query(standby.dsn, "SELECT pg_is_in_recovery()") == [(True,)]
+        await assert_refused(
+            standby.tcp_dsn, standby.dsn, key, "is a standby", "connect to the primary", "target_session_attrs"
+        )
+        both = f"127.0.0.1:{standby._port},127.0.0.1:{own_server._port}"
+        advised, _ = make_leased(f"postgresql://postgres@{both}/postgres?target_session_attrs=read-write", key)
+        async with advised:
+            assert await advised.wait_for_leadership(10)
+            assert len(await holders(own_server.dsn, key)) == 1
+            assert await query(standby.dsn, ADVISORY_LOCKS) == []

@@ -1,0 +1,283 @@
+"""Torture: real processes, killed, frozen and cut off at random, and a checker that looks for two leaders at once.
+
+    python -m tests.torture --mode fast --seconds 300
+
+Each member samples ``is_leader`` about every millisecond in a thread of its own and writes the intervals in which it
+was true into a memory-mapped file, where they outlive a kill -9. A gap in the samples ends an interval: a frozen
+process does not act. Afterwards the intervals of all members are laid over each other on the machine's one clock.
+
+Modes:
+
+- ``fast``: as people run it; never both sessions of one process are killed within a lease. No overlap is allowed.
+- ``alone``: ``witness=False``. Overlaps are expected, which shows that this harness can fail.
+- ``double``: as ``fast``, and both sessions of the leader may be killed at once. Overlaps are allowed only after that.
+"""
+
+import argparse
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from pgleaderlock import LockKey
+from pgleaderlock.backends.leased import witness_key
+from pgleaderlock.embedded import Server
+
+KEY = LockKey.pair(666, 1)
+LEASE_S = 1.5
+GAP_S = 0.01
+_RECORD = struct.Struct("dd")
+_MAX_INTERVALS = 20_000
+
+_MEMBER = """
+import asyncio, mmap, struct, sys, threading, time
+from pgleaderlock import FixedInterval, LeaderLock, LockKey, suspend_aware_clock as clock
+
+RECORD, GAP_S = struct.Struct("dd"), float(sys.argv[5])
+
+def sample(lock, path):
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    index, last = -1, 0.0
+    while True:
+        before = clock()
+        leads = lock.is_leader
+        after = clock()
+        if leads and after - before < GAP_S:
+            # The answer held at some moment between the two readings: count from the later, to the earlier.
+            if last == 0.0 or after - last > GAP_S:
+                index += 1
+                RECORD.pack_into(memory, index * RECORD.size, after, after)
+            else:
+                start, _ = RECORD.unpack_from(memory, index * RECORD.size)
+                RECORD.pack_into(memory, index * RECORD.size, start, before)
+            last = after
+        else:
+            last = 0.0
+        time.sleep(0.001)
+
+async def main(dsn, key, lease_s, path, witness):
+    lock = LeaderLock(dsn, key=LockKey.parse(key), lease_s=float(lease_s), health_interval_s=float(lease_s) / 3,
+                      retry_strategy=FixedInterval(0.5), settle_s=0, witness=witness == "1")
+    threading.Thread(target=sample, args=(lock, path), daemon=True).start()
+    async with lock:
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:5], sys.argv[6]))
+"""
+
+
+@dataclass
+class Overlap:
+    """Two members that believed at once."""
+
+    start: float
+    end: float
+    members: tuple[str, str]
+
+
+@dataclass
+class Member:
+    """One process, and those before it in its place."""
+
+    folder: Path
+    arguments: list[str]
+    name: str
+    process: subprocess.Popen[bytes] | None = None
+    files: list[Path] = field(default_factory=list)
+    frozen_until: float = 0.0
+
+    def start(self) -> None:
+        path = self.folder / f"{self.name}-{len(self.files)}"
+        path.write_bytes(bytes(_RECORD.size * _MAX_INTERVALS))
+        self.files.append(path)
+        dsn, witness = self.arguments
+        command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), str(GAP_S), witness]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.frozen_until = 0.0
+
+    def intervals(self) -> list[tuple[float, float, str]]:
+        found = []
+        for path in self.files:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                for index in range(_MAX_INTERVALS):
+                    start, end = _RECORD.unpack_from(memory, index * _RECORD.size)
+                    if start == 0.0:
+                        break
+                    found.append((start, end, path.name))
+        return found
+
+
+def find_overlaps(intervals: list[tuple[float, float, str]]) -> list[Overlap]:
+    """Compare each interval with all that begin before it ends."""
+    overlaps = []
+    ordered = sorted(intervals)
+    for index, (start, end, name) in enumerate(ordered):
+        for later_start, later_end, later_name in ordered[index + 1 :]:
+            if later_start >= end:
+                break
+            if later_name != name:
+                overlaps.append(Overlap(later_start, min(end, later_end), (name, later_name)))
+        del start
+    return overlaps
+
+
+class Torture:
+    """Does harm at random to a group of members, and counts what it did."""
+
+    def __init__(self, dsn: str, folder: Path, mode: str, seed: int, members: int = 5) -> None:
+        self._rng = random.Random(seed)
+        self._dsn = dsn
+        self._mode = mode
+        arguments = [dsn, "0" if mode == "alone" else "1"]
+        self.members = [Member(folder, arguments, f"m{number}") for number in range(members)]
+        self.harm: dict[str, int] = {}
+        self.session_kills: list[tuple[float, str]] = []
+        self.terms_seen = self.unexplained_seen = 0
+
+    def run(self, seconds: float) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            for member in self.members:
+                member.start()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(self._rng.expovariate(1 / 0.3))
+                self._thaw()
+                self._harm(connection)
+        for member in self.members:
+            member.kill()
+
+    def _thaw(self) -> None:
+        for member in self.members:
+            if member.frozen_until and time.monotonic() > member.frozen_until:
+                member.frozen_until = 0.0
+                member.signal(signal.SIGCONT)
+
+    def _harm(self, connection: psycopg.Connection) -> None:
+        deed = self._rng.choices(["kill", "freeze", "lock", "witness", "both", "ambush"], [2, 4, 3, 2, 2, 4])[0]
+        member = self._rng.choice(self.members)
+        if deed == "both" and self._mode != "double":
+            return
+        if deed == "kill":
+            member.kill()
+            member.start()
+        elif deed == "freeze" and not member.frozen_until:
+            member.frozen_until = time.monotonic() + self._rng.uniform(0.2, 1.6) * LEASE_S
+            member.signal(signal.SIGSTOP)
+        elif (deed == "ambush" and not self._ambush(connection)) or (
+            deed in {"lock", "witness", "both"} and not self._end_sessions(connection, deed)
+        ):
+            return
+        self.harm[deed] = self.harm.get(deed, 0) + 1
+
+    def _end_sessions(self, connection: psycopg.Connection, deed: str) -> bool:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if deed != "both" and any(now - at < LEASE_S for at, _ in self.session_kills):
+            return False  # two kills within a lease could be both sessions of one process
+        keys = {"lock": [KEY], "witness": [witness_key(KEY)], "both": [KEY, witness_key(KEY)]}[deed]
+        for key in keys:
+            connection.execute(_END_HOLDER, _columns(key))
+        self.session_kills.append((now, deed))
+        return True
+
+    def _ambush(self, connection: psycopg.Connection) -> bool:
+        """Freeze the leader, end one of its sessions (or both), and thaw it while it would still believe."""
+        row = connection.execute(_NAME_HOLDER, _columns(KEY)).fetchone()
+        pid = int(row[0].rpartition(":")[2]) if row else 0
+        leader = next((each for each in self.members if each.process and each.process.pid == pid), None)
+        if leader is None or leader.frozen_until:
+            return False
+        leader.signal(signal.SIGSTOP)
+        leader.frozen_until = time.monotonic() + self._rng.uniform(0.02, 0.9) * LEASE_S
+        deed = self._rng.choice(["lock", "both"] if self._mode == "double" else ["lock"])
+        self._end_sessions(connection, deed)
+        return True
+
+    def overlaps(self) -> list[Overlap]:
+        return find_overlaps([interval for member in self.members for interval in member.intervals()])
+
+    def unexplained(self) -> list[Overlap]:
+        """Return the overlaps that no double kill within the lease before them explains."""
+        kills = [at for at, deed in self.session_kills if deed == "both"]
+        return [overlap for overlap in self.overlaps() if not any(0 <= overlap.end - at < 2 * LEASE_S for at in kills)]
+
+    def terms(self) -> int:
+        return sum(len(member.intervals()) for member in self.members)
+
+
+_END_HOLDER = """
+SELECT pg_terminate_backend(pid) FROM pg_locks
+ WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objid::text::bigint = %s AND objsubid = %s
+"""
+
+
+_NAME_HOLDER = """
+SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objid::text::bigint = %s AND objsubid = %s
+"""
+
+
+def _columns(key: LockKey) -> tuple[int, int, int]:
+    if key.space == "pair":
+        return key.numbers[0], key.numbers[1], 2
+    return (key.numbers[0] >> 32) & (2**32 - 1), key.numbers[0] & (2**32 - 1), 1
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def torture(mode: str, seconds: float, seed: int) -> Torture:
+    """Run one round on a server of its own."""
+    with tempfile.TemporaryDirectory(prefix="pgll-torture-") as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder) / "server")
+        server.start()
+        try:
+            group = Torture(server.dsn, Path(folder), mode, seed)
+            group.run(seconds)
+            overlaps = group.overlaps()
+            unexplained = group.unexplained()
+            group.terms_seen, group.unexplained_seen = group.terms(), len(unexplained)
+            say(f"{mode} seed={seed}: {group.terms_seen} intervals, harm {group.harm}, {len(overlaps)} overlaps")
+            for overlap in overlaps:
+                mark = "UNEXPLAINED " if overlap in unexplained else ""
+                say(f"  {mark}{(overlap.end - overlap.start) * 1e3:.2f} ms {overlap.members}")
+            return group
+        finally:
+            server.stop("immediate")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mode", choices=["fast", "alone", "double"], default="fast")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options = parser.parse_args()
+    group = torture(options.mode, options.seconds, options.seed)
+    if not group.terms_seen:
+        sys.exit("nobody ever led: the torture tortured nothing")
+    if options.mode != "alone" and group.unexplained_seen:
+        sys.exit(f"two leaders at once: replay with --mode {options.mode} --seed {options.seed}")
+
+
+if __name__ == "__main__":
+    main()
