@@ -9,7 +9,7 @@ otherwise a small one of its own (pip install 'pgleaderlock[embedded]').
 import asyncio
 import os
 
-from pgleaderlock import FixedInterval, LeaderLock
+from pgleaderlock import LeaderLock
 from pgleaderlock.embedded import shared_server
 
 TURN_S = float(os.environ.get("TURN_S", "5"))
@@ -17,7 +17,7 @@ TURN_S = float(os.environ.get("TURN_S", "5"))
 
 async def main(dsn: str) -> None:
     """Lead once, for a few seconds."""
-    lock = LeaderLock(dsn, role="examples/first-election", retry_strategy=FixedInterval(0.5))
+    lock = LeaderLock(dsn, role="examples/first-election", health_interval_s=1.0)
 
     @lock.on_acquired
     def acquired() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 
-from pgleaderlock import FixedInterval, LeaderLock
+from pgleaderlock import LeaderLock
 from pgleaderlock.embedded import shared_server
 
 TICK_S = 0.2
@@ -28,7 +28,7 @@ async def work(lock: LeaderLock) -> None:
 
 async def main(dsn: str) -> None:
     """Take part until told to stop."""
-    lock = LeaderLock(dsn, role="examples/worker", health_interval_s=1.0, retry_strategy=FixedInterval(0.5))
+    lock = LeaderLock(dsn, role="examples/worker", health_interval_s=1.0)
     working: asyncio.Task[None] | None = None
 
     @lock.on_acquired
