@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage bench docs lock clean
+.PHONY: help setup run test check format lint types imports coverage torture bench docs lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ types: setup
 
 imports: setup
 	$(RUN) lint-imports
+
+torture: setup ## Kill, freeze and cut off real processes, and look for two leaders (ARGS="--seconds 300")
+	$(RUN) python -m tests.torture --mode fast $(ARGS)
+	$(RUN) python -m tests.torture --mode double $(ARGS)
 
 bench: setup ## Measure ourselves against raw psycopg, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)
