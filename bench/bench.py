@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import resource
+import selectors
 import statistics
 import subprocess
 import sys
@@ -66,7 +67,7 @@ async def bench_acquire_release(dsn: str, rounds: int) -> None:
     raw = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
     backend = PostgresBackend(KEY, Lease(15.0, settle_s=0), suspend_aware_clock, dsn=dsn)
     await backend.open()
-    lock = LeaderLock(dsn, key=KEY, retry_strategy=FixedInterval(1e-6))
+    lock = LeaderLock(dsn, key=KEY, retry_strategy=FixedInterval(1e-6), settle_s=0)
 
     async def raw_pair() -> None:
         await (await raw.execute(TRY, KEY.numbers)).fetchone()
@@ -97,6 +98,94 @@ async def bench_acquire_release(dsn: str, rounds: int) -> None:
     report("a whole term through the engine, events included", median(engine), median(floor), "ms")
 
 
+# --- Failover --------------------------------------------------------------------------------------------------------
+
+_CONTENDER = """
+import asyncio, sys, time
+import psycopg
+from pgleaderlock import LeaderLock
+
+def won():
+    print(time.monotonic(), flush=True)
+
+async def ours(dsn):
+    lock = LeaderLock(dsn, 4242, 3, settle_s=0)
+    lock.on_acquired(won)
+    async with lock:
+        await asyncio.to_thread(sys.stdin.readline)
+
+async def floor(dsn):
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    await connection.execute("SELECT pg_advisory_lock(4242, 4)")
+    won()
+    await asyncio.to_thread(sys.stdin.readline)
+    await connection.close()
+
+asyncio.run(globals()[sys.argv[1]](sys.argv[2]))
+"""
+
+
+class Contenders:
+    """Three processes for one lock; the leader is ended again and again, and the next one's time is taken."""
+
+    def __init__(self, side: str, dsn: str) -> None:
+        self._command = [sys.executable, "-c", _CONTENDER, side, dsn]
+        self._selector = selectors.DefaultSelector()
+        for _ in range(3):
+            self._add()
+        self._leader, _ = self._next_leader()
+
+    def _add(self) -> None:
+        child = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._selector.register(child.stdout, selectors.EVENT_READ, child)  # type: ignore[arg-type]
+
+    def _next_leader(self) -> tuple[subprocess.Popen[str], float]:
+        while True:
+            for key, _ in self._selector.select(30):
+                child: subprocess.Popen[str] = key.data
+                assert child.stdout is not None
+                if line := child.stdout.readline():
+                    return child, float(line)
+                self._selector.unregister(child.stdout)
+
+    def replace_leader(self, *, by_kill: bool) -> float:
+        """End the leader and return the milliseconds until another led."""
+        old = self._leader
+        began = time.monotonic()
+        if by_kill:
+            old.kill()
+        else:
+            assert old.stdin is not None
+            old.stdin.write("\n")
+            old.stdin.flush()
+        self._leader, at = self._next_leader()
+        old.wait()
+        self._add()
+        time.sleep(0.7)  # until the newcomer stands in line
+        return (at - began) * 1e3
+
+    def stop(self) -> None:
+        """End them all."""
+        for key in list(self._selector.get_map().values()):
+            key.data.kill()
+            key.data.wait()
+
+
+def bench_failover(dsn: str, rounds: int) -> None:
+    ours, floor = Contenders("ours", dsn), Contenders("floor", dsn)
+    try:
+        time.sleep(1.0)
+        for what, by_kill in (("failover by kill -9, 2 followers", True), ("hand-over by shutdown", False)):
+            times = [
+                (ours.replace_leader(by_kill=by_kill), floor.replace_leader(by_kill=by_kill)) for _ in range(rounds)
+            ]
+            mine, theirs = (statistics.median(side) for side in zip(*times, strict=True))
+            report(what, mine, theirs, "ms", "floor: bare pg_advisory_lock")
+    finally:
+        ours.stop()
+        floor.stop()
+
+
 # --- Idle CPU --------------------------------------------------------------------------------------------------------
 
 _IDLE = """
@@ -105,7 +194,7 @@ import psycopg
 from pgleaderlock import LeaderLock
 
 async def ours(dsn, seconds):
-    async with LeaderLock(dsn, 4242, 2, health_interval_s=1.0):
+    async with LeaderLock(dsn, 4242, 2, health_interval_s=1.0, settle_s=0):
         await measure(seconds)
 
 async def floor(dsn, seconds):
@@ -161,7 +250,7 @@ async def bench_memory(dsn: str, number: int) -> None:
         return (resident_kib() - before) / number, kept
 
     async def lock(index: int) -> LeaderLock:
-        made = LeaderLock(dsn, 4243, index)
+        made = LeaderLock(dsn, 4243, index, settle_s=0)
         await made.start()
         await made.wait_for_leadership()
         return made
@@ -185,12 +274,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     parser.add_argument("--locks", type=int, default=100)
+    parser.add_argument("--failovers", type=int, default=20)
     options = parser.parse_args()
     logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
     with some_postgres(options.dsn) as dsn:
         print(f"pgleaderlock beside raw psycopg {psycopg.__version__}, Python {sys.version.split()[0]}")
         asyncio.run(bench_acquire_release(dsn, options.rounds))
         asyncio.run(bench_memory(dsn, options.locks))
+        bench_failover(dsn, options.failovers)
         bench_idle_cpu(dsn, options.idle_seconds)
 
 
