@@ -1,5 +1,6 @@
 """From a connection string or a caller's factory to a connection, and from a driver's error to one for people."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -70,6 +71,9 @@ class Connector:
             return
         try:
             await connection.set_autocommit(True)
+        except asyncio.CancelledError:
+            await close_connection(connection)
+            raise
         except psycopg.Error as error:
             await close_connection(connection)
             raise ConnectionError(
