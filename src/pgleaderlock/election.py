@@ -394,12 +394,9 @@ class Election(Callbacks):
 
     async def _follow(self, run: Run) -> Fact:
         """Wait for our turn, with a session ready to ask with."""
-        try:
-            delay_s = self._cycle.next_delay_s()
-        except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
-            return Fact(Input.RETRIES_EXHAUSTED, error)
-        if delay_s is None:
-            return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
+        delay_s = self._next_delay_s()
+        if isinstance(delay_s, Fact):
+            return delay_s
         try:
             if delay_s > 0:
                 # After a step-down nobody stands in line: whoever else is there, or is just starting, goes first.
@@ -411,6 +408,14 @@ class Election(Callbacks):
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
         return Fact(Input.ACQUIRE_ATTEMPT)
+
+    def _next_delay_s(self) -> float | Fact:
+        """Ask the retry strategy; it may give up, or raise anything."""
+        try:
+            delay_s = self._cycle.next_delay_s()
+        except Exception as error:  # noqa: BLE001 - it is a user's
+            return Fact(Input.RETRIES_EXHAUSTED, error)
+        return Fact(Input.RETRIES_EXHAUSTED, self._gave_up()) if delay_s is None else delay_s
 
     async def _acquire(self, run: Run) -> Fact:
         """Ask for the lock, once."""
@@ -471,12 +476,9 @@ class Election(Callbacks):
                     return Fact(Input.REACQUIRE_SUCCEEDED, grant=grant)
                 taken = self._lost("another took the lock while reconnecting", LossCause.HELD_BY_ANOTHER)
                 return Fact(Input.REACQUIRE_FAILED, taken)
-            try:
-                delay_s = self._cycle.next_delay_s()
-            except Exception as error:  # noqa: BLE001 - a user's strategy may raise anything
-                return Fact(Input.RETRIES_EXHAUSTED, error)
-            if delay_s is None:
-                return Fact(Input.RETRIES_EXHAUSTED, self._gave_up())
+            delay_s = self._next_delay_s()
+            if isinstance(delay_s, Fact):
+                return delay_s
             await _guarded(partial(self._backend.wait, delay_s))
 
     async def _release(self, run: Run) -> Fact:
