@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from pgleaderlock._calls import Calls
 from pgleaderlock.fsm import Input
 from pgleaderlock.models import Grant
 from pgleaderlock.stream import EventStream
@@ -60,6 +61,7 @@ class Run:
     def __init__(self, stream: EventStream) -> None:
         self.loop = asyncio.get_running_loop()
         self.inbox = Inbox()
+        self.calls = Calls(lambda: self.inbox.news)
         self.stream = stream
         self.announced = asyncio.Event()
         """Set while leading, once the ``on_acquired`` callbacks have run."""

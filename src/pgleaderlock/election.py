@@ -16,11 +16,11 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from pgleaderlock._calls import Asked, guarded, see_out
 from pgleaderlock._checks import check_flag, check_seconds
 from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
@@ -43,15 +43,8 @@ from pgleaderlock.stream import EventStream
 
 __all__ = ["Election"]
 
-T = TypeVar("T")
-Verb = Callable[[], Coroutine[Any, Any, T]]  # called only once its task runs, so that none is left never awaited
-
 _LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
-
-
-class _Asked(Exception):  # noqa: N818 - control flow within this module: a caller's ask came first
-    """The call was cut short because a caller asked for something."""
 
 
 class Election(Callbacks):
@@ -90,7 +83,6 @@ class Election(Callbacks):
         self._cycle = RetryCycle(self._strategy, clock)
         self._grant: Grant | None = None
         self._running: Run | None = None
-        self._verb: asyncio.Task[Any] | None = None
         self._left_open = False  # a run ended without closing the backend; the next one does it first
         self._logger = get_logger().bind(**backend.labels)
         self.subscribe(log_events(self._logger))
@@ -250,7 +242,7 @@ class Election(Callbacks):
         """End a run that could not end itself: cancelled before its first step, or its loop was closed under it."""
         if self._running is not run:
             return
-        self._running = self._verb = self._grant = None
+        self._running = self._grant = None
         self._left_open = True
         error = ShutdownError("the lifecycle task ended before it could tidy up")
         events = self._events(self._machine.feed(Input.ABORTED), Fact(Input.ABORTED, error))
@@ -279,7 +271,7 @@ class Election(Callbacks):
     async def _next_fact(self, run: Run) -> Fact:
         try:
             return await self._work[self.state](run)
-        except _Asked:
+        except Asked:
             return run.inbox.take()
 
     async def _step(self, run: Run, fact: Fact) -> None:
@@ -335,7 +327,7 @@ class Election(Callbacks):
             self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
             self._grant = None
         if transition.to is not LockState.RELEASING:  # which finishes what LEADER began
-            await self._cancel_verb()
+            await run.calls.cancel()
 
     def _new_cycle(self, *, after_release: bool = False) -> None:
         self._cycle = RetryCycle(self._strategy, self._clock)
@@ -401,9 +393,9 @@ class Election(Callbacks):
             if delay_s > 0:
                 # After a step-down nobody stands in line: whoever else is there, or is just starting, goes first.
                 wait = asyncio.sleep if self._cycle.after_release else self._backend.wait
-                await self._call(run, partial(wait, delay_s))
+                await run.calls.call(partial(wait, delay_s))
             self._cycle.begin_attempt()
-            await self._call(run, self._backend.open)
+            await run.calls.call(self._backend.open)
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
@@ -420,12 +412,12 @@ class Election(Callbacks):
     async def _acquire(self, run: Run) -> Fact:
         """Ask for the lock, once."""
         try:
-            grant = await self._call(run, self._backend.try_acquire)
+            grant = await run.calls.call(self._backend.try_acquire)
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
         if run.inbox.news.done():
-            raise _Asked  # do not announce a leadership that is to end at once; closing the session gives it back
+            raise Asked  # do not announce a leadership that is to end at once; closing the session gives it back
         if grant is None:
             self._cycle.fail_attempt()
             return Fact(Input.ACQUIRE_FAILED)
@@ -435,9 +427,9 @@ class Election(Callbacks):
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
-            why = await self._call_within(run, self._backend.lost, self._health_interval_s)
-        except _Asked:
-            await self._cancel_verb()
+            why = await run.calls.call_within(self._backend.lost, self._health_interval_s)
+        except Asked:
+            await run.calls.cancel()
             raise
         if why is not None:
             return Fact(Input.DB_ERROR, why)
@@ -446,7 +438,7 @@ class Election(Callbacks):
             return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
         try:
             verb = partial(self._backend.renew, self._grant)
-            grant = await self._call_within(run, verb, None if math.isinf(left_s) else left_s)
+            grant = await run.calls.call_within(verb, None if math.isinf(left_s) else left_s)
         except PgLeaderLockError as error:
             return Fact(Input.HEALTH_FAILED, error)
         if grant is None:
@@ -458,7 +450,7 @@ class Election(Callbacks):
 
     async def _reconnect(self, run: Run) -> Fact:
         """Try to get the lock back before anybody needs to know, within the grace period."""
-        fact = await self._call_within(run, self._recover, self._grace_s)
+        fact = await run.calls.call_within(self._recover, self._grace_s)
         return fact or Fact(Input.GRACE_EXPIRED, self._cycle.last_error)
 
     async def _recover(self) -> Fact:
@@ -466,8 +458,8 @@ class Election(Callbacks):
         while True:
             self._cycle.begin_attempt()
             try:
-                await _guarded(self._backend.open)
-                grant = await _guarded(self._backend.try_acquire)
+                await guarded(self._backend.open)
+                grant = await guarded(self._backend.try_acquire)
             except PgLeaderLockError as error:
                 await self._backend.close()
                 self._cycle.fail_attempt(error)
@@ -479,16 +471,15 @@ class Election(Callbacks):
             delay_s = self._next_delay_s()
             if isinstance(delay_s, Fact):
                 return delay_s
-            await _guarded(partial(self._backend.wait, delay_s))
+            await guarded(partial(self._backend.wait, delay_s))
 
     async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
         if run.releasing is None:
-            verb = partial(self._give_back, self._verb)
-            run.releasing = self._verb = asyncio.get_running_loop().create_task(_guarded(verb))
+            run.releasing = run.calls.begin(partial(self._give_back, run.calls.in_flight))
         try:
-            await self._first_of(run.releasing, run.inbox.news)
-            self._take(run.releasing)
+            await run.calls.wait(run.releasing)
+            run.calls.take(run.releasing)
         except LockError as error:
             return Fact(Input.RELEASE_FAILED, error)
         except PgLeaderLockError as error:
@@ -502,43 +493,8 @@ class Election(Callbacks):
             try:
                 await asyncio.wait({renewal})
             finally:
-                await _end(renewal)
+                await see_out(renewal)
         await self._backend.release(self._grant)
-
-    # --- Calls that can be cut short ---------------------------------------------------------------------------
-
-    async def _call(self, run: Run, verb: Verb[T]) -> T:
-        """Run one verb to its end, unless a caller asks for something first."""
-        self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
-        await self._first_of(task, run.inbox.news)
-        return self._take(task)
-
-    async def _call_within(self, run: Run, verb: Verb[T], timeout_s: float | None) -> T | None:
-        """Run one verb for so long and no longer. None when its time was up."""
-        self._verb = task = asyncio.get_running_loop().create_task(_guarded(verb))
-        if await self._first_of(task, run.inbox.news, timeout_s):
-            return self._take(task)
-        await self._cancel_verb()
-        return None
-
-    async def _first_of(
-        self, task: asyncio.Task[Any], news: asyncio.Future[None], timeout_s: float | None = None
-    ) -> bool:
-        """Wait for the task. False when the time was up; an ask that came first leaves the task in flight."""
-        await asyncio.wait({task, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and news.done():
-            raise _Asked
-        return task.done()
-
-    def _take(self, task: asyncio.Task[T]) -> T:
-        self._verb = None
-        return task.result()
-
-    async def _cancel_verb(self) -> None:
-        """End the call in flight, if there is one. A backend's verb ends promptly when it is cancelled."""
-        verb, self._verb = self._verb, None
-        if verb is not None:
-            await _end(verb)
 
     def _gave_up(self) -> PgLeaderLockError:
         tries = (
@@ -567,29 +523,6 @@ def _loss_cause(fact: Fact) -> LossCause:
     if known is None and isinstance(fact.error, PgLeaderLockError):
         known = fact.error.cause
     return known or LossCause.UNKNOWN
-
-
-async def _guarded(verb: Verb[T]) -> T:
-    """Make of whatever a backend lets slip through: cannot tell."""
-    try:
-        return await verb()
-    except PgLeaderLockError:
-        raise
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise ConnectionError("the driver cancelled its own call") from error  # it was not us
-    except Exception as error:
-        raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and see it out, whatever it comes to."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not report it as forgotten
 
 
 async def _relay(event: asyncio.Event, run: Run) -> None:
