@@ -24,9 +24,10 @@ from pgleaderlock import (
 )
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends.plain import PlainLockBackend
+from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
-from tests.doubles import Witness, until, until_state
+from tests.doubles import DoubleConnection, Witness, connect_to, until, until_state
 from tests.processes import contender
 
 QUICK = FixedInterval(0.05)
@@ -495,3 +496,44 @@ async def test_a_storm_of_start_stop_and_step_down_on_a_real_server_ends_with_no
     assert max(together) == 1
     assert all(lock.state is LockState.STOPPED for lock in locks)
     await until_holders(postgres.dsn, key, 0)
+
+
+# --- The choice of the protocol -------------------------------------------------------------------------------------
+
+
+async def test_the_leader_s_own_backend_names_it_as_the_holder(postgres: Postgres, key: LockKey):
+    lock, _ = make(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        holder = await lock._backend.holder()
+    assert holder is not None
+    assert holder.name.endswith(f":{os.getpid()}")
+
+
+async def test_before_the_first_connection_nothing_can_be_asked_but_everything_can_be_closed(key: LockKey):
+    backend = PostgresBackend(key, Lease(1.5), time.monotonic, connect_fn=connect_to(None))
+    with pytest.raises(ConnectionError, match="no connection is open"):
+        await backend.try_acquire()
+    await backend.close()
+
+
+async def test_a_factory_that_changes_its_mind_about_the_kind_of_connection_is_told_so(
+    postgres: Postgres, key: LockKey
+):
+    real = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
+    double = DoubleConnection()
+    lock = LeaderLock("", key=key, connect_fn=connect_to(real, double), settle_s=0, retry_strategy=FixedInterval(5))
+    heard = Witness(lock)
+    async with lock:
+        await until(lambda: bool(heard.errors), timeout_s=10)
+    assert "the same kind each time" in str(heard.errors[0])
+    assert real.closed
+    assert double.closed_times == 1
+
+
+async def test_a_first_connection_that_was_never_used_is_closed_with_the_backend(postgres: Postgres, key: LockKey):
+    real = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
+    backend = PostgresBackend(key, Lease(1.5), time.monotonic, connect_fn=connect_to(real))
+    backend._first = real
+    await backend.close()
+    assert real.closed
