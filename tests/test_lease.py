@@ -248,6 +248,8 @@ async def test_while_reconnecting_our_own_former_session_is_not_another(postgres
         try:
             backend._lock._connection.pgconn.finish()
             await until(lambda: lock.state is LockState.RECONNECTING, timeout_s=5)
+            await asyncio.sleep(0.7)  # long enough to have found the lock held
+            assert lock.state is LockState.RECONNECTING
         finally:
             os.kill(pid, signal.SIGCONT)
         await until(lambda: "recovered" in heard.words, timeout_s=10)

@@ -329,6 +329,7 @@ class LeasedLockBackend(Backend):
             if row is None:
                 self._former = None  # it is gone, so whoever holds the lock is another
             token = await self._slice(self._session(), self._key, self._slice_s if row else 0.001)
+            await self._witness_lives()  # a slice is a third of the lease at most: the witness must hear from us too
         return token
 
     async def _stand_in_line(self, timeout_s: float) -> None:
