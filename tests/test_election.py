@@ -281,6 +281,20 @@ async def test_a_recovered_leader_has_a_new_grant():
     assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [2]
 
 
+async def test_failed_attempts_to_reconnect_close_nothing_before_the_loss_is_told():
+    """What a backend still holds then keeps a successor waiting, so that on_lost comes before its on_acquired."""
+    backend = ScriptedBackend(renew=[DOWN])
+    election, _, heard = make_election(backend, reconnect_grace_s=7.0)
+    closed_when_lost: list[bool] = []
+    election.on_lost(lambda: closed_when_lost.append("close" in backend.verbs))
+    async with election:
+        await election.wait_for_leadership()
+        backend.defaults["open"] = DOWN
+        await until(lambda: "on_lost" in heard.words)
+    assert backend.times("open")[1:4] == pytest.approx([5.0, 7.0, 9.0])
+    assert closed_when_lost == [False]
+
+
 async def test_a_lock_taken_by_another_ends_the_grace_at_once():
     election, backend, heard = make_election(
         ScriptedBackend(renew=[DOWN], try_acquire=[Grant(), None]), reconnect_grace_s=1000.0

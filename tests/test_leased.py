@@ -203,6 +203,22 @@ async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_wa
     assert witness.closed
 
 
+async def test_a_recovery_that_fails_at_its_last_step_still_keeps_the_witness():
+    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    again = ModelSession(ping=[GONE])
+    backend = make(lock, witness, again)
+    grant = await lead(backend)
+    with pytest.raises(ConnectionError):
+        await backend.renew(grant)
+    await backend.open()
+    with pytest.raises(ConnectionError):
+        await backend.try_acquire()
+    assert again.closed
+    assert not witness.closed
+    await backend.close()
+    assert witness.closed
+
+
 async def test_a_release_that_was_not_held_is_an_error_and_closes_everything():
     lock, witness = ModelSession(unlock=(False, None, "")), ModelSession()
     backend = make(lock, witness)

@@ -461,7 +461,7 @@ class Election(Callbacks):
                 await guarded(self._backend.open)
                 grant = await guarded(self._backend.try_acquire)
             except PgLeaderLockError as error:
-                await self._backend.close()
+                # Not closed: the verb gave up what failed, and what is left keeps a successor waiting for our on_lost.
                 self._cycle.fail_attempt(error)
             else:
                 if grant is not None:

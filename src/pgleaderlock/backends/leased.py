@@ -183,10 +183,13 @@ class LeasedLockBackend(Backend):
         if token is None:
             self._contested = self._witness is not None
             return None
+        recovering = self._witness is not None
         try:
             return await self._confirm(token)
         except BaseException:
-            await self.close()
+            await self._close_lock()
+            if not recovering:  # else it keeps a successor waiting until our loss was told
+                await self._close_witness()
             raise
 
     async def renew(self, grant: Grant) -> Grant:
@@ -220,9 +223,7 @@ class LeasedLockBackend(Backend):
     async def close(self) -> None:
         """End both sessions."""
         self._granted, self._contested = None, False
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            await lock.close()
+        await self._close_lock()
         await self._close_witness()
 
     async def wait(self, timeout_s: float) -> None:
@@ -301,6 +302,11 @@ class LeasedLockBackend(Backend):
                 server_version=version,
                 advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock",
             )
+
+    async def _close_lock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            await lock.close()
 
     async def _close_witness(self) -> None:
         witness, self._witness = self._witness, None
