@@ -50,7 +50,9 @@ imports: setup
 
 torture: setup ## Kill, freeze and cut off real processes, and look for two leaders (ARGS="--seconds 300")
 	$(RUN) python -m tests.torture --mode fast $(ARGS)
+	$(RUN) python -m tests.torture --mode strict $(ARGS)
 	$(RUN) python -m tests.torture --mode double $(ARGS)
+	$(RUN) python -m tests.torture --mode alone $(ARGS)
 
 bench: setup ## Measure ourselves against raw psycopg, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)

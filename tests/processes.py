@@ -51,6 +51,10 @@ class Process:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
     def _read(self) -> None:
         assert self._child.stdout is not None
         for line in self._child.stdout:

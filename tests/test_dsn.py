@@ -14,10 +14,13 @@ from psycopg.conninfo import conninfo_to_dict
 from pgleaderlock import LeaderLock
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._dsn import (
+    agreement_of,
     check_dsn,
+    database,
     default_application_name,
     describe,
     has_password,
+    names_database,
     scrub,
     with_defaults,
 )
@@ -238,12 +241,59 @@ def test_a_bare_string_gets_what_a_long_idle_session_needs() -> None:
     assert conninfo_to_dict(with_defaults({"host": "h"})) == {
         "host": "h",
         "application_name": default_application_name(),
+        "target_session_attrs": "primary",
         "connect_timeout": "10",
         "keepalives": "1",
         "keepalives_idle": "10",
         "keepalives_interval": "5",
         "keepalives_count": "3",
     }
+
+
+def test_silence_ends_a_connection_in_the_time_that_the_lease_allows() -> None:
+    assert conninfo_to_dict(with_defaults({"host": "h"}, silence_s=10))["tcp_user_timeout"] == "10000"
+    assert conninfo_to_dict(with_defaults({"tcp_user_timeout": "5"}, silence_s=10))["tcp_user_timeout"] == "5"
+
+
+def test_the_name_of_a_session_ends_with_what_contenders_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "x" * 100 + "end")
+    name = default_application_name("15s wf")
+    assert len(name) == 63
+    assert name.endswith(f"xend:{os.getpid()} 15s wf")
+    assert agreement_of(name) == "15s wf"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "psql", "pgleaderlock vm:12", "pgleaderlock vm:12 15s", "a pgleaderlock vm:1 1s wf"]
+)
+def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
+    assert agreement_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "environment", "is_named", "database_name"),
+    [
+        ({"dbname": "app"}, {}, True, "app"),
+        ({"user": "me"}, {}, False, "me"),
+        ({}, {}, False, "(default)"),
+        ({"service": "x"}, {}, True, "(default)"),
+        ({}, {"PGDATABASE": "app"}, True, "app"),
+        ({}, {"PGSERVICE": "x"}, True, "(default)"),
+        ({}, {"PGUSER": "me"}, False, "me"),
+    ],
+)
+def test_a_database_that_nobody_chose_is_told_from_one_that_was(
+    parts: dict[str, str],
+    environment: dict[str, str],
+    is_named: bool,
+    database_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PGDATABASE", "PGSERVICE", "PGUSER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (names_database(parts), database(parts)) == (is_named, database_name)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +305,7 @@ def test_a_bare_string_gets_what_a_long_idle_session_needs() -> None:
         ("keepalives_idle", "77"),
         ("keepalives_interval", "77"),
         ("keepalives_count", "77"),
+        ("target_session_attrs", "any"),
     ],
 )
 def test_what_the_string_says_itself_is_never_overridden(name: str, value: str) -> None:

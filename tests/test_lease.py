@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 
 from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState, LossCause
-from pgleaderlock.backends.leased import Lease, witness_key
+from pgleaderlock.backends.lease import Lease, witness_key
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
@@ -343,3 +344,50 @@ async def test_an_ordinary_role_may_lead(own_server: Server, key: LockKey):
     async with lock:
         assert await lock.wait_for_leadership(10)
     assert heard.errors == []
+
+
+# --- Contenders that cannot meet, or do not agree ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "difference", [{"lease_s": 3.0}, {"witness": False}, {"takeover": "strict", "term_table": True}]
+)
+async def test_a_contender_with_other_rules_than_the_leader_s_is_warned_about(
+    postgres: Postgres, key: LockKey, difference: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    leader, _ = make_leased(postgres.dsn, key)
+    other, heard = make_leased(postgres.dsn, key, **difference)
+    async with leader:
+        await leader.wait_for_leadership(10)
+        async with other:
+            await until(lambda: "on_acquire_failed" in heard.words)
+    (warning,) = [record.getMessage() for record in caplog.records if "contenders_disagree" in record.getMessage()]
+    assert 'theirs="1.5s wf"' in warning
+    assert f'holder="pgleaderlock {socket.gethostname()}:{os.getpid()} 1.5s wf"' in warning
+
+
+async def test_contenders_that_agree_are_not_warned_about(
+    postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
+):
+    leader, _ = make_leased(postgres.dsn, key)
+    other, heard = make_leased(postgres.dsn, key, wake="poll", retry_strategy=FixedInterval(0.1))
+    async with leader:
+        await leader.wait_for_leadership(10)
+        async with other:
+            await until(lambda: heard.words.count("on_acquire_failed") > 1)
+    assert "contenders_disagree" not in caplog.text
+
+
+async def test_a_connection_string_that_names_no_database_is_warned_about_once(
+    own_server: Server, key: LockKey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("PGDATABASE", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    dsn = own_server.tcp_dsn.removesuffix("/postgres")  # the database of the same name as the user
+    lock, _ = make_leased(dsn, key)
+    for _ in range(2):
+        async with lock:
+            await lock.wait_for_leadership(10)
+    warnings = [record.getMessage() for record in caplog.records if "database_not_named" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "db=postgres" in warnings[0]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError, Grant, LockError, LockKey
-from pgleaderlock.backends.leased import Lease, LeasedLockBackend
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.leased import LeasedLockBackend
 from pgleaderlock.backends.session import ServerFacts
 
 pytestmark = pytest.mark.virtual_time
@@ -29,6 +30,7 @@ class ModelSession:
             "slice": ("8",),
             "unlock": (True, None, ""),
             "former": None,
+            "holder": None,
             "ping": (1,),
             **answers,
         }
@@ -39,7 +41,9 @@ class ModelSession:
 
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         words = {"pg_is_in_recovery": "setup", "DO $slice$": "slice", "pg_try_advisory_lock": "attempt"}
-        words |= {"pg_advisory_unlock": "unlock", "pg_terminate_backend": "former", "SELECT 1": "ping"}
+        words |= {"DO $claim$": "claim", "t.released_at": "read", "relname = 'terms'": "table"}
+        words |= {"pg_advisory_unlock": "unlock", "pg_terminate_backend": "former", "pg_locks": "holder"}
+        words |= {"SELECT 1": "ping"}
         kind = next(kind for word, kind in words.items() if word in statement)
         self.asked.append((asyncio.get_running_loop().time(), kind))
         answer = self.answers[kind]
@@ -237,3 +241,53 @@ async def test_nothing_can_be_asked_before_there_is_a_session():
 async def test_without_a_session_waiting_is_only_waiting():
     await make().wait(3.0)
     assert asyncio.get_running_loop().time() == 3.0
+
+
+async def test_an_old_server_is_told_to_notice_a_dead_network_within_the_lease():
+    asked: dict[int, str] = {}
+
+    class OldSession(ModelSession):
+        async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> Any:
+            asked[self.facts.version] = asked.get(self.facts.version, "") + statement
+            return await super().fetch(statement, parameters, bound_s=bound_s)
+
+    for version in (110000, 130000, 140000):
+        await make(OldSession(version), witness=False).open()
+    assert all(limit in asked[130000] for limit in ("tcp_keepalives_idle', '5'", "tcp_user_timeout', '15000'"))
+    assert "tcp_keepalives_idle" in asked[110000]
+    assert "tcp_user_timeout" not in asked[110000]  # it would be an error there
+    assert "tcp_" not in asked[140000]
+
+
+async def test_a_session_is_not_left_open_when_the_table_cannot_be_used():
+    session = ModelSession(table=(True, False, False, "app", "db"))
+    backend = make(session, term_table=True)
+    with pytest.raises(ConnectionError, match="schema apply --grant-to app"):
+        await backend.open()
+    assert session.closed
+
+
+async def test_the_witness_is_kept_alive_while_a_fenced_transaction_is_waited_for():
+    lock = ModelSession(
+        table=(True, True, True, "", ""), read=(None, None, None, None, 1), claim=[("",)] * 40 + [("9",)]
+    )
+    witness = ModelSession()
+    backend = make(lock, witness, term_table=True, fence_wait_s=60)
+    await backend.open()
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 9
+    assert witness.kinds().count("ping") == 41
+
+
+async def test_a_strict_successor_renews_while_it_waits():
+    lock = ModelSession(table=(True, True, True, "", ""), read=(5, 15.0, 1, False, 1), claim=("9",))
+    witness = ModelSession()
+    backend = make(lock, witness, term_table=True, takeover="strict")
+    await backend.open()
+    began = asyncio.get_running_loop().time()
+    await backend.try_acquire()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(LEASE_S)
+    for session in (lock, witness):
+        times = [at for at, kind in session.asked if kind == "ping"]
+        assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) <= LEASE_S / 3 + 0.1

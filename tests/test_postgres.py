@@ -507,7 +507,7 @@ async def test_the_leader_s_own_backend_names_it_as_the_holder(postgres: Postgre
         await lock.wait_for_leadership(10)
         holder = await lock._backend.holder()
     assert holder is not None
-    assert holder.name.endswith(f":{os.getpid()}")
+    assert holder.name.endswith(f":{os.getpid()} 15s wf")
 
 
 async def test_before_the_first_connection_nothing_can_be_asked_but_everything_can_be_closed(key: LockKey):

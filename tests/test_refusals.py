@@ -155,9 +155,9 @@ async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
 ):
     with standby_of(own_server, server_folder_root / f"standby-of-{own_server.folder.name}") as standby:
         assert await query(standby.dsn, "SELECT pg_is_in_recovery()") == [(True,)]
-        await assert_refused(
-            standby.tcp_dsn, standby.dsn, key, "is a standby", "connect to the primary", "target_session_attrs"
-        )
+        await assert_refused(standby.tcp_dsn, standby.dsn, key, "hot standby mode. A standby", "connect to the primary")
+        anyway = f"{standby.tcp_dsn}?target_session_attrs=any"
+        await assert_refused(anyway, standby.dsn, key, "is a standby", "connect to the primary", "target_session_attrs")
         both = f"127.0.0.1:{standby._port},127.0.0.1:{own_server._port}"
         advised, _ = make_leased(f"postgresql://postgres@{both}/postgres?target_session_attrs=read-write", key)
         async with advised:

@@ -9,7 +9,8 @@ process does not act. Afterwards the intervals of all members are laid over each
 Modes:
 
 - ``fast``: as people run it; never both sessions of one process are killed within a lease. No overlap is allowed.
-- ``alone``: ``witness=False``. Overlaps are expected, which shows that this harness can fail.
+- ``strict``: ``takeover="strict"``, and both sessions of the leader may be killed at once. No overlap is allowed.
+- ``alone``: ``witness=False``. Overlaps must be found, which shows that this harness can fail.
 - ``double``: as ``fast``, and both sessions of the leader may be killed at once. Overlaps are allowed only after that.
 """
 
@@ -29,7 +30,7 @@ from pathlib import Path
 import psycopg
 
 from pgleaderlock import LockKey
-from pgleaderlock.backends.leased import witness_key
+from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
 
 KEY = LockKey.pair(666, 1)
@@ -65,12 +66,18 @@ def sample(lock, path):
             last = 0.0
         time.sleep(0.001)
 
-async def main(dsn, key, lease_s, path, witness):
+async def be_busy():
+    while True:  # as an application is: its event loop does not read the news at once
+        time.sleep(0.005)
+        await asyncio.sleep(0.005)
+
+async def main(dsn, key, lease_s, path, mode):
     lock = LeaderLock(dsn, key=LockKey.parse(key), lease_s=float(lease_s), health_interval_s=float(lease_s) / 3,
-                      retry_strategy=FixedInterval(0.5), settle_s=0, witness=witness == "1")
+                      retry_strategy=FixedInterval(0.5), settle_s=0, witness=mode != "alone",
+                      term_table=mode == "strict", takeover="strict" if mode == "strict" else "fast")
     threading.Thread(target=sample, args=(lock, path), daemon=True).start()
     async with lock:
-        await asyncio.Event().wait()
+        await be_busy()
 
 asyncio.run(main(*sys.argv[1:5], sys.argv[6]))
 """
@@ -100,8 +107,8 @@ class Member:
         path = self.folder / f"{self.name}-{len(self.files)}"
         path.write_bytes(bytes(_RECORD.size * _MAX_INTERVALS))
         self.files.append(path)
-        dsn, witness = self.arguments
-        command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), str(GAP_S), witness]
+        dsn, mode = self.arguments
+        command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), str(GAP_S), mode]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def signal(self, number: signal.Signals) -> None:
@@ -147,11 +154,12 @@ class Torture:
         self._rng = random.Random(seed)
         self._dsn = dsn
         self._mode = mode
-        arguments = [dsn, "0" if mode == "alone" else "1"]
+        self._kills_both = mode in {"strict", "double"}
+        arguments = [dsn, mode]
         self.members = [Member(folder, arguments, f"m{number}") for number in range(members)]
         self.harm: dict[str, int] = {}
         self.session_kills: list[tuple[float, str]] = []
-        self.terms_seen = self.unexplained_seen = 0
+        self.terms_seen = self.unexplained_seen = self.overlaps_seen = 0
 
     def run(self, seconds: float) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
@@ -172,9 +180,10 @@ class Torture:
                 member.signal(signal.SIGCONT)
 
     def _harm(self, connection: psycopg.Connection) -> None:
-        deed = self._rng.choices(["kill", "freeze", "lock", "witness", "both", "ambush"], [2, 4, 3, 2, 2, 4])[0]
+        weights = [2, 4, 3, 2, 2, 20 if self._mode == "alone" else 4]
+        deed = self._rng.choices(["kill", "freeze", "lock", "witness", "both", "ambush"], weights)[0]
         member = self._rng.choice(self.members)
-        if deed == "both" and self._mode != "double":
+        if deed == "both" and not self._kills_both:
             return
         if deed == "kill":
             member.kill()
@@ -190,7 +199,8 @@ class Torture:
 
     def _end_sessions(self, connection: psycopg.Connection, deed: str) -> bool:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if deed != "both" and any(now - at < LEASE_S for at, _ in self.session_kills):
+        is_gentle = deed != "both" and self._mode != "alone"
+        if is_gentle and any(now - at < LEASE_S for at, _ in self.session_kills):
             return False  # two kills within a lease could be both sessions of one process
         keys = {"lock": [KEY], "witness": [witness_key(KEY)], "both": [KEY, witness_key(KEY)]}[deed]
         for key in keys:
@@ -201,13 +211,13 @@ class Torture:
     def _ambush(self, connection: psycopg.Connection) -> bool:
         """Freeze the leader, end one of its sessions (or both), and thaw it while it would still believe."""
         row = connection.execute(_NAME_HOLDER, _columns(KEY)).fetchone()
-        pid = int(row[0].rpartition(":")[2]) if row else 0
+        pid = int(row[0].rpartition(":")[2].split()[0]) if row else 0
         leader = next((each for each in self.members if each.process and each.process.pid == pid), None)
         if leader is None or leader.frozen_until:
             return False
         leader.signal(signal.SIGSTOP)
         leader.frozen_until = time.monotonic() + self._rng.uniform(0.02, 0.9) * LEASE_S
-        deed = self._rng.choice(["lock", "both"] if self._mode == "double" else ["lock"])
+        deed = self._rng.choice(["lock", "both"] if self._kills_both else ["lock"])
         self._end_sessions(connection, deed)
         return True
 
@@ -216,7 +226,7 @@ class Torture:
 
     def unexplained(self) -> list[Overlap]:
         """Return the overlaps that no double kill within the lease before them explains."""
-        kills = [at for at, deed in self.session_kills if deed == "both"]
+        kills = [at for at, deed in self.session_kills if deed == "both" and self._mode == "double"]
         return [overlap for overlap in self.overlaps() if not any(0 <= overlap.end - at < 2 * LEASE_S for at in kills)]
 
     def terms(self) -> int:
@@ -257,6 +267,7 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
             overlaps = group.overlaps()
             unexplained = group.unexplained()
             group.terms_seen, group.unexplained_seen = group.terms(), len(unexplained)
+            group.overlaps_seen = len(overlaps)
             say(f"{mode} seed={seed}: {group.terms_seen} intervals, harm {group.harm}, {len(overlaps)} overlaps")
             for overlap in overlaps:
                 mark = "UNEXPLAINED " if overlap in unexplained else ""
@@ -268,13 +279,15 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mode", choices=["fast", "alone", "double"], default="fast")
+    parser.add_argument("--mode", choices=["fast", "strict", "alone", "double"], default="fast")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     group = torture(options.mode, options.seconds, options.seed)
     if not group.terms_seen:
         sys.exit("nobody ever led: the torture tortured nothing")
+    if options.mode == "alone" and not group.overlaps_seen:
+        sys.exit("no overlap without a witness: this harness cannot see one")
     if options.mode != "alone" and group.unexplained_seen:
         sys.exit(f"two leaders at once: replay with --mode {options.mode} --seed {options.seed}")
 

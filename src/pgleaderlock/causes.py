@@ -24,6 +24,8 @@ class LossCause(enum.Enum):
     """Another took the lock while we were reconnecting."""
     GRACE_EXPIRED = "grace_expired"
     """The lock did not come back within the grace period."""
+    FENCED = "fenced"
+    """A fenced transaction found a newer token than its own."""
     STEPPED_DOWN = "stepped_down"
     """Somebody asked for it while we were reconnecting."""
     ABORTED = "aborted"

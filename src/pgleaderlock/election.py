@@ -37,6 +37,7 @@ from pgleaderlock.errors import (
 )
 from pgleaderlock.event_log import log_events
 from pgleaderlock.fsm import Input, Machine, Policy, Transition
+from pgleaderlock.hard_fence import HardFence
 from pgleaderlock.models import Event, EventKind, Grant, LockState
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy
 from pgleaderlock.stream import EventStream
@@ -63,6 +64,7 @@ class Election(Callbacks):
         auto_reacquire: bool = True,
         shutdown_event: asyncio.Event | None = None,
         clock: Clock = suspend_aware_clock,
+        hard_fence: bool = False,
     ) -> None:
         super().__init__()
         self._strategy = ExponentialBackoff() if retry_strategy is None else retry_strategy
@@ -80,6 +82,7 @@ class Election(Callbacks):
         self._backend = backend
         self._shutdown_event = shutdown_event
         self._clock = clock
+        self._hard_fence = HardFence(clock) if check_flag("hard_fence", hard_fence) else None
         self._cycle = RetryCycle(self._strategy, clock)
         self._grant: Grant | None = None
         self._running: Run | None = None
@@ -244,6 +247,8 @@ class Election(Callbacks):
             return
         self._running = self._grant = None
         self._left_open = True
+        if self._hard_fence is not None:
+            self._hard_fence.disarm()
         error = ShutdownError("the lifecycle task ended before it could tidy up")
         events = self._events(self._machine.feed(Input.ABORTED), Fact(Input.ABORTED, error))
         if not run.loop.is_closed():  # on a closed one nobody can be told
@@ -283,6 +288,7 @@ class Election(Callbacks):
         if fact.grant is not None:
             self._grant = fact.grant
         transition = self._machine.feed(fact.input)
+        self._set_hard_fence(transition)
         events = self._events(transition, fact)
         is_loss = EventKind.LOST in transition.emits
         trust_left_s = self._trust_left_s()
@@ -303,6 +309,15 @@ class Election(Callbacks):
                     run.stream.put(event)
         if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
             await self._hear_out(run)
+
+    def _set_hard_fence(self, transition: Transition) -> None:
+        """Arm it with each grant. After a loss it stays armed until the callbacks have been told."""
+        if self._hard_fence is None or self._grant is None:
+            return
+        if transition.to is LockState.LEADER and not math.isinf(self._grant.trusted_until):
+            self._hard_fence.arm(self._grant.trusted_until)
+        elif EventKind.LOST not in transition.emits:
+            self._hard_fence.disarm()
 
     async def _tell(self, run: Run, events: list[Event], timeout_s: float | None) -> None:
         for event in events:
@@ -354,6 +369,8 @@ class Election(Callbacks):
 
     def _note_delivered(self, event: Event) -> None:
         run = self._running
+        if event.kind is EventKind.LOST and self._hard_fence is not None:
+            self._hard_fence.disarm()
         if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and self.state is LockState.LEADER and run:
             run.announced.set()
 
@@ -381,6 +398,8 @@ class Election(Callbacks):
         finally:  # cancelled once more, perhaps: whoever waits for the stream or for us must not wait for ever
             run.stream.end()
             self._running = None
+            if self._hard_fence is not None:
+                self._hard_fence.disarm()
 
     # --- The I/O of each state ---------------------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
 """``LeaderLock``: an election on a PostgreSQL advisory lock, with the constructor that the specification asks for."""
 
 import asyncio
-from typing import Literal
+from collections.abc import Awaitable
+from typing import Any, Literal, overload
 
 from pgleaderlock._checks import check_seconds
+from pgleaderlock.backends._fence import AsyncConnection, Connection, run_fence
 from pgleaderlock.backends.postgres import ConnectFn, Lease, PostgresBackend
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
+from pgleaderlock.errors import LeadershipLost
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
 
@@ -54,18 +57,67 @@ class LeaderLock(Election):
         witness: bool = True,
         allow_pooler: bool = False,
         clock: Clock = suspend_aware_clock,
+        takeover: Literal["fast", "strict"] = "fast",
+        term_table: bool = False,
+        schema: str = "pgleaderlock",
+        fence_wait_s: float | None = None,
+        hard_fence: bool = False,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
-        lease = Lease(_choose_lease_s(lease_s, health_interval_s), wake, slice_s, settle_s, witness, allow_pooler)
+        lease = Lease(
+            _choose_lease_s(lease_s, health_interval_s),
+            wake=wake,
+            slice_s=slice_s,
+            settle_s=settle_s,
+            witness=witness,
+            allow_pooler=allow_pooler,
+            takeover=takeover,
+            term_table=term_table,
+            schema=schema,
+            fence_wait_s=fence_wait_s,
+        )
+        self._postgres = PostgresBackend(self._key, lease, clock, dsn=dsn, connect_fn=connect_fn)
         super().__init__(
-            PostgresBackend(self._key, lease, clock, dsn=dsn, connect_fn=connect_fn),
+            self._postgres,
             retry_strategy=retry_strategy,
             health_interval_s=health_interval_s,
             reconnect_grace_s=reconnect_grace_s,
             auto_reacquire=auto_reacquire,
             shutdown_event=shutdown_event,
             clock=clock,
+            hard_fence=hard_fence,
         )
+
+    @overload
+    def fence(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...
+    @overload
+    def fence(self, connection: Connection[Any]) -> None: ...
+    def fence(self, connection: object) -> Awaitable[None] | None:
+        """Make the transaction of this connection fail unless we are still the newest leader.
+
+        Inside your own transaction, on the database of the lock; psycopg's async connections (awaited) and its
+        blocking ones (from any thread):
+
+            async with connection.transaction():
+                await lock.fence(connection)
+                await connection.execute("INSERT INTO invoices ...")
+
+        Raises :class:`LeadershipLost` when a newer leader exists or we do not lead; the transaction is then aborted.
+        Once it returns, a successor's term does not begin before this transaction ends. Left idle for longer than the
+        lease, the transaction is ended by the server. Needs ``term_table=True``.
+        """
+        return run_fence(connection, self.fence_sql(), self._key.described)
+
+    def fence_sql(self) -> str:
+        """Return :meth:`fence` as one SQL statement without parameters, for other drivers.
+
+        It fails with SQLSTATE ``PGL01``. Valid for the current term only: ask for it in each transaction.
+        """
+        token = self.token
+        statement = self._postgres.fence_sql(token)
+        if token is None:
+            raise LeadershipLost(f"this process does not lead {self._key.described}: nothing may be fenced for it")
+        return statement
 
     @property
     def key(self) -> LockKey:

@@ -8,6 +8,7 @@ import psycopg
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection, is_psycopg, open_connection, take_over
+from pgleaderlock.backends.lease import Lease
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
@@ -19,25 +20,35 @@ ConnectFn = Callable[[], Awaitable[Any]]
 
 _LIMIT_WORDS = ("too many clients", "too many connections", "remaining connection slots", "connection limit")
 _LIMIT_HINT = (
-    " A leader needs two connections, a follower one: raise max_connections or the CONNECTION LIMIT of the role or "
+    "A leader needs two connections, a follower one: raise max_connections or the CONNECTION LIMIT of the role or "
     "database, or pass witness=False to do with one."
 )
+_STANDBY_WORDS = ("server is in hot standby mode", "session is read-only")
+_STANDBY_HINT = "A standby would grant the lock beside the primary: connect to the primary, or name all hosts."
+_HINTS = ((_LIMIT_WORDS, _LIMIT_HINT), (_STANDBY_WORDS, _STANDBY_HINT))
 
 
 class Connector:
     """Opens connections for one lock, and explains what goes wrong with them."""
 
-    def __init__(self, key: LockKey, *, dsn: str | None, connect_fn: ConnectFn | None) -> None:
+    def __init__(
+        self, key: LockKey, *, dsn: str | None, connect_fn: ConnectFn | None, lease: Lease | None = None
+    ) -> None:
         self._key = key
+        self._lease = lease
         if connect_fn is not None:
             if not callable(connect_fn):
                 raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
             self._parts: Mapping[str, str] = {}
+            self.database: str | None = None
+            self.names_database = True  # the caller's business
             self.where = "the connection of connect_fn"
             self._connect: Callable[[], Any] = connect_fn
         else:
             self._parts = _dsn.check_dsn(dsn)
             self.where = _dsn.describe(self._parts)
+            self.database = _dsn.database(self._parts)
+            self.names_database = _dsn.names_database(self._parts)
             self._connect = self._connect_by_dsn
 
     async def connect(self) -> Any:
@@ -64,7 +75,10 @@ class Connector:
             return None, error
 
     async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
-        return await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts), autocommit=True)
+        defaults: dict[str, Any] = {}
+        if self._lease is not None:
+            defaults = {"agreement": self._lease.agreement, "silence_s": self._lease.answer_bound_s}
+        return await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts, **defaults), autocommit=True)
 
     async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if connection.autocommit:
@@ -85,7 +99,7 @@ class Connector:
         """Say what happened, to which lock, where, and why, in one line and without secrets."""
         lines = _dsn.scrub(str(error), self._parts).splitlines()
         reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
-        hint = _LIMIT_HINT if any(words in reason for words in _LIMIT_WORDS) else ""
+        hint = next((f". {hint}" for words, hint in _HINTS if any(word in reason for word in words)), "")
         return ConnectionError(f"{what} for lock {self._key.described} ({self.where}): {reason}{hint}", cause=cause)
 
     def _shown_cause(self, error: Exception) -> Exception | None:

@@ -5,19 +5,32 @@ words are never repeated here.
 """
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-__all__ = ["check_dsn", "default_application_name", "describe", "has_password", "scrub", "with_defaults"]
+__all__ = [
+    "agreement_of",
+    "check_dsn",
+    "database",
+    "default_application_name",
+    "describe",
+    "has_password",
+    "names_database",
+    "scrub",
+    "with_defaults",
+]
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _LAST_PORT = 65535
 _SHORTEST_SECRET = 3
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
+_OUR_NAME = "pgleaderlock"
+_NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs])")
 
 
 def check_dsn(dsn: object) -> dict[str, str]:
@@ -64,22 +77,41 @@ def _check_parts(parts: Mapping[str, str], *, is_url: bool) -> None:
         raise ValueError(f"dsn has a URL for its dbname: {_FORMS}")
 
 
-def default_application_name() -> str:
-    """Return the name under which a session of this process shows in pg_stat_activity."""
-    name = f"pgleaderlock {socket.gethostname()}:{os.getpid()}"
-    return name.encode("ascii", "replace")[:_APPLICATION_NAME_BYTES].decode("ascii")
+def default_application_name(agreement: str = "") -> str:
+    """Return the name under which a session of this process shows in pg_stat_activity.
+
+    It ends with what contenders must agree on, so that they can see it of each other. Of a long host name the end is
+    kept, where generated names differ.
+    """
+    rest = f":{os.getpid()} {agreement}".rstrip()
+    host = socket.gethostname().encode("ascii", "replace").decode("ascii")
+    room = _APPLICATION_NAME_BYTES - len(_OUR_NAME) - 1 - len(rest)
+    return f"{_OUR_NAME} {host[-room:]}{rest}"
 
 
-def with_defaults(parts: Mapping[str, str]) -> str:
-    """Fill in what a long-lived, mostly idle session needs, wherever the string does not say otherwise."""
+def agreement_of(application_name: str) -> str | None:
+    """Return what a contender that named itself in our way has agreed to; None if it has another name."""
+    match = _NAME_WITH_AGREEMENT.fullmatch(application_name)
+    return None if match is None else match[1]
+
+
+def with_defaults(parts: Mapping[str, str], *, agreement: str = "", silence_s: float | None = None) -> str:
+    """Fill in what a long-lived, mostly idle session needs, wherever the string does not say otherwise.
+
+    Of several hosts the primary is chosen: a standby would be refused. Data that is not acknowledged for
+    ``silence_s`` ends the connection.
+    """
     defaults = {
-        "application_name": os.environ.get("PGAPPNAME") or default_application_name(),
+        "application_name": os.environ.get("PGAPPNAME") or default_application_name(agreement),
+        "target_session_attrs": os.environ.get("PGTARGETSESSIONATTRS") or "primary",
         "connect_timeout": "10",
         "keepalives": "1",
         "keepalives_idle": "10",
         "keepalives_interval": "5",
         "keepalives_count": "3",
     }
+    if silence_s is not None:
+        defaults["tcp_user_timeout"] = str(max(1, round(silence_s * 1000)))
     return make_conninfo(**{**defaults, **parts})
 
 
@@ -87,9 +119,20 @@ def describe(parts: Mapping[str, str]) -> str:
     """Say where a connection goes, for messages: never a secret."""
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
     port = parts.get("port") or os.environ.get("PGPORT") or "5432"
-    user = parts.get("user") or os.environ.get("PGUSER")
-    database = parts.get("dbname") or os.environ.get("PGDATABASE") or user
-    return f"host={host} port={port} dbname={database or '(default)'} user={user or '(default)'}"
+    user = parts.get("user") or os.environ.get("PGUSER") or "(default)"
+    return f"host={host} port={port} dbname={database(parts)} user={user}"
+
+
+def database(parts: Mapping[str, str]) -> str:
+    """Name the database that a connection goes to, as far as it can be told from here."""
+    named = parts.get("dbname") or os.environ.get("PGDATABASE")
+    return named or parts.get("user") or os.environ.get("PGUSER") or "(default)"
+
+
+def names_database(parts: Mapping[str, str]) -> bool:
+    """Whether somebody chose the database. Otherwise it is named after the user, and each user has another."""
+    chosen = [parts.get("dbname"), parts.get("service"), os.environ.get("PGDATABASE"), os.environ.get("PGSERVICE")]
+    return any(chosen)
 
 
 def has_password(dsn: str) -> bool:

@@ -22,126 +22,53 @@ would be ended by its own.
 
 **Any doubt closes the session.** A closed session holds nothing.
 
-Not promised: a promoted standby is not noticed; a frozen process whose sessions are *both* killed by the server may
-find out last, by up to 0.9 T; clocks of two hosts may not differ in rate by more than 10 %.
+**The past.** Before anybody leads, whoever may still believe must have had time to stop: a restart of the server frees
+locks that a leader cut off from it believes in. With the term row (:mod:`.terms`) a clean release ends that wait, a
+promotion counts as a restart, and ``takeover="strict"`` waits after every end that was not clean.
+
+Not promised: without the term row a promoted standby is not noticed; with ``takeover="fast"`` a frozen process whose
+sessions are *both* killed by the server may find out last, by up to 0.9 T; clocks of two hosts may not differ in rate
+by more than 10 %.
 """
 
 import asyncio
-import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-from pgleaderlock._checks import check_flag, check_seconds
 from pgleaderlock._logging import get_logger
+from pgleaderlock.backends import _sql
+from pgleaderlock.backends._dsn import agreement_of
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends.base import Backend
+from pgleaderlock.backends.lease import Lease, witness_key
 from pgleaderlock.backends.session import OpenSession, Session
+from pgleaderlock.backends.terms import Terms, past_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant, Holder
 
-__all__ = ["Lease", "LeasedLockBackend", "witness_key"]
+__all__ = ["LeasedLockBackend"]
 
-_IDLE_SESSION_TIMEOUT_SINCE = 140000
-
-_SET_UP = """
-SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery()
-            THEN set_config('statement_timeout', %s, false) || set_config('lock_timeout', '0', false) END,
-       pg_backend_pid(), pg_is_in_recovery(),
-       extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
-       extract(epoch FROM clock_timestamp() - greatest(
-           pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
-       (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())
-"""
-# Nothing is set on a session that will be refused: behind a pooler it is other people's too.
-# The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
-
-# The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
-# commit reach the disk; without it a crash right after the grant would hand out the same number again.
-_TRY = """
-SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY[
-    pg_current_xact_id()::text, {come_under_lease},
-    pg_logical_emit_message(true, 'pgleaderlock', '')::text] END
-"""
-
-# The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
-_STAND_IN_LINE = """
-DO $slice$ BEGIN
-    PERFORM set_config('pgleaderlock.token', '', false), {come_under_lease};
-    BEGIN
-        PERFORM set_config('lock_timeout', '{slice_ms}', true);
-        PERFORM pg_advisory_lock({numbers});
-        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false),
-                pg_logical_emit_message(true, 'pgleaderlock', '');
-    EXCEPTION WHEN lock_not_available THEN
-    END;
-END $slice$;
-SELECT current_setting('pgleaderlock.token')
-"""
-
-# All of them, because a slice's time-out can race with its grant, and the next one then holds the lock twice.
-_UNLOCK = "SELECT pg_advisory_unlock({numbers}), pg_advisory_unlock_all(), {leave_lease}"
-
-_END_FORMER_SELF = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s
-"""
-
-_PING = "SELECT 1"
-
-
-def witness_key(key: LockKey) -> LockKey:
-    """Return the key of the second lock. Frozen for ever: contenders of all versions must agree on it."""
-    digest = hashlib.sha256(f"pgleaderlock/witness/1/{key}".encode()).digest()
-    return LockKey.bigint(int.from_bytes(digest[:8], "big", signed=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """How long a silent leader keeps the lock, and how it is waited for. All contenders must agree on it."""
-
-    lease_s: float
-    wake: Literal["line", "poll"] = "line"
-    slice_s: float | None = None
-    """How long one slice of standing in line lasts; by default less than the server's ``deadlock_timeout``."""
-    settle_s: float | None = None
-    """How long after a server's start a grant is not yet used; by default the lease."""
-    witness: bool = True
-    allow_pooler: bool = False
-
-    def __post_init__(self) -> None:
-        check_seconds("lease_s", self.lease_s)
-        if self.wake not in ("line", "poll"):
-            raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
-        if self.slice_s is not None:
-            check_seconds("slice_s", self.slice_s)
-        if self.settle_s is not None:
-            check_seconds("settle_s", self.settle_s, zero_ok=True)
-        check_flag("witness", self.witness)
-        check_flag("allow_pooler", self.allow_pooler)
-
-    @property
-    def answer_bound_s(self) -> float:
-        """How long any one answer is waited for."""
-        return self.lease_s * 2 / 3
-
-    @property
-    def renew_every_s(self) -> float:
-        """How often a session is shown to be alive while something else is waited for."""
-        return self.lease_s / 3
-
-    def grant(self, token: int | None, sent: float) -> Grant:
-        """Return what an answer to a request that was sent then is worth."""
-        return Grant(token, trusted_until=sent + 0.9 * self.lease_s, lost_at=sent + self.lease_s * 2 / 3)
+_COMPARE_EVERY_S = 60.0
 
 
 class LeasedLockBackend(Backend):
     """One contender: a session for the lock, and while leading another for the witness."""
 
-    def __init__(self, key: LockKey, open_session: OpenSession, lease: Lease, clock: Clock, where: str) -> None:
+    def __init__(
+        self,
+        key: LockKey,
+        open_session: OpenSession,
+        lease: Lease,
+        clock: Clock,
+        where: str,
+        *,
+        labels: Mapping[str, object] | None = None,
+    ) -> None:
         self._key = key
+        self._labels = labels or key.labels
         self._witness_key = witness_key(key)
         self._open_session = open_session
         self._lease = lease
@@ -150,18 +77,23 @@ class LeasedLockBackend(Backend):
         self._lock: Session | None = None
         self._witness: Session | None = None
         self._granted: int | None = None  # a token that standing in line brought, not yet handed out
+        self._terms = Terms(key, lease, where) if lease.term_table else None
+        self._claimed: int | None = None  # the token of our last term, if it was written down
         self._settled_at = 0.0
-        self._enforced = True
+        self._lock_sql = _sql.LockStatements(key, lease, is_enforced=True)
+        self._witness_sql = _sql.LockStatements(self._witness_key, lease, is_enforced=True)
+        self._was_warned = False
         self._former: tuple[int, str] | None = None  # our own session before this one, which may not be gone yet
         self._mine: tuple[int, str] | None = None
         self._slice_s = lease.slice_s or min(0.9, lease.renew_every_s)
         self._contested = False
+        self._compared_at = -math.inf
         self._logger = get_logger().bind(**self.labels)
 
     @property
     def labels(self) -> Mapping[str, object]:
         """As every PostgreSQL lock is labelled."""
-        return self._key.labels
+        return self._labels
 
     # --- The verbs ---------------------------------------------------------------------------------------------
 
@@ -182,6 +114,7 @@ class LeasedLockBackend(Backend):
             token = await self._take_from_former_self()
         if token is None:
             self._contested = self._witness is not None
+            await self._compare_with_holder()
             return None
         recovering = self._witness is not None
         try:
@@ -203,9 +136,12 @@ class LeasedLockBackend(Backend):
             await self._ping_both()
         return self._lease.grant(grant.token, sent)
 
-    async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the sessions are the grant
-        """Unlock, and end the witness."""
-        row = await self._session().fetch(self._sql(_UNLOCK, self._key), bound_s=self._lease.lease_s)
+    async def release(self, grant: Grant) -> None:
+        """Write down that the term is over, unlock, and end the witness."""
+        statement = self._lock_sql.unlock
+        if self._terms is not None and grant.token is not None:
+            statement = self._terms.mark_released_sql(grant.token) + statement
+        row = await self._session().fetch(statement, bound_s=self._lease.lease_s)
         await self._close_witness()
         if row is None or row[0] is not True:
             await self.close()
@@ -271,7 +207,8 @@ class LeasedLockBackend(Backend):
         statement_ms = round(self._lease.lease_s * 1000) + 1000
         asked_at = self._clock()
         parameters = (session.facts.session_pid, self._lease.allow_pooler, str(statement_ms))
-        row = await session.fetch(_SET_UP, parameters, bound_s=self._lease.answer_bound_s)
+        statement = _sql.set_up(self._lease, session.facts.version)
+        row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the server did not introduce itself to lock {self._key.described} ({self._where})")
         _, pid, is_standby, deadlock_s, age_s, started = row
@@ -292,15 +229,21 @@ class LeasedLockBackend(Backend):
         if self._lease.slice_s is None:
             self._slice_s = max(0.1, min(0.9 * deadlock_s, self._lease.renew_every_s))
         self._note_version(session.facts.version)
+        if self._terms is not None:
+            await self._terms.make_ready(session)
         return pid, started
 
     def _note_version(self, version: int) -> None:
-        if version < _IDLE_SESSION_TIMEOUT_SINCE and self._enforced:
-            self._enforced = False
+        is_enforced = _sql.can_end_silent_sessions(version)
+        self._lock_sql = _sql.LockStatements(self._key, self._lease, is_enforced=is_enforced)
+        self._witness_sql = _sql.LockStatements(self._witness_key, self._lease, is_enforced=is_enforced)
+        if not is_enforced and not self._was_warned:
+            self._was_warned = True
             self._logger.warning(
                 "lease_not_enforced",
                 server_version=version,
-                advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock",
+                advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock until it "
+                "thaws. A dead network is noticed by keepalives, over TCP",
             )
 
     async def _close_lock(self) -> None:
@@ -321,47 +264,49 @@ class LeasedLockBackend(Backend):
     # --- Getting the lock --------------------------------------------------------------------------------------
 
     async def _try_lock(self) -> int | None:
-        row = await self._session().fetch(self._sql(_TRY, self._key), bound_s=self._lease.answer_bound_s)
+        row = await self._session().fetch(self._lock_sql.attempt, bound_s=self._lease.answer_bound_s)
         return int(row[0][0]) if row is not None and row[0] is not None else None
 
     async def _take_from_former_self(self) -> int | None:
         """While recovering: the holder may be our own session before this one, which the server has not missed yet.
 
-        That is not another contender. It is ended by its pid *and* its start, because pids are used again.
+        That is not another contender, so it is ended.
         """
         token: int | None = None
         while token is None and self._former is not None:
-            row = await self._session().fetch(_END_FORMER_SELF, self._former, bound_s=self._lease.answer_bound_s)
+            row = await self._session().fetch(_sql.END_FORMER_SELF, self._former, bound_s=self._lease.answer_bound_s)
             if row is None:
                 self._former = None  # it is gone, so whoever holds the lock is another
-            token = await self._slice(self._session(), self._key, self._slice_s if row else 0.001)
+            token = await self._slice(self._session(), self._lock_sql, self._slice_s if row else 0.001)
             await self._witness_lives()  # a slice is a third of the lease at most: the witness must hear from us too
         return token
+
+    async def _compare_with_holder(self) -> None:
+        """Now and then, see in its name whether the holder plays by the same rules; if not, say so."""
+        if self._clock() < self._compared_at + _COMPARE_EVERY_S:
+            return
+        self._compared_at = self._clock()
+        holder = await self.holder()
+        theirs = None if holder is None else agreement_of(holder.name)
+        if holder is not None and theirs not in (None, self._lease.agreement):
+            self._logger.warning(
+                "contenders_disagree",
+                ours=self._lease.agreement,
+                theirs=theirs,
+                holder=holder.name,
+                advice="lease_s, witness and takeover must be the same for all contenders: two may lead at once",
+            )
 
     async def _stand_in_line(self, timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
-            self._granted = await self._slice(self._session(), self._key, min(self._slice_s, left_s))
+            self._granted = await self._slice(self._session(), self._lock_sql, min(self._slice_s, left_s))
             if self._granted is not None:
                 return
 
-    async def _slice(self, session: Session, key: LockKey, slice_s: float) -> int | None:
-        slice_ms = max(1, round(slice_s * 1000))  # 0 would wait for ever
-        statement = self._sql(_STAND_IN_LINE, key, slice_ms=slice_ms)
-        row = await session.fetch(statement, bound_s=slice_s + self._lease.answer_bound_s)
+    async def _slice(self, session: Session, statements: _sql.LockStatements, slice_s: float) -> int | None:
+        row = await session.fetch(statements.slice(slice_s), bound_s=slice_s + self._lease.answer_bound_s)
         return int(row[0]) if row is not None and row[0] else None
-
-    def _sql(self, statement: str, key: LockKey, **more: int) -> str:
-        """Fill in numbers, which is all that is ever filled in: DO takes no parameters."""
-        return statement.format(
-            numbers=_numbers(key),
-            come_under_lease=self._idle_limit(self._lease.lease_s),
-            leave_lease=self._idle_limit(0),
-            **more,
-        )
-
-    def _idle_limit(self, limit_s: float) -> str:
-        return f"set_config('idle_session_timeout', '{round(limit_s * 1000)}', false)" if self._enforced else "''"
 
     # --- Making sure of it -------------------------------------------------------------------------------------
 
@@ -371,9 +316,12 @@ class LeasedLockBackend(Backend):
         The grant may be old: we may have been frozen in line. So after the witness is won and the past is over,
         both sessions are renewed once, and trust counts from there.
         """
+        held_since = self._clock()
         if self._lease.witness and (self._witness is None or self._witness.closed):
             await self._win_witness()
-        await self._settle()
+        await self._let_the_past_end(held_since)
+        if self._terms is not None:
+            token = await self._claim(self._terms, token)
         sent = self._clock()
         await self._ping_both()
         return self._lease.grant(token, sent)
@@ -385,7 +333,7 @@ class LeasedLockBackend(Backend):
         try:
             while (left_s := deadline - self._clock()) > 0:
                 slice_s = min(self._slice_s, left_s, self._lease.renew_every_s)
-                if await self._slice(witness, self._witness_key, slice_s) is not None:
+                if await self._slice(witness, self._witness_sql, slice_s) is not None:
                     self._witness = witness
                     return
                 await self._ping_lock()
@@ -397,22 +345,41 @@ class LeasedLockBackend(Backend):
             f"{self._lease.lease_s:g} s ({self._where}): is there a contender with a longer lease_s? Letting go."
         )
 
-    async def _settle(self) -> None:
-        """Wait out the past of a server that started just now: a leader cut off from it may still believe."""
-        left_s = self._settled_at - self._clock()
+    async def _let_the_past_end(self, held_since: float) -> None:
+        """Wait, renewing, until nobody can believe any more in a term before ours."""
+        ends_at, reason = self._settled_at, "the server started less than a lease ago"
+        if self._terms is not None:
+            left_s = past_s(await self._terms.read(self._session()), self._lease, ours=self._claimed)
+            if left_s is not None:
+                ends_at, reason = held_since + left_s, "the last leader may still believe"
+        left_s = ends_at - self._clock()
         if left_s > 0:
-            self._logger.info("settling", seconds=left_s, reason="the server started less than a lease ago")
-        while (left_s := self._settled_at - self._clock()) > 0:
+            self._logger.info("settling", seconds=left_s, reason=reason)
+        while (left_s := ends_at - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             await self._ping_both()
 
+    async def _claim(self, terms: Terms, token: int) -> int:
+        """Write our term down. Transactions that the last leader fenced end first, or we let go and name one."""
+        wait_s = self._lease.lease_s if self._lease.fence_wait_s is None else self._lease.fence_wait_s
+        deadline = self._clock() + wait_s
+        while True:
+            slice_s = max(0.001, min(self._slice_s, deadline - self._clock()))
+            claimed = await terms.claim(self._session(), token, slice_s)
+            if claimed is not None:
+                self._claimed = claimed
+                return claimed
+            await self._ping_both()
+            if self._clock() >= deadline:
+                raise await terms.refused(self._session(), wait_s)
+
     async def _ping_lock(self) -> None:
-        await self._session().fetch(_PING, bound_s=self._lease.answer_bound_s)
+        await self._session().fetch(_sql.PING, bound_s=self._lease.answer_bound_s)
 
     async def _ping_both(self) -> None:
         await self._ping_lock()
         if self._witness is not None:
-            await self._witness.fetch(_PING, bound_s=self._lease.answer_bound_s)
+            await self._witness.fetch(_sql.PING, bound_s=self._lease.answer_bound_s)
 
     # --- Keeping the witness -----------------------------------------------------------------------------------
 
@@ -420,7 +387,7 @@ class LeasedLockBackend(Backend):
         if self._witness is None or self._witness.closed:
             return False
         try:
-            await self._witness.fetch(_PING, bound_s=self._lease.renew_every_s)
+            await self._witness.fetch(_sql.PING, bound_s=self._lease.renew_every_s)
         except ConnectionError as error:
             self._logger.warning("witness_lost", error=error)
             return False
@@ -444,12 +411,6 @@ class LeasedLockBackend(Backend):
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             if not await self._witness_lives():
                 await self._close_witness()
-
-
-def _numbers(key: LockKey) -> str:
-    """Return the key as SQL. Quoted, because a bare -2147483648 is a bigint to PostgreSQL."""
-    kind = "int" if key.space == "pair" else "bigint"
-    return ", ".join(f"'{number}'::{kind}" for number in key.numbers)
 
 
 class _bounded:  # noqa: N801 - reads as the statement that it is

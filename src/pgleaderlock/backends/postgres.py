@@ -8,15 +8,18 @@ With a connection string the choice is known at once; with a factory its first c
 from collections.abc import Mapping
 from typing import Any
 
+from pgleaderlock._logging import get_logger
 from pgleaderlock.backends._connector import ConnectFn, Connector
 from pgleaderlock.backends._driver import close_connection, is_psycopg
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.leased import Lease, LeasedLockBackend
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.leased import LeasedLockBackend
 from pgleaderlock.backends.plain import PlainLockBackend
 from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.terms import Terms
 from pgleaderlock.clock import Clock
-from pgleaderlock.errors import ConnectionError, PgLeaderLockError
+from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant, Holder
 
@@ -30,19 +33,22 @@ class PostgresBackend(Backend):
         self, key: LockKey, lease: Lease, clock: Clock, *, dsn: str | None = None, connect_fn: ConnectFn | None = None
     ) -> None:
         self._key = key
-        self._connector = Connector(key, dsn=dsn, connect_fn=connect_fn)
+        self._connector = Connector(key, dsn=dsn, connect_fn=connect_fn, lease=lease)
         self._lease = lease
         self._clock = clock
+        self._was_warned = False
         self._first: Any = None  # the connection that showed which protocol it is to be
         self._chosen: Backend | None = self._leased() if connect_fn is None else None
 
     @property
     def labels(self) -> Mapping[str, object]:
-        """The two keys of a pair; the key in its printed form otherwise, with the role's name if it has one."""
-        return self._key.labels
+        """What the key is labelled with, and the database: the same key in another one is another lock."""
+        database = self._connector.database
+        return self._key.labels if database is None else {**self._key.labels, "db": database}
 
     async def open(self) -> None:
         """Connect, unless connected; the first time, look at what the connection is."""
+        self._warn_of_default_database()
         if self._chosen is None:
             connection = await self._connector.connect()
             if is_psycopg(connection):
@@ -80,6 +86,19 @@ class PostgresBackend(Backend):
         """Watch as the chosen protocol does."""
         return await self._backend().lost()
 
+    def fence_sql(self, token: int | None) -> str:
+        """Return the fence of this term; LockError when no term is written down that it could compare with."""
+        if not self._lease.term_table:
+            raise LockError(
+                f"fence() compares with the term table, which lock {self._key.described} does not write: pass "
+                "term_table=True, to all contenders"
+            )
+        if isinstance(self._chosen, PlainLockBackend):
+            raise LockError(
+                f"fence() needs a psycopg connection from connect_fn: lock {self._key.described} has no token without"
+            )
+        return Terms(self._key, self._lease, self._connector.where).fence_sql(token or 0)
+
     async def close(self) -> None:
         """End every session."""
         first, self._first = self._first, None
@@ -88,13 +107,25 @@ class PostgresBackend(Backend):
         if self._chosen is not None:
             await self._chosen.close()
 
+    def _warn_of_default_database(self) -> None:
+        if self._connector.names_database or self._was_warned:
+            return
+        self._was_warned = True
+        get_logger().bind(**self.labels).warning(
+            "database_not_named",
+            advice="the connection string names no database, so it is the user's own: advisory locks are per "
+            "database, and contenders with another one would not meet this one",
+        )
+
     def _backend(self) -> Backend:
         if self._chosen is None:
             raise ConnectionError(f"no connection is open for lock {self._key.described} ({self._connector.where})")
         return self._chosen
 
     def _leased(self) -> LeasedLockBackend:
-        return LeasedLockBackend(self._key, self._open_session, self._lease, self._clock, self._connector.where)
+        return LeasedLockBackend(
+            self._key, self._open_session, self._lease, self._clock, self._connector.where, labels=self.labels
+        )
 
     async def _open_session(self) -> Session:
         connection, self._first = self._first, None

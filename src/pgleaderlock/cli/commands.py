@@ -18,6 +18,7 @@ from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, hide_secrets
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.run import take_part
+from pgleaderlock.cli.schema import apply_schema, statements_of
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.keys import LockKey
@@ -85,17 +86,26 @@ def _check_option_dsn(context: click.Context, _option: click.Parameter, value: s
     return value
 
 
+_schema_option = click.option(
+    "--schema", default="pgleaderlock", show_default=True, metavar="NAME", help="Where the term table is."
+)
+
+
+def _dsn_option(command: F) -> F:
+    return click.option(
+        "--dsn",
+        envvar=DSN_VARIABLE,
+        show_envvar=True,
+        metavar="DSN",
+        callback=_check_option_dsn,
+        help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
+    )(command)
+
+
 def _lock_options(command: F) -> F:
     """Add the options that say which lock, where, and how to print."""
     options = (
-        click.option(
-            "--dsn",
-            envvar=DSN_VARIABLE,
-            show_envvar=True,
-            metavar="DSN",
-            callback=_check_option_dsn,
-            help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
-        ),
+        _dsn_option,
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
         click.option("--role", metavar="NAME", help="The lock by name instead of by keys, as LeaderLock(role=...)."),
@@ -146,6 +156,15 @@ def _lease_options(command: F) -> F:
             help="Stand in line for the lock, or ask for it now and then.",
         ),
         click.option("--no-witness", is_flag=True, help="Do with one connection, and a weaker promise."),
+        click.option(
+            "--takeover",
+            type=click.Choice(["fast", "strict"]),
+            default="fast",
+            show_default=True,
+            help="Strict waits a lease after every leader that did not release cleanly. Needs --term-table.",
+        ),
+        click.option("--term-table", is_flag=True, help="Write each term down, for strict take-over and fencing."),
+        _schema_option,
     )
     for option in reversed(options):
         command = option(command)
@@ -172,6 +191,11 @@ def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
         make_lock("postgresql://")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _check_takeover(takeover: str, *, term_table: bool) -> None:
+    if takeover == "strict" and not term_table:  # said here in the command line's own words
+        raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
 
 
 # --- The commands ---
@@ -225,6 +249,9 @@ def run(
     settle_s: float | None,
     wake: Literal["line", "poll"],
     no_witness: bool,
+    takeover: Literal["fast", "strict"],
+    term_table: bool,
+    schema: str,
     retry_base_s: float,
     retry_max_s: float,
     reconnect_grace_s: float | None,
@@ -251,7 +278,11 @@ def run(
         lease_s=lease_s,
         wake=wake,
         witness=not no_witness,
+        takeover=takeover,
+        term_table=term_table,
+        schema=schema,
     )
+    _check_takeover(takeover, term_table=term_table)
     _check_by_making(make_lock)
     show_logs("INFO" if quiet else "DEBUG")
     with open_database(dsn) as database:
@@ -288,6 +319,9 @@ def acquire(
     settle_s: float | None,
     wake: Literal["line", "poll"],
     no_witness: bool,
+    takeover: Literal["fast", "strict"],
+    term_table: bool,
+    schema: str,
     hold_s: float,
 ) -> None:
     """Try once to get the lock: exit code 0 if acquired, 1 if another process holds it.
@@ -303,7 +337,11 @@ def acquire(
         lease_s=lease_s,
         wake=wake,
         witness=not no_witness,
+        takeover=takeover,
+        term_table=term_table,
+        schema=schema,
     )
+    _check_takeover(takeover, term_table=term_table)
     _check_by_making(make_lock)
     show_logs("ERROR")  # the outcome is told by the command itself
     with open_database(dsn) as database:
@@ -324,3 +362,29 @@ def status(*, dsn: str | None, key1: int | None, key2: int | None, role: str | N
     show_logs("ERROR")
     with open_database(dsn) as database:
         asyncio.run(show_status(database.dsn, key, as_json=as_json))
+
+
+@cli.group()
+def schema() -> None:
+    """The table that --term-table uses: print it, or make it.
+
+    A contender with --term-table makes it by itself where its user may. Where not, its owner runs this once.
+    """
+
+
+@schema.command("show")
+@_schema_option
+def schema_show(*, schema: str) -> None:
+    """Print the statements, for those who apply them in their own way."""
+    click.echo(statements_of(schema), nl=False)
+
+
+@schema.command("apply", epilog=exit_codes.EXIT_CODES_HELP)
+@_dsn_option
+@_schema_option
+@click.option("--grant-to", "grantee", metavar="USER", help="Let this user take part in elections with it.")
+def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
+    """Make the table, unless it is there. May be repeated."""
+    statements_of(schema)
+    with open_database(dsn) as database:
+        asyncio.run(apply_schema(database.dsn, schema, grantee))

@@ -1,0 +1,66 @@
+"""Running the fence inside a user's own transaction, on psycopg's connections of both kinds.
+
+The connection is the user's: nothing of it is changed but what the fence itself sets for the transaction, and errors
+that are not about leadership are theirs to see as they are.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.pq import TransactionStatus
+
+from pgleaderlock.backends.terms import NOT_THE_NEWEST
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import LeadershipLost, LockError
+
+__all__ = ["AsyncConnection", "Connection", "run_fence"]
+
+_STALE_SNAPSHOT = "40001"  # serialization_failure: the term changed after this transaction's snapshot
+_NO_SUCH_TABLE = ("42P01", "3F000")
+
+
+def run_fence(connection: object, statement: str, lock: str) -> Awaitable[None] | None:
+    """Run it now on a blocking connection, or return it to be awaited on an async one."""
+    if not isinstance(connection, Connection | AsyncConnection):
+        raise TypeError(
+            f"fence() takes a psycopg connection, not {type(connection).__name__}: with another driver, execute "
+            "lock.fence_sql() in your transaction"
+        )
+    _check_in_transaction(connection)
+    if isinstance(connection, AsyncConnection):
+        return _run(connection, statement, lock)
+    try:
+        connection.execute(statement.encode())
+    except psycopg.Error as error:
+        _translate(error, lock)
+    return None
+
+
+async def _run(connection: AsyncConnection[Any], statement: str, lock: str) -> None:
+    try:
+        await connection.execute(statement.encode())
+    except psycopg.Error as error:
+        _translate(error, lock)
+
+
+def _check_in_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+        raise LockError(
+            "fence() outside a transaction protects nothing: the connection is in autocommit mode, so call it inside "
+            "`with connection.transaction():`"
+        )
+
+
+def _translate(error: psycopg.Error, lock: str) -> NoReturn:
+    if error.sqlstate in (NOT_THE_NEWEST, _STALE_SNAPSHOT):
+        raise LeadershipLost(
+            f"this process no longer leads {lock}: the transaction cannot be committed", cause=LossCause.FENCED
+        ) from error
+    if error.sqlstate in _NO_SUCH_TABLE:
+        raise LockError(
+            f"the term table of {lock} is not in the database of this connection: fence() needs the database that "
+            "the lock is in"
+        ) from error
+    raise error

@@ -1,0 +1,120 @@
+"""The statements of the protocol. What is decided by their answers is in :mod:`.leased`.
+
+Only numbers are ever filled in, because ``DO`` takes no parameters.
+"""
+
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.keys import LockKey
+
+__all__ = ["END_FORMER_SELF", "PING", "LockStatements", "numbers", "set_up"]
+
+PING = "SELECT 1"
+
+# By pid *and* start, because pids are used again.
+END_FORMER_SELF = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s
+"""
+
+_IDLE_SESSION_TIMEOUT_SINCE = 140000
+_TCP_USER_TIMEOUT_SINCE = 120000
+
+# Nothing is set on a session that will be refused: behind a pooler it is other people's too.
+# A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
+# The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
+_SET_UP = """
+SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery() THEN ARRAY[
+           set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
+           set_config('default_transaction_read_only', 'off', false),
+           set_config('default_transaction_isolation', 'read committed', false),
+           set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
+           {more}] END,
+       pg_backend_pid(), pg_is_in_recovery(),
+       extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
+       extract(epoch FROM clock_timestamp() - greatest(
+           pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
+       (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())
+"""
+
+# The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
+# commit reach the disk; without it a crash right after the grant would hand out the same number again.
+_TRY = """
+SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY[
+    pg_current_xact_id()::text, {come_under_lease},
+    pg_logical_emit_message(true, 'pgleaderlock', '')::text] END
+"""
+
+# The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
+_STAND_IN_LINE = """
+DO $slice$ BEGIN
+    PERFORM set_config('pgleaderlock.token', '', false), {come_under_lease};
+    BEGIN
+        PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM pg_advisory_lock({numbers});
+        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false),
+                pg_logical_emit_message(true, 'pgleaderlock', '');
+    EXCEPTION WHEN lock_not_available THEN
+    END;
+END $slice$;
+SELECT current_setting('pgleaderlock.token')
+"""
+
+# All of them, because a slice's time-out can race with its grant, and the next one then holds the lock twice.
+_UNLOCK = "SELECT pg_advisory_unlock({numbers}), pg_advisory_unlock_all(), {leave_lease}"
+
+
+def numbers(key: LockKey) -> str:
+    """Return the key as SQL. Quoted, because a bare -2147483648 is a bigint to PostgreSQL."""
+    kind = "int" if key.space == "pair" else "bigint"
+    return ", ".join(f"'{number}'::{kind}" for number in key.numbers)
+
+
+def can_end_silent_sessions(version: int) -> bool:
+    """Whether this server has ``idle_session_timeout``."""
+    return version >= _IDLE_SESSION_TIMEOUT_SINCE
+
+
+def set_up(lease: Lease, version: int) -> str:
+    """Return the first statement of a session. It takes the pid we were told, whether a pooler is fine, and a limit.
+
+    An old server cannot end a silent session, but it can notice a dead network: its side of the connection is told
+    to give up within the lease.
+    """
+    settings: dict[str, int] = {}
+    if not can_end_silent_sessions(version):
+        settings = _network_limits(lease, version)
+    more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
+    return _SET_UP.format(more=more)
+
+
+def _network_limits(lease: Lease, version: int) -> dict[str, int]:
+    third_s = max(1, int(lease.renew_every_s))  # silence for a third, then probes for the rest
+    limits = {"tcp_keepalives_idle": third_s, "tcp_keepalives_interval": third_s, "tcp_keepalives_count": 2}
+    return limits | ({"tcp_user_timeout": lease.lease_ms} if version >= _TCP_USER_TIMEOUT_SINCE else {})
+
+
+class LockStatements:
+    """The statements about one lock."""
+
+    def __init__(self, key: LockKey, lease: Lease, *, is_enforced: bool) -> None:
+        self._numbers = numbers(key)
+        self._lease_ms = lease.lease_ms
+        self._is_enforced = is_enforced
+
+    @property
+    def attempt(self) -> str:
+        """Ask once."""
+        return _TRY.format(numbers=self._numbers, come_under_lease=self._idle_limit(self._lease_ms))
+
+    def slice(self, slice_s: float) -> str:
+        """Stand in line for so long; 0 would be for ever."""
+        slice_ms = max(1, round(slice_s * 1000))
+        limit = self._idle_limit(self._lease_ms)
+        return _STAND_IN_LINE.format(numbers=self._numbers, come_under_lease=limit, slice_ms=slice_ms)
+
+    @property
+    def unlock(self) -> str:
+        """Let go of everything."""
+        return _UNLOCK.format(numbers=self._numbers, leave_lease=self._idle_limit(0))
+
+    def _idle_limit(self, limit_ms: int) -> str:
+        return f"set_config('idle_session_timeout', '{limit_ms}', false)" if self._is_enforced else "''"

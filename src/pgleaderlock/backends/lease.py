@@ -1,0 +1,103 @@
+"""What the contenders for one lock must agree on, and what follows from it: the times of a lease, the other two keys.
+
+All of a lease's times count from when a request was *sent*, never from when its answer came.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Grant
+
+__all__ = ["Lease", "check_schema", "fence_key", "witness_key"]
+
+_SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+
+
+def witness_key(key: LockKey) -> LockKey:
+    """Return the key of the second lock. Frozen for ever: contenders of all versions must agree on it."""
+    return _derived(key, "witness")
+
+
+def fence_key(key: LockKey) -> LockKey:
+    """Return the key that fenced transactions share and a new term takes alone. Frozen, as the witness's is."""
+    return _derived(key, "fence")
+
+
+def _derived(key: LockKey, purpose: str) -> LockKey:
+    digest = hashlib.sha256(f"pgleaderlock/{purpose}/1/{key}".encode()).digest()
+    return LockKey.bigint(int.from_bytes(digest[:8], "big", signed=True))
+
+
+def check_schema(name: str) -> str:
+    """Return the name if it is a plain one, which nothing in could end the quotes around it."""
+    if not _SCHEMA_NAME.fullmatch(str(name)):
+        raise ValueError(f"schema must be a plain name of letters, digits and _, got {name!r}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long a silent leader keeps the lock, how it is waited for, and how it is taken over."""
+
+    lease_s: float
+    wake: Literal["line", "poll"] = "line"
+    slice_s: float | None = None
+    """How long one slice of standing in line lasts; by default less than the server's ``deadlock_timeout``."""
+    settle_s: float | None = None
+    """How long after a server's start a grant is not yet used; by default the lease."""
+    witness: bool = True
+    allow_pooler: bool = False
+    takeover: Literal["fast", "strict"] = "fast"
+    """Strict waits out the recorded lease of a leader that did not release cleanly."""
+    term_table: bool = False
+    """Whether each term is written down before it begins."""
+    schema: str = "pgleaderlock"
+    """Where the term table is."""
+    fence_wait_s: float | None = None
+    """How long a new term waits for the fenced transactions of the last; by default the lease."""
+
+    def __post_init__(self) -> None:
+        check_seconds("lease_s", self.lease_s)
+        if self.wake not in ("line", "poll"):
+            raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
+        for name in ("slice_s", "settle_s", "fence_wait_s"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name), zero_ok=name == "settle_s")
+        for name in ("witness", "allow_pooler", "term_table"):
+            check_flag(name, getattr(self, name))
+        self._check_takeover()
+        check_schema(self.schema)
+
+    def _check_takeover(self) -> None:
+        if self.takeover not in ("fast", "strict"):
+            raise ValueError(f"takeover must be 'fast' or 'strict', got {self.takeover!r}")
+        if self.takeover == "strict" and not self.term_table:
+            raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
+
+    @property
+    def agreement(self) -> str:
+        """What all contenders must have in common, short enough for the name of a session: ``15s wf``."""
+        return f"{self.lease_s:g}s {'w' if self.witness else 'n'}{self.takeover[0]}"
+
+    @property
+    def answer_bound_s(self) -> float:
+        """How long any one answer is waited for."""
+        return self.lease_s * 2 / 3
+
+    @property
+    def renew_every_s(self) -> float:
+        """How often a session is shown to be alive while something else is waited for."""
+        return self.lease_s / 3
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease as PostgreSQL takes it; never 0, which would be no limit at all."""
+        return max(1, round(self.lease_s * 1000))
+
+    def grant(self, token: int | None, sent: float) -> Grant:
+        """Return what an answer to a request that was sent then is worth."""
+        return Grant(token, trusted_until=sent + 0.9 * self.lease_s, lost_at=sent + self.lease_s * 2 / 3)

@@ -1,0 +1,233 @@
+"""The term row: what a lock cannot remember once its session is gone.
+
+A session advisory lock says who holds it now, and nothing of who held it before. The row (``schema.sql``) adds that:
+the last token, the lease of its holder, the timeline of the server, and whether it was released cleanly. It is
+committed on the lock's own session before anybody leads, and decides three things:
+
+- how long the past may still be believed in by somebody (:func:`past_s`): not at all after a clean release; for the
+  recorded lease after a promotion, or in ``takeover="strict"`` after any other end;
+- the token, which goes on from the recorded one even where transaction ids went back (a dump restored elsewhere);
+- whether a fenced transaction may go on (:meth:`Terms.fence_sql`).
+
+A fenced transaction shares an advisory lock until its end, and a new term takes that lock alone before it is written:
+so the term waits for transactions in flight, and a transaction that comes later sees the new token and fails. The row
+is locked as well (``FOR SHARE``), because an older snapshot, as of REPEATABLE READ, would not see the new token: then
+the server fails the transaction by itself.
+
+Nothing is written at a renewal: it would wait for fenced transactions, and leadership must not.
+
+Not promised: a primary that goes on beside its promoted standby keeps its leader. Fencing such a server is the job of
+whoever promotes the other.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+
+from pgleaderlock.backends._pg_activity import holder_of, holder_query
+from pgleaderlock.backends._sql import numbers
+from pgleaderlock.backends.lease import Lease, check_schema, fence_key
+from pgleaderlock.backends.session import Session
+from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.keys import LockKey
+
+__all__ = ["NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
+
+NOT_THE_NEWEST = "PGL01"
+"""The SQLSTATE with which a fence fails a transaction."""
+
+_FIRST_TIMELINE = 1
+
+_LOOK_FOR_TABLE = """
+SELECT c.oid IS NOT NULL,
+       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+                AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
+       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege(n.oid, 'CREATE') END,
+       current_user, current_database()
+  FROM (SELECT) AS nothing
+  LEFT JOIN pg_namespace AS n ON n.nspname = %s
+  LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
+"""
+
+# Two contenders that create a schema at once collide in spite of IF NOT EXISTS, so one waits for the other.
+_CREATE = "BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint); {schema_sql}; COMMIT; SELECT 1"
+
+# The name of the file that is being written begins with the timeline; the control file may lag after a promotion.
+_TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int"
+
+_READ = """
+SELECT t.token, t.lease_s, t.timeline, t.released_at IS NOT NULL, here.timeline
+  FROM (SELECT {timeline} AS timeline) AS here LEFT JOIN {table} AS t ON t.lock = %s
+"""
+
+# The time-out is caught on the server, as in line. A token never goes back, whatever transaction ids do.
+_CLAIM = """
+DO $claim$ DECLARE
+    claimed bigint := NULL;
+BEGIN
+    PERFORM set_config('pgleaderlock.claimed', '', false);
+    BEGIN
+        PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM pg_advisory_xact_lock({fence});
+        INSERT INTO {table} AS t (lock, role, token, lease_s, timeline, holder, backend_pid, acquired_at)
+        VALUES ('{lock}', {role}, {token}, {lease_s}, {timeline}, current_setting('application_name'),
+                pg_backend_pid(), clock_timestamp())
+        ON CONFLICT (lock) DO UPDATE SET
+            role = coalesce(excluded.role, t.role), token = greatest(excluded.token, t.token + 1),
+            lease_s = excluded.lease_s, timeline = excluded.timeline, holder = excluded.holder,
+            backend_pid = excluded.backend_pid, acquired_at = excluded.acquired_at, released_at = NULL
+        RETURNING t.token INTO claimed;
+        PERFORM set_config('pgleaderlock.claimed', claimed::text, false);
+    EXCEPTION WHEN lock_not_available THEN
+    END;
+END $claim$;
+SELECT current_setting('pgleaderlock.claimed')
+"""
+
+# Not waited for: with a fenced transaction of ours still open, the row stays unmarked, and a strict successor waits.
+_MARK_RELEASED = """
+BEGIN;
+UPDATE {table} SET released_at = clock_timestamp()
+ WHERE lock = '{lock}' AND token = {token} AND pg_try_advisory_xact_lock({fence});
+COMMIT;
+"""
+
+_FENCE = """
+DO $fence$ BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', least({lease_ms}, nullif(setting::int, 0))::text, true)
+       FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout';
+    PERFORM pg_advisory_xact_lock_shared({fence});
+    PERFORM 1 FROM {table} WHERE lock = '{lock}' AND token = {token} AND released_at IS NULL FOR SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = '{not_the_newest}',
+            MESSAGE = 'pgleaderlock: token {token} of lock {lock} is not the newest: leadership has ended',
+            HINT = 'Roll back. What this transaction did must be left to the new leader.';
+    END IF;
+END $fence$
+"""
+
+
+def schema_sql(schema: str = "pgleaderlock") -> str:
+    """Return the statements that make the tables, as ``pgleaderlock schema apply`` runs them."""
+    text = resources.files("pgleaderlock").joinpath("schema.sql").read_text("utf-8")
+    return text.replace("{schema}", _quoted(schema))
+
+
+def create_sql(schema: str) -> str:
+    """Return them as one transaction, of which two may run at once."""
+    return _CREATE.format(schema_sql=schema_sql(schema))
+
+
+def _quoted(schema: str) -> str:
+    return f'"{check_schema(schema)}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the row says of the last term, and where we are now."""
+
+    token: int | None
+    """None when there was no term before."""
+    lease_s: float
+    timeline: int
+    was_released: bool
+    timeline_here: int
+
+
+def past_s(past: Past, lease: Lease, *, ours: int | None) -> float | None:
+    """Return for how long, from now that the lock is ours, the last leader may still believe; None: unknown.
+
+    A predecessor's last renewal was answered before its session ended, and that was before we were granted the lock.
+    So its recorded lease, counted from here on our own clock, is always enough; no clock of another host is read.
+    """
+    if past.token is None:
+        # A promotion may have lost the row with the transactions that never reached the standby.
+        return None if past.timeline_here == _FIRST_TIMELINE else lease.lease_s
+    if past.timeline_here != past.timeline:
+        return max(past.lease_s, lease.lease_s)  # whatever the row says: a later one may be lost
+    if past.was_released or past.token == ours:
+        return 0.0
+    return past.lease_s if lease.takeover == "strict" else None
+
+
+class Terms:
+    """The row of one lock, as one contender reads and writes it on its own session."""
+
+    def __init__(self, key: LockKey, lease: Lease, where: str) -> None:
+        self._key = key
+        self._lease = lease
+        self._where = where
+        self._fence_key = fence_key(key)
+        self._is_ready = False
+
+    async def make_ready(self, session: Session) -> None:
+        """See that the table can be used; make it where this user may, and say what to do where not."""
+        if self._is_ready:
+            return
+        bound_s = self._lease.answer_bound_s
+        row = await session.fetch(_LOOK_FOR_TABLE, (self._lease.schema,), bound_s=bound_s)
+        exists, usable, creatable, user, database = row or (False, False, False, "?", "?")
+        if not exists and creatable:
+            await session.fetch(create_sql(self._lease.schema), bound_s=self._lease.lease_s)
+        elif not usable:
+            trouble = f"may not read and write {self._table}" if exists else f"may not create {self._table}, needed by"
+            advice = f"pgleaderlock schema apply --grant-to {user}"
+            raise ConnectionError(
+                f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
+                f"({self._where}): as its owner, run {advice}"
+            )
+        self._is_ready = True
+
+    async def read(self, session: Session) -> Past:
+        """Return what is known of the past."""
+        statement = _READ.format(timeline=_TIMELINE, table=self._table)
+        row = await session.fetch(statement, (str(self._key),), bound_s=self._lease.answer_bound_s)
+        if row is None:
+            raise ConnectionError(f"the term of lock {self._key.described} could not be read ({self._where})")
+        token, lease_s, timeline, was_released, timeline_here = row
+        return Past(token, lease_s or 0.0, timeline or 0, bool(was_released), timeline_here)
+
+    async def claim(self, session: Session, token: int, slice_s: float) -> int | None:
+        """Write our term, and return its token; None while fenced transactions of the last are still open."""
+        role = "NULL" if self._key.name is None else f"'{self._key.name}'"  # LockKey lets no quote in
+        statement = self._sql(
+            _CLAIM, token, role=role, lease_s=self._lease.lease_s, slice_ms=max(1, round(slice_s * 1000))
+        )
+        row = await session.fetch(statement, bound_s=slice_s + self._lease.answer_bound_s)
+        return int(row[0]) if row is not None and row[0] else None
+
+    async def refused(self, session: Session, waited_s: float) -> LockError:
+        """Return the error for a term that could not begin because of a transaction that does not end."""
+        statement, parameters = holder_query(self._fence_key)
+        row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
+        if row is None:
+            return LockError(f"the fenced transactions of lock {self._key.described} ended only now ({self._where})")
+        holder = holder_of(row)
+        return LockError(
+            f"lock {self._key.described} is held, but a transaction that the last leader fenced is still open after "
+            f"{waited_s:g} s, in the session with pid {holder.pid} ({holder.name}, user {holder.detail}; "
+            f"{self._where}): nobody can lead before it ends. To end it: SELECT pg_terminate_backend({holder.pid})"
+        )
+
+    def mark_released_sql(self, token: int) -> str:
+        """Return the statements of a clean good-bye, to be sent before the lock is released."""
+        return self._sql(_MARK_RELEASED, token)
+
+    def fence_sql(self, token: int) -> str:
+        """Return the statement that fails its transaction unless this token is still the newest."""
+        return self._sql(_FENCE, token, lease_ms=self._lease.lease_ms, not_the_newest=NOT_THE_NEWEST)
+
+    @property
+    def _table(self) -> str:
+        return f"{_quoted(self._lease.schema)}.terms"
+
+    def _sql(self, statement: str, token: int, **more: object) -> str:
+        """Fill in numbers and checked names, which is all that is ever filled in: DO takes no parameters."""
+        return statement.format(
+            table=self._table,
+            lock=self._key,
+            token=token,
+            fence=numbers(self._fence_key),
+            timeline=_TIMELINE,
+            **more,
+        )

@@ -1,0 +1,33 @@
+"""``pgleaderlock schema``: the term table, printed or made."""
+
+import asyncio
+
+import click
+
+from pgleaderlock.backends._pg_schema import make_tables
+from pgleaderlock.backends.terms import schema_sql
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["apply_schema", "statements_of"]
+
+
+def statements_of(schema: str) -> str:
+    """Return the statements; a name that cannot be a schema's is wrong usage."""
+    try:
+        return schema_sql(schema)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+async def apply_schema(dsn: str, schema: str, grantee: str | None) -> None:
+    """Make the table and say so; UnreachableError if the database does not let us."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await make_tables(dsn, schema, grantee)
+    except ConnectionError as error:
+        raise UnreachableError(str(error)) from error
+    except TimeoutError as error:
+        raise UnreachableError(f"the database did not answer within {ANSWER_TIMEOUT_S:g} s") from error
+    click.echo(f"schema {schema} is ready" + (f", and {grantee} may use it" if grantee else ""))

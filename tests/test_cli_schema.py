@@ -1,0 +1,60 @@
+"""``pgleaderlock schema``: printed, made, granted."""
+
+import pytest
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.commands import invoke
+from pgleaderlock.embedded import Server
+from tests.conftest import Postgres
+
+TABLES = "SELECT to_regclass('elections.terms')::text"
+
+
+def test_the_statements_are_printed_under_the_schema_s_name(capsys: pytest.CaptureFixture[str]):
+    assert invoke(["schema", "show", "--schema", "elections"]) == exit_codes.CLEAN
+    shown = capsys.readouterr().out
+    assert 'CREATE TABLE IF NOT EXISTS "elections".terms' in shown
+    assert "{schema}" not in shown
+
+
+def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Server, capsys: pytest.CaptureFixture[str]):
+    import psycopg
+
+    with psycopg.connect(own_server.dsn, autocommit=True) as owner:
+        owner.execute('CREATE ROLE "an app" LOGIN')
+        for _ in range(2):
+            words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "an app"]
+            assert invoke(words) == exit_codes.CLEAN
+            assert capsys.readouterr().out == "schema elections is ready, and an app may use it\n"
+        assert owner.execute(TABLES).fetchone() == ("elections.terms",)
+        owner.execute('SET ROLE "an app"')
+        assert owner.execute("SELECT count(*) FROM elections.terms").fetchone() == (0,)
+
+
+def test_a_user_who_may_not_is_told_so_without_a_traceback(own_server: Server, capsys: pytest.CaptureFixture[str]):
+    import psycopg
+
+    with psycopg.connect(own_server.dsn, autocommit=True) as owner:
+        owner.execute("CREATE ROLE nobody LOGIN PASSWORD 'a-secret'")
+    dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="nobody", password="a-secret")
+    assert invoke(["schema", "apply", "--dsn", dsn]) == exit_codes.UNREACHABLE
+    said = capsys.readouterr().err
+    assert "permission denied for database" in said
+    assert "a-secret" not in said
+
+
+@pytest.mark.parametrize("name", ["a b", "", 'a"; DROP TABLE x'])
+def test_a_name_that_cannot_be_a_schema_s_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]):
+    for word in ("show", "apply"):
+        assert invoke(["schema", word, "--schema", name]) == exit_codes.USAGE
+        assert "plain name" in capsys.readouterr().err
+
+
+def test_a_database_that_is_not_there_is_said_to_be_unreachable(postgres: Postgres, capsys: pytest.CaptureFixture[str]):
+    assert invoke(["schema", "apply", "--dsn", "postgresql://u@127.0.0.1:1/db"]) == exit_codes.UNREACHABLE
+    assert "could not be made" in capsys.readouterr().err
+
+
+def test_strict_without_the_table_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    assert invoke(["run", "--role", "x", "--takeover", "strict"]) == exit_codes.USAGE
+    assert "add --term-table" in capsys.readouterr().err

@@ -1,0 +1,378 @@
+"""The term row and what decides by it: the fence, strict take-over, the timeline, the end of a wait."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipLost, LockError, LockKey, LockState
+from pgleaderlock.backends.lease import Lease, fence_key
+from pgleaderlock.backends.terms import Past, past_s, schema_sql
+from pgleaderlock.embedded import Server
+from tests.conftest import Postgres
+from tests.doubles import Witness, until
+from tests.test_lease import LEASE_S, make_leased, query
+from tests.test_postgres import holders, terminate_holder
+from tests.test_refusals import standby_of
+
+TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.terms WHERE lock = %s"
+
+
+def make_termed(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
+    settings.setdefault("retry_strategy", FixedInterval(0.2))
+    return make_leased(dsn, key, term_table=True, **settings)
+
+
+# --- What the past is worth: the decision alone -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("past", "takeover", "ours", "expected"),
+    [
+        (Past(None, 0.0, 0, False, 1), "fast", None, None),
+        (Past(None, 0.0, 0, False, 1), "strict", None, None),
+        (Past(None, 0.0, 0, False, 2), "fast", None, 15.0),
+        (Past(7, 20.0, 1, True, 1), "fast", None, 0.0),
+        (Past(7, 20.0, 1, True, 1), "strict", None, 0.0),
+        (Past(7, 20.0, 1, False, 1), "fast", None, None),
+        (Past(7, 20.0, 1, False, 1), "strict", None, 20.0),
+        (Past(7, 20.0, 1, False, 1), "strict", 7, 0.0),
+        (Past(7, 20.0, 1, False, 1), "strict", 6, 20.0),
+        (Past(7, 20.0, 1, True, 2), "fast", 7, 20.0),
+        (Past(7, 2.0, 1, False, 2), "fast", None, 15.0),
+    ],
+)
+def test_how_long_the_last_leader_may_still_believe(past, takeover, ours, expected):
+    lease = Lease(15.0, takeover=takeover, term_table=True)
+    assert past_s(past, lease, ours=ours) == expected
+
+
+def test_strict_needs_the_table():
+    with pytest.raises(ValueError, match="term_table=True"):
+        LeaderLock("postgresql://", 1, 2, takeover="strict")
+
+
+@pytest.mark.parametrize("settings", [{"takeover": "slow"}, {"schema": 'a"b'}, {"schema": ""}, {"fence_wait_s": 0}])
+def test_what_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match=r"takeover|schema|fence_wait_s"):
+        LeaderLock("postgresql://", 1, 2, **settings)
+
+
+def test_the_fence_of_a_key_never_changes():
+    assert fence_key(LockKey.pair(1, 100)) == LockKey.bigint(-2359969906821454167)
+
+
+# --- The row ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_term_is_written_before_anybody_leads_and_marked_when_it_is_released(postgres: Postgres):
+    key = LockKey.named(f"terms/{time.monotonic_ns()}")
+    seen: list[tuple[Any, ...]] = []
+    lock, _ = make_termed(postgres.dsn, key)
+
+    @lock.on_acquired
+    async def look() -> None:
+        seen.extend(await query(postgres.dsn, TERM, str(key)))
+
+    async with lock:
+        await lock.wait_for_leadership(10)
+        assert seen == [(lock.token, key.name, LEASE_S, False)]
+        token = lock.token
+    assert await query(postgres.dsn, TERM, str(key)) == [(token, key.name, LEASE_S, True)]
+
+
+async def test_a_recovery_writes_a_new_term_without_waiting_for_itself(postgres: Postgres, key: LockKey):
+    timing = {"lease_s": 60, "health_interval_s": 5, "reconnect_grace_s": 20}
+    lock, heard = make_termed(postgres.dsn, key, takeover="strict", **timing)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        first = lock.token or 0
+        await terminate_holder(postgres.dsn, key)
+        await until(lambda: "recovered" in heard.words, timeout_s=10)  # a strict successor would wait a minute
+        assert (lock.token or 0) > first
+        assert (await query(postgres.dsn, TERM, str(key)))[0][0] == lock.token
+
+
+async def test_a_token_goes_on_from_the_recorded_one_where_transaction_ids_went_back(postgres: Postgres, key: LockKey):
+    """As after a dump that was restored into a new server."""
+    lock, _ = make_termed(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+    far = 2**60
+    await query(postgres.dsn, "UPDATE pgleaderlock.terms SET token = %s WHERE lock = %s", far, str(key))
+    async with lock:
+        await lock.wait_for_leadership(10)
+        assert lock.token == far + 1
+
+
+async def test_contenders_that_start_at_once_make_the_table_once(own_server: Server, key: LockKey):
+    made = [make_termed(own_server.dsn, LockKey.pair(77, number)) for number in range(8)]
+    await asyncio.gather(*(lock.start() for lock, _ in made))
+    assert all(await asyncio.gather(*(lock.wait_for_leadership(20) for lock, _ in made)))
+    await asyncio.gather(*(lock.shutdown() for lock, _ in made))
+    assert [heard.errors for _, heard in made] == [[]] * 8
+
+
+async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app")
+    lock, heard = make_termed(dsn, key)
+    async with lock:
+        await until(lambda: bool(heard.errors), timeout_s=10)
+        assert isinstance(heard.errors[0], ConnectionError)
+        assert "user app may not create" in str(heard.errors[0])
+        assert "pgleaderlock schema apply --grant-to app" in str(heard.errors[0])
+        async with await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as owner:
+            await owner.execute(schema_sql().encode())
+        before = len(heard.errors)
+        await until(lambda: len(heard.errors) > before and "may not read and write" in str(heard.errors[-1]))
+        await query(own_server.dsn, "GRANT USAGE ON SCHEMA pgleaderlock TO app")
+        await query(own_server.dsn, "GRANT SELECT, INSERT, UPDATE ON pgleaderlock.terms TO app")
+        assert await lock.wait_for_leadership(10)
+
+
+async def test_the_schema_can_have_another_name(own_server: Server, key: LockKey):
+    lock, _ = make_termed(own_server.dsn, key, schema="Elections")
+    async with lock:
+        await lock.wait_for_leadership(10)
+        assert await query(own_server.dsn, 'SELECT token FROM "Elections".terms') == [(lock.token,)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["default_transaction_read_only=on", "default_transaction_isolation=serializable", "synchronous_commit=off"],
+)
+async def test_a_user_s_defaults_do_not_get_in_the_way(postgres: Postgres, key: LockKey, setting: str):
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, options=f"-c {setting}")
+    lock, heard = make_termed(dsn, key)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+        session = lock._backend._chosen._lock  # type: ignore[attr-defined]
+        row = await session.fetch("SELECT current_setting('synchronous_commit')", bound_s=5)
+        assert row == ("local" if "synchronous" in setting else "on",)  # a token must survive a crash
+    assert heard.errors == []
+
+
+# --- Strict take-over -------------------------------------------------------------------------------------------------
+
+
+async def test_a_strict_successor_waits_out_a_leader_that_did_not_say_good_bye(postgres: Postgres, key: LockKey):
+    first, _ = make_termed(postgres.dsn, key, takeover="strict")
+    second, _ = make_termed(postgres.dsn, key, takeover="strict")
+    await first.start()
+    await first.wait_for_leadership(10)
+    trusted_until = first.trusted_until or 0.0
+    await first._backend.close()  # both of its sessions at once; nothing tells it before the next renewal
+    async with second:
+        assert await second.wait_for_leadership(10)
+        assert second._clock() > trusted_until
+        assert second._clock() > trusted_until + 0.1 * LEASE_S - 0.01  # counted from the grant: a whole lease
+    await first.shutdown()
+
+
+async def test_a_strict_successor_does_not_wait_after_a_clean_release(postgres: Postgres, key: LockKey):
+    timing = {"takeover": "strict", "lease_s": 600, "health_interval_s": 5}
+    first, _ = make_termed(postgres.dsn, key, **timing)
+    second, _ = make_termed(postgres.dsn, key, **timing)
+    async with first:
+        await first.wait_for_leadership(10)
+    async with second:
+        assert await second.wait_for_leadership(10)
+
+
+# --- Restart and promotion --------------------------------------------------------------------------------------------
+
+
+async def test_a_clean_release_ends_the_wait_after_a_restart(own_server: Server, key: LockKey):
+    timing = {"lease_s": 600, "health_interval_s": 5, "settle_s": None}
+    first, _ = make_termed(own_server.dsn, key, **{**timing, "settle_s": 0})
+    async with first:
+        await first.wait_for_leadership(10)
+    await asyncio.to_thread(own_server.restart)
+    second, _ = make_termed(own_server.dsn, key, **timing)
+    async with second:
+        assert await second.wait_for_leadership(10)  # and not in ten minutes
+
+
+async def test_an_unclean_end_does_not_end_the_wait_after_a_restart(own_server: Server, key: LockKey):
+    first, _ = make_termed(own_server.dsn, key)
+    await first.start()
+    await first.wait_for_leadership(10)
+    await first._backend.close()
+    await asyncio.to_thread(own_server.restart)
+    second, _ = make_termed(own_server.dsn, key, settle_s=None)
+    began = time.monotonic()
+    async with second:
+        assert await second.wait_for_leadership(10)
+        assert time.monotonic() - began > LEASE_S / 2
+    await first.shutdown()
+
+
+async def test_a_promotion_counts_as_a_restart_whatever_the_row_says(
+    own_server: Server, key: LockKey, server_folder_root: Path
+):
+    """A later term than the one in the row may not have reached the standby, so a clean release there says nothing."""
+    first, _ = make_termed(own_server.dsn, key)
+    async with first:
+        await first.wait_for_leadership(10)
+    with standby_of(own_server, server_folder_root / f"standby-of-{own_server.folder.name}") as standby:
+        await query(standby.dsn, "SELECT pg_promote()")
+        second, _ = make_termed(standby.dsn, key)
+        async with second:
+            began = time.monotonic()
+            assert await second.wait_for_leadership(10)
+            assert time.monotonic() - began > 0.9 * LEASE_S
+        third, _ = make_termed(standby.dsn, key)
+        async with third:
+            began = time.monotonic()
+            assert await third.wait_for_leadership(10)
+            assert time.monotonic() - began < 0.9 * LEASE_S  # the promotion is over, and the release was clean
+
+
+# --- The fence --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def two_leaders_in_turn(dsn: str, key: LockKey, **settings):
+    """A leader, and one that will follow it as soon as it lets go."""
+    first, _ = make_termed(dsn, key, **settings)
+    second, heard = make_termed(dsn, key, **settings)
+    async with first:
+        assert await first.wait_for_leadership(10)
+        async with second:
+            yield first, second, heard
+
+
+async def test_a_leader_s_own_transaction_passes_the_fence(postgres: Postgres, key: LockKey):
+    lock, _ = make_termed(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        async with await psycopg.AsyncConnection.connect(postgres.dsn) as connection:
+            await lock.fence(connection)
+            limit = await (await connection.execute("SHOW idle_in_transaction_session_timeout")).fetchone()
+            assert limit == (f"{LEASE_S * 1000:.0f}ms",)
+            await connection.commit()
+            limit = await (await connection.execute("SHOW idle_in_transaction_session_timeout")).fetchone()
+            assert limit == ("0",)
+        with psycopg.connect(postgres.dsn, autocommit=True) as blocking, blocking.transaction():
+            await asyncio.to_thread(lock.fence, blocking)
+        async with await psycopg.AsyncConnection.connect(postgres.dsn) as other_driver:
+            await other_driver.execute(lock.fence_sql().encode())
+
+
+async def test_a_stricter_limit_of_the_user_is_kept(postgres: Postgres, key: LockKey):
+    lock, _ = make_termed(postgres.dsn, key)
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, options="-c idle_in_transaction_session_timeout=250")
+    async with lock, await psycopg.AsyncConnection.connect(dsn) as connection:
+        await lock.wait_for_leadership(10)
+        await lock.fence(connection)
+        limit = await (await connection.execute("SHOW idle_in_transaction_session_timeout")).fetchone()
+        assert limit == ("250ms",)
+
+
+@pytest.mark.parametrize("isolation", [None, psycopg.IsolationLevel.REPEATABLE_READ])
+async def test_a_transaction_of_a_deposed_leader_fails(postgres: Postgres, key: LockKey, isolation):
+    async with two_leaders_in_turn(postgres.dsn, key) as (first, second, _):
+        connection = await psycopg.AsyncConnection.connect(postgres.dsn)
+        await connection.set_isolation_level(isolation)
+        async with connection:
+            await connection.execute("SELECT 1")  # its snapshot, where it has one, is from before the change
+            statement = first.fence_sql()
+            await first.step_down()
+            assert await second.wait_for_leadership(10)
+            with pytest.raises(psycopg.Error) as caught:
+                await connection.execute(statement.encode())
+            assert caught.value.sqlstate == ("40001" if isolation else "PGL01")
+            await connection.rollback()
+            with pytest.raises(LeadershipLost):
+                await first.fence(connection)
+
+
+@pytest.mark.parametrize("isolation", [None, psycopg.IsolationLevel.REPEATABLE_READ])
+async def test_a_fence_that_finds_a_newer_token_says_that_leadership_is_lost(
+    postgres: Postgres, key: LockKey, isolation
+):
+    """The election has not noticed yet: only the fence stands between its transaction and the new leader's."""
+    lock, _ = make_termed(postgres.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        connection = await psycopg.AsyncConnection.connect(postgres.dsn)
+        await connection.set_isolation_level(isolation)
+        async with connection:
+            await connection.execute("SELECT 1")
+            await query(postgres.dsn, "UPDATE pgleaderlock.terms SET token = token + 1 WHERE lock = %s", str(key))
+            with pytest.raises(LeadershipLost, match=str(key)) as caught:
+                await lock.fence(connection)
+            assert caught.value.cause.value == "fenced"
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+            await connection.rollback()
+        with psycopg.connect(postgres.dsn) as blocking:
+            with pytest.raises(LeadershipLost):
+                lock.fence(blocking)
+            blocking.rollback()
+
+
+async def test_a_fenced_transaction_in_flight_delays_the_successor(postgres: Postgres, key: LockKey):
+    async with (
+        two_leaders_in_turn(postgres.dsn, key, lease_s=30, health_interval_s=5) as (first, second, _),
+        await psycopg.AsyncConnection.connect(postgres.dsn) as connection,
+    ):
+        await first.fence(connection)
+        await first.step_down()
+        assert not await second.wait_for_leadership(1.0)
+        assert second.state is LockState.ACQUIRING
+        await connection.commit()
+        assert await second.wait_for_leadership(10)
+
+
+async def test_a_fenced_transaction_left_open_is_ended_by_the_server(postgres: Postgres, key: LockKey):
+    async with two_leaders_in_turn(postgres.dsn, key) as (first, second, _):
+        connection = await psycopg.AsyncConnection.connect(postgres.dsn)
+        await first.fence(connection)
+        await first.step_down()
+        assert await second.wait_for_leadership(10)
+        with pytest.raises(psycopg.Error, match="idle-in-transaction timeout"):
+            await connection.execute("SELECT 1")
+        await connection.close()
+
+
+async def test_a_fenced_transaction_that_works_on_is_named_and_the_lock_not_held_idle(postgres: Postgres, key: LockKey):
+    async with two_leaders_in_turn(postgres.dsn, key, fence_wait_s=0.3) as (first, second, heard):
+        connection = await psycopg.AsyncConnection.connect(postgres.dsn)
+        await first.fence(connection)
+        await first.shutdown()
+        busy = asyncio.create_task(connection.execute("SELECT pg_sleep(60)"))
+        await until(lambda: bool(heard.errors), timeout_s=10)
+        assert isinstance(heard.errors[0], LockError)
+        pid = connection.info.backend_pid
+        assert f"pid {pid}" in str(heard.errors[0])
+        assert f"pg_terminate_backend({pid})" in str(heard.errors[0])
+        await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", pid)
+        assert await second.wait_for_leadership(10)
+        with pytest.raises(psycopg.OperationalError):
+            await busy
+        await connection.close()
+
+
+async def test_a_fence_that_cannot_protect_says_what_is_missing(postgres: Postgres, own_server: Server, key: LockKey):
+    plain, _ = make_leased(postgres.dsn, key)
+    lock, _ = make_termed(postgres.dsn, key)
+    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as connection:
+        with pytest.raises(LockError, match="term_table=True"):
+            await plain.fence(connection)
+        with pytest.raises(LeadershipLost, match="does not lead"):
+            await lock.fence(connection)
+        async with lock:
+            await lock.wait_for_leadership(10)
+            with pytest.raises(LockError, match="outside a transaction"):
+                await lock.fence(connection)
+            with pytest.raises(TypeError, match="fence_sql"):
+                lock.fence("postgresql://")  # type: ignore[call-overload]
+            async with await psycopg.AsyncConnection.connect(own_server.dsn) as elsewhere:
+                with pytest.raises(LockError, match="not in the database of this connection"):
+                    await lock.fence(elsewhere)
+    assert await holders(postgres.dsn, key) == []
