@@ -1,6 +1,7 @@
 """The decisions of the leased lock, on the session port alone: no server, virtual time."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -268,9 +269,9 @@ async def test_a_session_is_not_left_open_when_the_table_cannot_be_used():
 
 
 async def test_the_witness_is_kept_alive_while_a_fenced_transaction_is_waited_for():
-    lock = ModelSession(
-        table=(True, True, True, "", ""), read=(None, None, None, None, 1), claim=[("",)] * 40 + [("9",)]
-    )
+    refused_for_a_while = [("",)] * 40 + [("9",)]
+    no_term_yet = (None, None, None, None, 1)
+    lock = ModelSession(table=(True, True, True, "", ""), read=no_term_yet, claim=refused_for_a_while)
     witness = ModelSession()
     backend = make(lock, witness, term_table=True, fence_wait_s=60)
     await backend.open()
@@ -290,4 +291,4 @@ async def test_a_strict_successor_renews_while_it_waits():
     assert asyncio.get_running_loop().time() - began == pytest.approx(LEASE_S)
     for session in (lock, witness):
         times = [at for at, kind in session.asked if kind == "ping"]
-        assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) <= LEASE_S / 3 + 0.1
+        assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= LEASE_S / 3 + 0.1
