@@ -24,6 +24,7 @@ class ModelSession:
     def __init__(self, version: int = 180000, pid: int = 100, **answers: Any) -> None:
         self._facts = ServerFacts(version, pid)
         self.closed = False
+        self.delay_s = 0.0
         self.asked: list[tuple[float, str]] = []
         self.answers: dict[str, Any] = {
             "setup": ("", pid, False, 1.0, 10_000.0, "yesterday"),
@@ -47,6 +48,7 @@ class ModelSession:
         words |= {"SELECT 1": "ping"}
         kind = next(kind for word, kind in words.items() if word in statement)
         self.asked.append((asyncio.get_running_loop().time(), kind))
+        await asyncio.sleep(self.delay_s)
         answer = self.answers[kind]
         if isinstance(answer, list) and answer and not isinstance(answer[0], str):
             answer = answer.pop(0)
@@ -292,3 +294,22 @@ async def test_a_strict_successor_renews_while_it_waits():
     for session in (lock, witness):
         times = [at for at, kind in session.asked if kind == "ping"]
         assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= LEASE_S / 3 + 0.1
+
+
+@pytest.mark.parametrize("witness", [True, False])
+async def test_trust_counts_from_when_a_request_was_sent_however_long_the_answer_took(witness):
+    sessions = [ModelSession(), ModelSession()]
+    backend = make(*sessions, witness=witness)
+    clock = asyncio.get_running_loop().time
+    await backend.open()
+    for session in sessions:
+        session.delay_s = 2.0
+    grant = await backend.try_acquire()
+    assert grant is not None
+    pings = [at for session in sessions for at, kind in session.asked if kind == "ping"]
+    assert grant.trusted_until == pytest.approx(min(pings) + 0.9 * LEASE_S)
+    sent = clock()
+    grant = await backend.renew(grant)
+    assert clock() > sent + 1.9
+    assert grant.trusted_until == pytest.approx(sent + 0.9 * LEASE_S)
+    assert grant.lost_at == pytest.approx(sent + LEASE_S * 2 / 3)

@@ -152,8 +152,10 @@ async def test_a_user_s_defaults_do_not_get_in_the_way(postgres: Postgres, key: 
     async with lock:
         assert await lock.wait_for_leadership(10)
         session = lock._backend._chosen._lock  # type: ignore[attr-defined]
-        row = await session.fetch("SELECT current_setting('synchronous_commit')", bound_s=5)
-        assert row == ("local" if "synchronous" in setting else "on",)  # a token must survive a crash
+        names = "current_setting('synchronous_commit'), current_setting('default_transaction_isolation')"
+        row = await session.fetch(f"SELECT {names}", bound_s=5)
+        # A token must survive a crash, and a claim must not fail because a release came just before it.
+        assert row == ("local" if "synchronous" in setting else "on", "read committed")
     assert heard.errors == []
 
 
@@ -327,6 +329,17 @@ async def test_a_fenced_transaction_in_flight_delays_the_successor(postgres: Pos
         assert second.state is LockState.ACQUIRING
         await connection.commit()
         assert await second.wait_for_leadership(10)
+
+
+async def test_a_released_term_fences_nothing_even_before_there_is_another(postgres: Postgres, key: LockKey):
+    lock, _ = make_termed(postgres.dsn, key)
+    async with lock, await psycopg.AsyncConnection.connect(postgres.dsn) as connection:
+        await lock.wait_for_leadership(10)
+        statement = lock.fence_sql()
+        await lock.shutdown()
+        with pytest.raises(psycopg.Error, match="leadership has ended"):
+            await connection.execute(statement.encode())
+        await connection.rollback()
 
 
 async def test_a_fenced_transaction_left_open_is_ended_by_the_server(postgres: Postgres, key: LockKey):

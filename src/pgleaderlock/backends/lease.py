@@ -23,7 +23,7 @@ def witness_key(key: LockKey) -> LockKey:
 
 
 def fence_key(key: LockKey) -> LockKey:
-    """Return the key that fenced transactions share and a new term takes alone. Frozen, as the witness's is."""
+    """Return the key that shows who is fenced: all of a term's transactions share it. Frozen, as the witness's is."""
     return _derived(key, "fence")
 
 

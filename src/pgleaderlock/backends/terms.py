@@ -9,10 +9,10 @@ committed on the lock's own session before anybody leads, and decides three thin
 - the token, which goes on from the recorded one even where transaction ids went back (a dump restored elsewhere);
 - whether a fenced transaction may go on (:meth:`Terms.fence_sql`).
 
-A fenced transaction shares an advisory lock until its end, and a new term takes that lock alone before it is written:
-so the term waits for transactions in flight, and a transaction that comes later sees the new token and fails. The row
-is locked as well (``FOR SHARE``), because an older snapshot, as of REPEATABLE READ, would not see the new token: then
-the server fails the transaction by itself.
+A fenced transaction locks the row (``FOR SHARE``) until its end: so a new term, which rewrites the row, waits for
+transactions in flight, and a transaction that comes later finds the new token and fails. One with an older snapshot, as
+of REPEATABLE READ, would not see the new token; the row lock makes the server fail it. An advisory lock that it shares
+besides is there to be seen: row locks show in no view, and whoever is waited for must be named.
 
 Nothing is written at a renewal: it would wait for fenced transactions, and leadership must not.
 
@@ -68,7 +68,6 @@ BEGIN
     PERFORM set_config('pgleaderlock.claimed', '', false);
     BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true);
-        PERFORM pg_advisory_xact_lock({fence});
         INSERT INTO {table} AS t (lock, role, token, lease_s, timeline, holder, backend_pid, acquired_at)
         VALUES ('{lock}', {role}, {token}, {lease_s}, {timeline}, current_setting('application_name'),
                 pg_backend_pid(), clock_timestamp())
@@ -84,7 +83,8 @@ END $claim$;
 SELECT current_setting('pgleaderlock.claimed')
 """
 
-# Not waited for: with a fenced transaction of ours still open, the row stays unmarked, and a strict successor waits.
+# Not waited for: while a fenced transaction of ours is open, its lock is not to be had alone, the row stays unmarked,
+# and a strict successor waits.
 _MARK_RELEASED = """
 BEGIN;
 UPDATE {table} SET released_at = clock_timestamp()
