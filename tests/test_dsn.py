@@ -242,6 +242,7 @@ def test_a_bare_string_gets_what_a_long_idle_session_needs() -> None:
         "host": "h",
         "application_name": default_application_name(),
         "target_session_attrs": "primary",
+        "client_encoding": "utf8",
         "connect_timeout": "10",
         "keepalives": "1",
         "keepalives_idle": "10",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -496,6 +497,27 @@ async def test_a_renewal_under_way_is_let_finish_before_the_release(ask):
     assert heard.words[:2] == ["on_acquired", "on_released"]
     await election.shutdown()
     assert heard.errors == []
+
+
+@pytest.mark.parametrize("renewal_fails", [True, False])
+async def test_a_release_that_fails_says_what_broke_the_session_in_the_first_place(renewal_fails):
+    gate = asyncio.Event()
+
+    async def slow_renewal() -> Grant:
+        await gate.wait()
+        if renewal_fails:
+            raise ConnectionError("no answer")
+        return Grant()
+
+    scripts: dict[str, list[Any]] = {"renew": [slow_renewal], "release": [ConnectionError("the session is closed")]}
+    election, backend, heard = make_election(ScriptedBackend(**scripts))
+    await election.start()
+    await until(lambda: "renew" in backend.verbs)
+    asking = asyncio.create_task(election.shutdown())
+    await asyncio.sleep(1)
+    gate.set()
+    await asking
+    assert [str(error) for error in heard.errors] == ["no answer" if renewal_fails else "the session is closed"]
 
 
 async def test_a_renewal_that_hangs_does_not_keep_a_bounded_step_down_waiting():

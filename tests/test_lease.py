@@ -391,3 +391,57 @@ async def test_a_connection_string_that_names_no_database_is_warned_about_once(
     warnings = [record.getMessage() for record in caplog.records if "database_not_named" in record.getMessage()]
     assert len(warnings) == 1
     assert "db=postgres" in warnings[0]
+
+
+@pytest.mark.parametrize("setting", ["idle_session_timeout=200", "transaction_timeout=200", "lock_timeout=50"])
+async def test_a_limit_that_the_user_has_by_default_does_not_end_a_follower(
+    own_server: Server, key: LockKey, setting: str
+):
+    ((version,),) = await query(own_server.dsn, "SELECT current_setting('server_version_num')::int")
+    if setting.startswith("transaction") and version < 170000:
+        return  # there is no such limit
+    dsn = psycopg.conninfo.make_conninfo(own_server.dsn, options=f"-c {setting}")
+    leader, _ = make_leased(own_server.dsn, key)
+    followers = [make_leased(dsn, key, wake=wake, retry_strategy=FixedInterval(0.7)) for wake in ("line", "poll")]
+    async with leader:
+        await leader.wait_for_leadership(10)
+        for follower, heard in followers:
+            async with follower:
+                await until(lambda heard=heard: heard.words.count("on_acquire_failed") > 2)  # type: ignore[misc]
+            assert heard.errors == []
+
+
+async def test_a_database_without_an_encoding_is_no_obstacle_to_a_recovery(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    dsn = psycopg.conninfo.make_conninfo(own_server.dsn, dbname="ascii")
+    lock, heard = make_leased(dsn, key, reconnect_grace_s=20, retry_strategy=FixedInterval(0.1))
+    async with lock:
+        await lock.wait_for_leadership(10)
+        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        pid = backend._lock.facts.session_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            backend._lock._connection.pgconn.finish()
+            await until(lambda: lock.state is LockState.RECONNECTING, timeout_s=5)
+            await asyncio.sleep(0.5)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: "recovered" in heard.words, timeout_s=10)
+
+
+async def test_attempts_to_connect_that_are_given_up_leave_no_socket_open(key: LockKey):
+    """However long the errors are kept: during a long outage they would use up the descriptors."""
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    dsn = f"postgresql://nobody@127.0.0.1:{port}/none?sslmode=disable&gssencmode=disable"
+    lock, heard = make_leased(dsn, key, lease_s=0.2, health_interval_s=0.1, retry_strategy=FixedInterval(0.01))
+    async with server, lock:
+        await until(lambda: len(heard.errors) >= 2)
+        before = len(os.listdir("/proc/self/fd"))
+        await until(lambda: len(heard.errors) >= 8)
+        assert len(os.listdir("/proc/self/fd")) <= before + 2

@@ -513,7 +513,13 @@ class Election(Callbacks):
                 await asyncio.wait({renewal})
             finally:
                 await see_out(renewal)
-        await self._backend.release(self._grant)
+        try:
+            await self._backend.release(self._grant)
+        except ConnectionError as error:
+            broke_it = None if renewal is None or renewal.cancelled() else renewal.exception()
+            if broke_it is None:
+                raise
+            raise broke_it from error  # which says more than that the session is closed
 
     def _gave_up(self) -> PgLeaderLockError:
         tries = (

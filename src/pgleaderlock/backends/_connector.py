@@ -54,9 +54,8 @@ class Connector:
     async def connect(self) -> Any:
         """Return an open connection: psycopg's, made autocommit, or whatever else the caller's factory makes."""
         connection, error = await self._attempt()
-        if (
-            error is not None
-        ):  # raised here, where the driver's exception is not being handled and comes along as context
+        if error is not None:
+            # Raised here, where the driver's exception is not being handled: it would come along as the context.
             raise self.explain("cannot connect", error) from self._shown_cause(error)
         if connection is None:
             raise ConnectionError(

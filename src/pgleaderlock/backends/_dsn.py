@@ -104,6 +104,7 @@ def with_defaults(parts: Mapping[str, str], *, agreement: str = "", silence_s: f
     defaults = {
         "application_name": os.environ.get("PGAPPNAME") or default_application_name(agreement),
         "target_session_attrs": os.environ.get("PGTARGETSESSIONATTRS") or "primary",
+        "client_encoding": os.environ.get("PGCLIENTENCODING") or "utf8",  # of SQL_ASCII, psycopg makes bytes
         "connect_timeout": "10",
         "keepalives": "1",
         "keepalives_idle": "10",

@@ -17,6 +17,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backen
 
 _IDLE_SESSION_TIMEOUT_SINCE = 140000
 _TCP_USER_TIMEOUT_SINCE = 120000
+_TRANSACTION_TIMEOUT_SINCE = 170000
 
 # Nothing is set on a session that will be refused: behind a pooler it is other people's too.
 # A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
@@ -79,9 +80,10 @@ def set_up(lease: Lease, version: int) -> str:
     An old server cannot end a silent session, but it can notice a dead network: its side of the connection is told
     to give up within the lease.
     """
-    settings: dict[str, int] = {}
-    if not can_end_silent_sessions(version):
-        settings = _network_limits(lease, version)
+    # A limit that the user has by default would end a poller between two tries, or a follower in line.
+    settings = {"idle_session_timeout": 0} if can_end_silent_sessions(version) else _network_limits(lease, version)
+    if version >= _TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = 0
     more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
     return _SET_UP.format(more=more)
 

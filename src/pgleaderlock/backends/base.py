@@ -24,7 +24,16 @@ from collections.abc import Mapping
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "leased_grant"]
+
+
+def leased_grant(token: int | None, sent: float, lease_s: float) -> Grant:
+    """Return what the answer to a request is worth that was sent then, with a store that waits for ``lease_s``.
+
+    The three times of every lease: leadership is declared lost at 2/3, so that work has time to stop; it is not
+    believed in past 0.9; and no store gives it to another before the whole is over.
+    """
+    return Grant(token, trusted_until=sent + 0.9 * lease_s, lost_at=sent + lease_s * 2 / 3)
 
 
 class Backend(ABC):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant
 
@@ -93,6 +94,10 @@ class Lease:
         """How often a session is shown to be alive while something else is waited for."""
         return self.lease_s / 3
 
+    def slice_for(self, deadlock_timeout_s: float) -> float:
+        """How long to stand in line at a time: not so long that the server looks for a deadlock, or misses us."""
+        return self.slice_s or max(0.1, min(0.9 * deadlock_timeout_s, self.renew_every_s))
+
     @property
     def lease_ms(self) -> int:
         """The lease as PostgreSQL takes it; never 0, which would be no limit at all."""
@@ -100,4 +105,4 @@ class Lease:
 
     def grant(self, token: int | None, sent: float) -> Grant:
         """Return what an answer to a request that was sent then is worth."""
-        return Grant(token, trusted_until=sent + 0.9 * self.lease_s, lost_at=sent + self.lease_s * 2 / 3)
+        return leased_grant(token, sent, self.lease_s)

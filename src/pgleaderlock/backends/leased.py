@@ -85,7 +85,7 @@ class LeasedLockBackend(Backend):
         self._was_warned = False
         self._former: tuple[int, str] | None = None  # our own session before this one, which may not be gone yet
         self._mine: tuple[int, str] | None = None
-        self._slice_s = lease.slice_s or min(0.9, lease.renew_every_s)
+        self._slice_s = lease.slice_for(1.0)
         self._contested = False
         self._compared_at = -math.inf
         self._logger = get_logger().bind(**self.labels)
@@ -195,13 +195,24 @@ class LeasedLockBackend(Backend):
 
     async def _prepared_session(self) -> tuple[Session, tuple[int, str]]:
         """Open a session and put it under the lease, or refuse it and say why."""
-        async with _bounded(self._lease.lease_s, f"no connection for lock {self._key.described} ({self._where})"):
-            session = await self._open_session()
+        session = await self._new_session()
         try:
             return session, await self._prepare(session)
         except BaseException:
             await session.close()
             raise
+
+    async def _new_session(self) -> Session:
+        try:
+            async with asyncio.timeout(self._lease.lease_s):
+                return await self._open_session()
+        except TimeoutError:
+            pass
+        # Raised here: as its context, the time-out would keep the driver's frames alive, and the socket in them open.
+        raise ConnectionError(
+            f"no connection for lock {self._key.described} ({self._where}): no answer within {self._lease.lease_s:g} s",
+            cause=LossCause.RENEW_TIMEOUT,
+        )
 
     async def _prepare(self, session: Session) -> tuple[int, str]:
         statement_ms = round(self._lease.lease_s * 1000) + 1000
@@ -226,8 +237,7 @@ class LeasedLockBackend(Backend):
             )
         settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
         self._settled_at = asked_at + settle_s - age_s
-        if self._lease.slice_s is None:
-            self._slice_s = max(0.1, min(0.9 * deadlock_s, self._lease.renew_every_s))
+        self._slice_s = self._lease.slice_for(deadlock_s)
         self._note_version(session.facts.version)
         if self._terms is not None:
             await self._terms.make_ready(session)
@@ -411,23 +421,3 @@ class LeasedLockBackend(Backend):
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             if not await self._witness_lives():
                 await self._close_witness()
-
-
-class _bounded:  # noqa: N801 - reads as the statement that it is
-    """A block that must end in time, with an error that says what was waited for."""
-
-    def __init__(self, bound_s: float, what: str) -> None:
-        self._bound_s = bound_s
-        self._what = what
-        self._timeout = asyncio.timeout(bound_s)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        try:
-            await self._timeout.__aexit__(*exc)  # type: ignore[arg-type]
-        except TimeoutError:
-            raise ConnectionError(
-                f"{self._what}: no answer within {self._bound_s:g} s", cause=LossCause.RENEW_TIMEOUT
-            ) from None
