@@ -3,6 +3,7 @@
 Start at :class:`LeaderLock`. ``docs/`` has a tutorial, how-tos, the reference and the reasons.
 """
 
+from pgleaderlock.backends import open_backend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.election import Election
@@ -12,6 +13,7 @@ from pgleaderlock.errors import (
     IllegalTransition,
     LeadershipLost,
     LockError,
+    MissingExtra,
     PgLeaderLockError,
     ShutdownError,
 )
@@ -52,11 +54,13 @@ __all__ = [
     "LockKey",
     "LockState",
     "LossCause",
+    "MissingExtra",
     "PgLeaderLockError",
     "RetryContext",
     "RetryStrategy",
     "ShutdownError",
     "StateChangeCallback",
+    "open_backend",
     "suspend_aware_clock",
 ]
 

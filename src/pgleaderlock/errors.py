@@ -7,6 +7,7 @@
     ├── LockError            the store answered, and the answer is an error: acquire, release or retry failed
     │   └── LeadershipLost   the store said for certain that the lock is no longer ours
     ├── ShutdownError        shutdown() ran out of time and ended the session by force
+    ├── MissingExtra         a backend needs a package that is not installed
     ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
     └── EmbeddedServerError  the embedded PostgreSQL could not be found, made or started
 
@@ -25,6 +26,7 @@ __all__ = [
     "IllegalTransition",
     "LeadershipLost",
     "LockError",
+    "MissingExtra",
     "PgLeaderLockError",
     "ShutdownError",
 ]
@@ -56,6 +58,10 @@ class LeadershipLost(LockError):  # noqa: N818 - reads as the fact that it is
 
 class ShutdownError(PgLeaderLockError):
     """A shutdown did not finish in its time and was completed by closing the session."""
+
+
+class MissingExtra(PgLeaderLockError, ImportError):  # noqa: N818 - named after what is missing
+    """A backend was asked for whose package is not installed; the message says what to install."""
 
 
 class IllegalTransition(PgLeaderLockError):  # noqa: N818 - named after what happened

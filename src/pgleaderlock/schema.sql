@@ -26,3 +26,18 @@ COMMENT ON COLUMN {schema}.terms.token IS 'the fencing token: greater with each 
 COMMENT ON COLUMN {schema}.terms.lease_s IS 'how long a silent holder may go on believing';
 COMMENT ON COLUMN {schema}.terms.timeline IS 'the timeline of the server; a promotion changes it';
 COMMENT ON COLUMN {schema}.terms.released_at IS 'set by a clean release, after which nobody believes';
+
+-- Leases for those who cannot hold a session (postgresql+lease://): the row itself is the lease.
+CREATE TABLE IF NOT EXISTS {schema}.leases (
+    role         text        PRIMARY KEY,
+    holder       text        NOT NULL,
+    token        bigint      NOT NULL,
+    lease_s      double precision NOT NULL,
+    version      bigint      NOT NULL,
+    acquired_at  timestamptz NOT NULL,
+    renewed_at   timestamptz NOT NULL
+);
+
+COMMENT ON TABLE {schema}.leases IS 'pgleaderlock: leases that need no session. Do not delete rows: tokens go on from them';
+COMMENT ON COLUMN {schema}.leases.holder IS 'who leads; empty when nobody does';
+COMMENT ON COLUMN {schema}.leases.version IS 'grows with every write; a write replaces the version that it has read';

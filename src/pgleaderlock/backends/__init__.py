@@ -1,1 +1,96 @@
-"""Where the lock is kept. :mod:`.base` is the seam; every other module here is one store behind it."""
+"""From a URL to a backend. Each is imported only when it is asked for.
+
+======================= ==========================================================
+``postgresql://…``      two advisory locks on two sessions, under a lease (``role``)
+``postgresql+lease://`` a row, for those behind a transaction pooler (``role``)
+``k8s://namespace/name``a Kubernetes Lease; needs ``pgleaderlock[kubernetes]``
+``file:///path``        a file, for the processes of one host
+``memory://name``       a variable, for the tasks and threads of one process
+======================= ==========================================================
+
+Others can be added by any package, as an entry point of the group ``pgleaderlock.backends``: its name is the scheme,
+and it is called with the URL and a :class:`BackendSettings`, and returns a
+:class:`~pgleaderlock.backends.base.Backend`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.errors import MissingExtra
+
+__all__ = ["BackendFactory", "BackendSettings", "open_backend"]
+
+_GROUP = "pgleaderlock.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """What every backend is told, whether it needs it or not."""
+
+    role: str | None = None
+    """Which of a store's locks; None where the URL itself names one."""
+    lease_s: float = 15.0
+    identity: str | None = None
+    """The contender's name, unique among all; None for one that the backend makes up."""
+    clock: Clock = suspend_aware_clock
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What this backend alone knows."""
+
+
+BackendFactory = Callable[[str, BackendSettings], Backend]
+"""``fn(url, settings)``"""
+
+_BUILT_IN = {
+    "postgresql": ("pgleaderlock.backends._urls", "open_postgres", None),
+    "postgres": ("pgleaderlock.backends._urls", "open_postgres", None),
+    "postgresql+lease": ("pgleaderlock.backends._urls", "open_lease_rows", None),
+    "memory": ("pgleaderlock.backends._urls", "open_memory", None),
+}
+
+
+def open_backend(
+    url: str,
+    *,
+    role: str | None = None,
+    lease_s: float = 15.0,
+    identity: str | None = None,
+    clock: Clock = suspend_aware_clock,
+    **options: Any,
+) -> Backend:
+    """Return the backend that this URL names, for an :class:`~pgleaderlock.Election`. Nothing is connected yet.
+
+    ``role`` names the lock in a store that has many (PostgreSQL). ``options`` are the backend's own, such as
+    ``witness=False`` for ``postgresql://`` or ``listen_dsn=…`` for ``postgresql+lease://``.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a str, not {type(url).__name__}")
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ValueError(f"a backend's url begins with a scheme, as in file:///path: {_known()}")
+    return _factory(scheme)(url, BackendSettings(role, lease_s, identity, clock, options))
+
+
+def _factory(scheme: str) -> BackendFactory:
+    if scheme in _BUILT_IN:
+        module, name, extra = _BUILT_IN[scheme]
+        try:
+            if extra is not None:
+                importlib.import_module(f"pgleaderlock.backends.{extra}")
+        except ModuleNotFoundError as error:
+            raise MissingExtra(
+                f"{scheme}:// needs the package {error.name}: pip install 'pgleaderlock[{extra}]'"
+            ) from error
+        return cast("BackendFactory", getattr(importlib.import_module(module), name))
+    for entry in entry_points(group=_GROUP, name=scheme):
+        return cast("BackendFactory", entry.load())
+    raise ValueError(f"there is no backend for {scheme}://. {_known()}")
+
+
+def _known() -> str:
+    others = sorted(entry_points(group=_GROUP).names)
+    return "known: " + ", ".join(f"{scheme}://" for scheme in [*_BUILT_IN, *others])

@@ -1,0 +1,32 @@
+"""Renewing in a store that may fail now and then: one failure is not a loss."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pgleaderlock._logging import NDLogger
+from pgleaderlock.clock import Clock
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.models import Grant
+
+__all__ = ["renew_patiently"]
+
+_TRIES_PER_LEASE = 15
+
+
+async def renew_patiently(
+    attempt: Callable[[], Awaitable[Grant | None]], grant: Grant, lease_s: float, clock: Clock, logger: NDLogger
+) -> Grant:
+    """Try until it works, or until another try would come after leadership is declared lost anyway.
+
+    ``attempt`` returns None to be tried again at once. What is certain, LeadershipLost, is raised at once.
+    """
+    pause_s = lease_s / _TRIES_PER_LEASE
+    while True:
+        try:
+            if (renewed := await attempt()) is not None:
+                return renewed
+        except ConnectionError as error:
+            if clock() + pause_s >= grant.lost_at:
+                raise
+            logger.warning("renewal_failed", error=error, tried_again_in_s=pause_s)
+            await asyncio.sleep(pause_s)

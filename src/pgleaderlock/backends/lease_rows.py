@@ -1,0 +1,174 @@
+"""A lease in a row of a PostgreSQL table: for those who cannot hold a session.
+
+Behind PgBouncer in transaction mode, RDS Proxy or a serverless pooler, a session lock is somebody else's the moment it
+is granted. A row is not: every step here is one statement in one transaction of its own, on whatever session the pooler
+lends, and nothing is set, locked or prepared that would have to survive it.
+
+The price is time. A leader that dies is replaced after its lease, as with every lease store; a hand-over is noticed at
+once where the server can notify us, which needs a direct connection: the one in use, if it is one, or ``listen_dsn``.
+Elsewhere followers look again every second or so.
+
+Times in the row are for people; expiry is judged by :mod:`.record`, on the observer's own clock. The database's clock
+may step by an hour and nobody is elected by it.
+
+Each write is flushed (``synchronous_commit`` at least ``local``): one that a crash forgot would free a lease that is
+believed in. Not promised: a standby that is promoted without the last writes of its primary.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends._connector import Connector
+from pgleaderlock.backends._driver import close_connection
+from pgleaderlock.backends._pg_listener import Listener
+from pgleaderlock.backends.record import Claim, Record, RecordStore
+from pgleaderlock.backends.terms import create_sql
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
+
+__all__ = ["LeaseRowStore"]
+
+_POLL_S = 1.0
+
+_COLUMNS = "holder, token, lease_s, version, acquired_at::text"
+
+_READ = "SELECT {columns} FROM {table} WHERE role = %(role)s"
+
+# Tells the followers of a new term and of a release, not of a renewal. Flushes whatever the user's default is.
+_WRITTEN = """
+RETURNING {columns},
+          set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), true),
+          CASE WHEN %(is_news)s THEN pg_notify('pgleaderlock', %(role)s) END
+"""
+
+_FIRST = """
+INSERT INTO {table} (role, holder, token, lease_s, version, acquired_at, renewed_at)
+VALUES (%(role)s, %(holder)s, %(token)s, %(lease_s)s, 1, clock_timestamp(), clock_timestamp())
+ON CONFLICT (role) DO NOTHING
+"""
+
+_REPLACE = """
+UPDATE {table}
+   SET holder = %(holder)s, token = %(token)s, lease_s = %(lease_s)s, version = version + 1,
+       acquired_at = CASE WHEN %(is_new_term)s THEN clock_timestamp() ELSE acquired_at END,
+       renewed_at = clock_timestamp()
+ WHERE role = %(role)s AND version = %(version)s AND token = %(old_token)s
+"""
+
+_NO_TABLE = ("42P01", "3F000")  # undefined_table, invalid_schema_name
+_NOT_ALLOWED = "42501"
+_LOST_RACES = ("40001", "40P01", "23505")  # where the user's default isolation is stricter than ours
+
+
+class LeaseRowStore(RecordStore):
+    """The row of one role."""
+
+    def __init__(
+        self,
+        dsn: str,
+        role: str,
+        *,
+        schema: str = "pgleaderlock",
+        listen_dsn: str | None = None,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._key = LockKey.named(role)
+        self._role = role
+        self._schema = schema
+        self._connector = Connector(self._key, dsn=dsn, connect_fn=None)
+        self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, connect_fn=None), "pgleaderlock", role)
+        self._poll_s = poll_s
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._logger = get_logger().bind(**self.labels)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """The role and the database that its row is in."""
+        return {"role": self._role, "db": self._connector.database}
+
+    async def read(self) -> Record | None:
+        """Read the row."""
+        return _record(await self._execute(_READ, {"role": self._role}))
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        """Replace the row if its version is the one that was read."""
+        parameters = {
+            "role": self._role,
+            "holder": claim.holder,
+            "token": claim.token,
+            "lease_s": claim.lease_s,
+            "is_new_term": claim.is_new_term,
+            "is_news": claim.is_new_term or not claim.holder,
+        }
+        if replacing is None:
+            return _record(await self._execute(_FIRST + _WRITTEN, parameters))
+        parameters |= {"version": replacing.version, "old_token": replacing.token}
+        return _record(await self._execute(_REPLACE + _WRITTEN, parameters))
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> None:
+        """Wait for a notification where that is possible, else for about a second."""
+        if await self._listener.listen():
+            now = await self.read()
+            if (now.version if now else None) == (seen.version if seen else None):
+                await self._listener.heard(timeout_s)
+            return
+        await asyncio.sleep(min(timeout_s, self._poll_s * random.uniform(0.75, 1.25)))  # noqa: S311 - spreads the load
+
+    async def close(self) -> None:
+        """Close both connections."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+        await self._listener.close()
+
+    async def _execute(self, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Run one statement in a transaction of its own; where the table is missing, make it first."""
+        try:
+            return await self._run(statement, parameters)
+        except psycopg.Error as error:
+            if error.sqlstate in _LOST_RACES:
+                return None
+            if error.sqlstate not in _NO_TABLE:
+                raise await self._failed(error) from error
+        try:
+            await (await self._connect()).execute(create_sql(self._schema).encode())
+            return await self._run(statement, parameters)
+        except psycopg.Error as error:
+            raise await self._failed(error) from error
+
+    async def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        table = sql.Identifier(self._schema, "leases")
+        query = sql.SQL(statement).format(table=table, columns=sql.SQL(_COLUMNS))
+        cursor = await (await self._connect()).execute(query, parameters)
+        row: tuple[Any, ...] | None = await cursor.fetchone()
+        return row
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        if self._connection is None or self._connection.closed:
+            connection: psycopg.AsyncConnection[Any] = await self._connector.connect()
+            connection.prepare_threshold = None  # a prepared statement would be on another session
+            self._connection = connection
+        return self._connection
+
+    async def _failed(self, error: psycopg.Error) -> ConnectionError:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+        explained = self._connector.explain("the lease row cannot be used", error)
+        if error.sqlstate == _NOT_ALLOWED:
+            advice = "as the database's owner, run pgleaderlock schema apply --grant-to this user"
+            return ConnectionError(f"{explained}: {advice}")
+        return explained
+
+
+def _record(row: tuple[Any, ...] | None) -> Record | None:
+    if row is None:
+        return None
+    holder, token, lease_s, version, since = row[:5]
+    return Record(holder, token, lease_s, version, since)

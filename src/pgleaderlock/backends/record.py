@@ -1,0 +1,259 @@
+"""A lease that is a record: somebody's name, a term, and how long silence lasts before it is over.
+
+A record store (:class:`RecordStore`) can read one record and replace it if it is still the one that was read. That is
+all that an election needs; a row, a Kubernetes Lease, a file and a dictionary can do it. What follows from it is the
+same for all of them and is decided here.
+
+**Expiry is judged on our own clock.** A record is over when *we* have not seen it change for as long as the record
+itself says. Its times of day are for people: clocks of two hosts are never compared, the store's neither. So a process
+that just started waits for one whole lease before it takes over from somebody silent.
+
+**Trust counts from sending.** A write that was sent at *s* was seen by others no earlier than *s*, so none of them
+takes over before *s* + T. Our own trust ends at *s* + 0.9 T, and leadership is declared lost at *s* + 2/3 T.
+
+**One failed renewal is not a loss.** It is tried again, for as long as leadership is not declared lost. A write whose
+answer was lost may have arrived: the next one then finds another version, reads it, and recognises its own hand.
+
+**A term is a number.** Every acquisition writes the last number plus one; it is the fencing token. Renewing and
+releasing are scoped to it, so a process can never renew or release a later term, of its own or of another.
+
+Not promised: a store whose replacement is not atomic. Clock rates that differ by more than 10 %.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pgleaderlock._checks import check_seconds
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends._patience import renew_patiently
+from pgleaderlock.backends.base import Backend, leased_grant
+from pgleaderlock.causes import LossCause
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
+from pgleaderlock.models import Grant, Holder
+
+__all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "default_identity"]
+
+T = TypeVar("T")
+
+
+def default_identity() -> str:
+    """Return a name that no other process has, on this host or another, now or later."""
+    return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the store holds now."""
+
+    holder: str
+    """Empty when it is free."""
+    token: int
+    lease_s: float
+    """As its holder wrote it: whoever waits goes by this, not by a setting of its own."""
+    version: object
+    """Changes with every write. Compared for equality, and handed back to the store with the next write."""
+    since: str | None = None
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is to be written."""
+
+    holder: str
+    token: int
+    lease_s: float
+    is_new_term: bool
+    """False for a renewal and a release, which keep the time at which the term began."""
+
+
+class RecordStore(ABC):
+    """One record in some place. Errors are ConnectionError; time limits are not the store's business."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[str, object]:
+        """What names the record in every log line."""
+
+    @abstractmethod
+    async def read(self) -> Record | None:
+        """Return the record; None when there is none yet."""
+
+    @abstractmethod
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        """Replace exactly that record, or make the first; None when another was quicker."""
+
+    async def open(self) -> None:  # noqa: B027 - a store that needs no preparation is complete without
+        """Get ready. Does nothing when ready already."""
+
+    async def close(self) -> None:  # noqa: B027 - nor one that has nothing to let go of
+        """Let go of connections and files. Does not raise, does not hang, may be repeated."""
+
+    def is_abandoned(self, record: Record) -> bool:  # noqa: ARG002 - for those that can tell
+        """Whether the store knows for certain that the holder of this record is gone."""
+        return False
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> None:  # noqa: ARG002 - for those that can tell
+        """Return when the record may differ from the one that was seen, at the latest after ``timeout_s``.
+
+        A change between the two must not be missed: look after beginning to listen. May be cancelled.
+        """
+        await asyncio.sleep(timeout_s)
+
+
+class RecordBackend(Backend):
+    """One contender for one record."""
+
+    def __init__(
+        self,
+        store: RecordStore,
+        *,
+        identity: str | None = None,
+        lease_s: float = 15.0,
+        clock: Clock = suspend_aware_clock,
+    ) -> None:
+        self._store = store
+        self._identity = default_identity() if identity is None else identity
+        self._lease_s = check_seconds("lease_s", lease_s)
+        self._clock = clock
+        self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
+        self._seen: Record | None = None
+        self._seen_at = 0.0
+        self._logger = get_logger().bind(**store.labels)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """As the store is labelled."""
+        return self._store.labels
+
+    @property
+    def identity(self) -> str:
+        """Under which name this contender writes."""
+        return self._identity
+
+    # --- The verbs ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Get the store ready."""
+        await self._bounded(self._store.open())
+
+    async def try_acquire(self) -> Grant | None:
+        """Write our name over a record that is free, over, or ours from an attempt whose outcome we never learned."""
+        record = await self._look()
+        if record is not None and not self._may_take(record):
+            return None
+        sent = self._clock()
+        claim = Claim(self._identity, 0 if record is None else record.token + 1, self._lease_s, is_new_term=True)
+        self._held = await self._bounded(self._store.write(claim, record))
+        return None if self._held is None else leased_grant(self._held.token, sent, self._lease_s)
+
+    async def renew(self, grant: Grant) -> Grant:
+        """Write our name again, and again until it works or leadership is declared lost."""
+
+        async def renew_once() -> Grant | None:
+            sent = self._clock()
+            is_ours = await self._write_again(grant, self._identity)
+            return leased_grant(grant.token, sent, self._lease_s) if is_ours else None
+
+        return await renew_patiently(renew_once, grant, self._lease_s, self._clock, self._logger)
+
+    async def release(self, grant: Grant) -> None:
+        """Write an empty name."""
+        try:
+            while not await self._write_again(grant, ""):
+                pass
+        except LeadershipLost as error:
+            raise LockError(f"there was nothing to release: {error}", cause=error.cause) from error
+        finally:
+            self._held = None
+
+    async def holder(self) -> Holder | None:
+        """Say whose name is in the record."""
+        record = await self._bounded(self._store.read())
+        return None if record is None or not record.holder else Holder(record.holder, since=record.since)
+
+    async def close(self) -> None:
+        """Release what may be ours, if the store answers quickly; then let go of the store."""
+        held, self._held = self._held, None
+        if held is not None:
+            claim = Claim("", held.token, self._lease_s, is_new_term=False)
+            try:
+                async with asyncio.timeout(min(1.0, self._lease_s / 10)):
+                    await self._store.write(claim, held)
+            except (ConnectionError, TimeoutError) as error:
+                self._logger.warning("not_released", error=error, free_in_s=self._lease_s)
+        await self._store.close()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Look whenever the record may have changed, until it can be taken or the time is up."""
+        deadline = self._clock() + timeout_s
+        while (left_s := deadline - self._clock()) > 0:
+            if self._seen is not None:
+                left_s = min(left_s, max(0.0, self._over_at(self._seen) - self._clock()))
+            await self._store.changed(self._seen, left_s)
+            record = await self._look()
+            if record is None or self._may_take(record):
+                return
+
+    # --- The decisions -----------------------------------------------------------------------------------------
+
+    async def _look(self) -> Record | None:
+        """Read the record, and note when we first saw it as it is."""
+        record = await self._bounded(self._store.read())
+        if record is not None and (self._seen is None or record.version != self._seen.version):
+            self._seen, self._seen_at = record, self._clock()
+        return record
+
+    def _may_take(self, record: Record) -> bool:
+        return (
+            not record.holder
+            or record.holder == self._identity
+            or self._clock() >= self._over_at(record)
+            or self._store.is_abandoned(record)
+        )
+
+    def _over_at(self, record: Record) -> float:
+        return self._seen_at + record.lease_s
+
+    async def _write_again(self, grant: Grant, holder: str) -> bool:
+        """Replace what we wrote last. False when it was touched and is still ours: then try once more."""
+        assert grant.token is not None  # noqa: S101 - every grant of ours has one
+        claim = Claim(holder, grant.token, self._lease_s, is_new_term=False)
+        if self._held is not None:
+            written = await self._bounded(self._store.write(claim, self._held))
+            if written is not None:
+                self._held = written
+                return True
+        record = await self._bounded(self._store.read())
+        if record is None or record.holder != self._identity or record.token != grant.token:
+            self._held = None
+            now = "gone" if record is None else f"held by {record.holder or 'nobody'} in term {record.token}"
+            raise LeadershipLost(
+                f"the lease of {self._labels_text()} is {now}: our term {grant.token} is over",
+                cause=LossCause.HELD_BY_ANOTHER,
+            )
+        self._held = record
+        return False
+
+    async def _bounded(self, call: Awaitable[T]) -> T:
+        """Wait for the store no longer than its answer could be of use."""
+        bound_s = self._lease_s * 2 / 3
+        try:
+            async with asyncio.timeout(bound_s):
+                return await call
+        except TimeoutError:
+            pass
+        # Raised here: as its context, the time-out would keep the driver's frames alive, and the socket in them open.
+        raise ConnectionError(
+            f"the store of {self._labels_text()} did not answer within {bound_s:g} s", cause=LossCause.RENEW_TIMEOUT
+        )
+
+    def _labels_text(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.labels.items())

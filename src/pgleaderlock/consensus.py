@@ -1,0 +1,247 @@
+"""Leader election in five words: a Backend, a Config, a Manager that starts and stops, and a Lease that answers.
+
+For those who have a store of their own, and for those who come from the Go package of the same shape:
+
+    manager = Manager("k8s://default/my-app-leader", Config(identity=os.environ["POD_NAME"]))
+    lease = manager.start()
+    while True:
+        await lease.wait_for_leadership()
+        while lease.is_leader():
+            await do_one_thing()
+
+A :class:`Backend` has three verbs with plain answers. Everything else is :class:`~pgleaderlock.Election`, the one
+engine: one failed renewal is tried again and several end leadership, trust is counted from sending, and errors are
+reported and retried, never a crash. A built-in backend (by its URL, or from
+:func:`~pgleaderlock.open_backend`) does more, and can be used in its place.
+
+Not promised for a backend of three verbs: fencing tokens, which it does not have, and an expiry that its store does not
+keep. ``try_acquire`` must be atomic, and must not give a lease away before ``lease_s`` has passed since its holder's
+last renewal, by a clock that the holder's is not compared with.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from pgleaderlock._checks import check_seconds
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends import base, open_backend
+from pgleaderlock.backends._patience import renew_patiently
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.election import Election
+from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
+from pgleaderlock.models import ErrorCallback, Event, EventKind, Grant, Holder
+from pgleaderlock.retry import FixedInterval
+
+__all__ = ["Backend", "Config", "Lease", "Manager"]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A store that can keep one name for a while. Its errors may be anything; they are reported and retried."""
+
+    async def try_acquire(self, identity: str, lease_s: float) -> bool:
+        """Acquire or renew; False when another holds it."""
+        ...
+
+    async def renew(self, identity: str, lease_s: float) -> None:
+        """Extend our lease; LeadershipLost if it is certain that it is no longer ours."""
+        ...
+
+    async def release(self, identity: str) -> None:
+        """Give it up, if it is ours."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Who we are and how often we ask."""
+
+    identity: str
+    """Unique among all contenders, such as the pod's name."""
+    lease_duration_s: float = 15.0
+    """How long a lease is valid without renewal."""
+    renew_interval_s: float = 5.0
+    """How often the leader renews."""
+    retry_interval_s: float = 2.0
+    """How often the others ask."""
+
+    def __post_init__(self) -> None:
+        if not self.identity or type(self.identity) is not str:
+            raise ValueError("identity must be a name that no other contender has, such as the pod's")
+        for name in ("lease_duration_s", "renew_interval_s", "retry_interval_s"):
+            check_seconds(name, getattr(self, name))
+        if not self.renew_interval_s < self.lease_duration_s * 2 / 3:
+            raise ValueError(
+                f"renew_interval_s={self.renew_interval_s:g} must be less than two thirds of "
+                f"lease_duration_s={self.lease_duration_s:g}: leadership would be lost before the first renewal"
+            )
+
+
+class Lease:
+    """Whether we lead, and waiting for it. Ask from any thread; wait on the manager's event loop."""
+
+    def __init__(self, election: Election, starting: asyncio.Task[None]) -> None:
+        self._election = election
+        self._starting = starting
+
+    def is_leader(self) -> bool:
+        """Whether this instance leads now. Never blocks."""
+        return self._election.is_leader
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of this term, where the backend has one."""
+        return self._election.token
+
+    async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
+        """Wait to become the leader; False when the time is up or the manager was stopped."""
+        await asyncio.wait({self._starting})
+        return await self._election.wait_for_leadership(timeout_s)
+
+
+class Manager:
+    """Takes part in an election until it is stopped. If its event loop ends, it releases what it holds."""
+
+    def __init__(
+        self, backend: Backend | base.Backend | str, config: Config, *, clock: Clock = suspend_aware_clock
+    ) -> None:
+        self._election = Election(
+            _as_backend(backend, config, clock),
+            retry_strategy=FixedInterval(config.retry_interval_s),
+            health_interval_s=config.renew_interval_s,
+            clock=clock,
+        )
+        self._election.subscribe(self._note_error)
+        self._starting: asyncio.Task[None] | None = None
+        self._release_error: Exception | None = None
+
+    @property
+    def election(self) -> Election:
+        """What this is made of, with all its callbacks and events."""
+        return self._election
+
+    def on_error(self, callback: ErrorCallback) -> ErrorCallback:
+        """Be told of every error of the backend. It has been logged and will be retried."""
+        return self._election.on_error(callback)
+
+    def start(self) -> Lease:
+        """Begin, on the running event loop; returns at once."""
+        self._starting = asyncio.get_running_loop().create_task(self._election.start())
+        return Lease(self._election, self._starting)
+
+    async def stop(self) -> None:
+        """Release the lease if it is ours, and stop. Raises what the release failed with."""
+        if self._starting is not None:
+            await self._starting
+        self._release_error = None
+        await self._election.shutdown()
+        if self._release_error is not None:
+            raise self._release_error
+
+    def _note_error(self, event: Event) -> None:
+        if event.kind is EventKind.ERROR and event.cause == "release_failed":
+            self._release_error = event.error
+
+    async def __aenter__(self) -> Lease:
+        return self.start()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _as_backend(backend: Backend | base.Backend | str, config: Config, clock: Clock) -> base.Backend:
+    if isinstance(backend, str):
+        return open_backend(backend, lease_s=config.lease_duration_s, identity=config.identity, clock=clock)
+    if isinstance(backend, base.Backend):
+        return backend
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend needs try_acquire, renew and release; {type(backend).__name__} has not all of them")
+    return _Adapted(backend, config, clock)
+
+
+class _Adapted(base.Backend):
+    """Three plain verbs behind the seam: a bool becomes a grant, and any exception "cannot tell"."""
+
+    def __init__(self, backend: Backend, config: Config, clock: Clock) -> None:
+        self._backend = backend
+        self._identity = config.identity
+        self._lease_s = config.lease_duration_s
+        self._clock = clock
+        self._may_hold = False
+        self._logger = get_logger().bind(**self.labels)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """Who we are: the backend has no name that we know."""
+        return {"identity": self._identity}
+
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def try_acquire(self) -> Grant | None:
+        """Ask once."""
+        sent = self._clock()
+        self._may_hold = True  # until it says no, for all we know
+        async with _translated("try_acquire", self._lease_s):
+            self._may_hold = await self._backend.try_acquire(self._identity, self._lease_s)
+        return base.leased_grant(None, sent, self._lease_s) if self._may_hold else None
+
+    async def renew(self, grant: Grant) -> Grant:
+        """Extend it; a failure is tried again."""
+        return await renew_patiently(self._renew_once, grant, self._lease_s, self._clock, self._logger)
+
+    async def _renew_once(self) -> Grant:
+        sent = self._clock()
+        async with _translated("renew", self._lease_s):
+            await self._backend.renew(self._identity, self._lease_s)
+        return base.leased_grant(None, sent, self._lease_s)
+
+    async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the identity is the grant
+        """Give it up."""
+        self._may_hold = False
+        try:
+            async with _translated("release", self._lease_s):
+                await self._backend.release(self._identity)
+        except ConnectionError as error:
+            raise LockError(str(error)) from error
+
+    async def holder(self) -> Holder | None:
+        """Three verbs cannot tell who else."""
+        return Holder(self._identity) if self._may_hold else None
+
+    async def close(self) -> None:
+        """Give up what may be ours, if the store answers quickly."""
+        if self._may_hold:
+            self._may_hold = False
+            try:
+                async with asyncio.timeout(min(1.0, self._lease_s / 10)):
+                    await self._backend.release(self._identity)
+            except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+                self._logger.warning("not_released", error=error, free_in_s=self._lease_s)
+
+
+class _translated:  # noqa: N801 - reads as the statement that it is
+    """A block whose errors mean that the store did not answer, except those that say more."""
+
+    def __init__(self, verb: str, lease_s: float) -> None:
+        self._verb = verb
+        self._timeout = asyncio.timeout(lease_s * 2 / 3)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(exc_type, exc, tb)
+        except TimeoutError as error:
+            raise ConnectionError(f"the backend's {self._verb} did not answer in time") from error
+        if isinstance(exc, Exception) and not isinstance(exc, PgLeaderLockError):
+            raise ConnectionError(f"the backend's {self._verb} failed: {exc!r}") from exc

@@ -1,0 +1,200 @@
+"""The seed's API, thin over the engine: its semantics with a backend of three plain verbs, and with built-in ones."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from pgleaderlock import LeadershipLost, LockError, open_backend
+from pgleaderlock.consensus import Backend, Config, Manager
+from tests.doubles import until
+
+pytestmark = pytest.mark.virtual_time
+
+
+class Plain:
+    """Three verbs over a dictionary, as somebody would write them in ten minutes."""
+
+    def __init__(self, shelf: dict[str, Any]) -> None:
+        self.shelf = shelf
+        self.calls: list[str] = []
+        self.failures: dict[str, list[Exception]] = {}
+
+    def _called(self, verb: str) -> None:
+        self.calls.append(verb)
+        if self.failures.get(verb):
+            raise self.failures[verb].pop(0)
+
+    async def try_acquire(self, identity: str, lease_s: float) -> bool:
+        self._called("try_acquire")
+        now = asyncio.get_running_loop().time()
+        if self.shelf.get("holder") not in (None, identity) and now < self.shelf["until"]:
+            return False
+        self.shelf.update(holder=identity, until=now + lease_s)
+        return True
+
+    async def renew(self, identity: str, lease_s: float) -> None:
+        self._called("renew")
+        if self.shelf.get("holder") != identity:
+            raise LeadershipLost(f"{self.shelf.get('holder')} holds it")
+        self.shelf["until"] = asyncio.get_running_loop().time() + lease_s
+
+    async def release(self, identity: str) -> None:
+        self._called("release")
+        if self.shelf.get("holder") == identity:
+            self.shelf["holder"] = None
+
+
+def make(shelf: dict[str, Any], identity: str) -> tuple[Manager, Plain]:
+    backend = Plain(shelf)
+    return Manager(backend, Config(identity), clock=asyncio.get_running_loop().time), backend
+
+
+def test_the_defaults_are_the_seed_s():
+    config = Config("me")
+    assert (config.lease_duration_s, config.renew_interval_s, config.retry_interval_s) == (15.0, 5.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"identity": ""}, {"identity": "x", "lease_duration_s": 0}, {"identity": "x", "renew_interval_s": 10.0}],
+)
+def test_a_config_that_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match=r"identity|lease_duration_s"):
+        Config(**settings)
+
+
+def test_a_backend_without_the_three_verbs_is_refused():
+    with pytest.raises(TypeError, match="try_acquire, renew and release"):
+        Manager(object(), Config("me"))  # type: ignore[arg-type]
+
+
+async def test_start_returns_at_once_with_a_lease_that_answers_and_can_be_waited_for():
+    manager, backend = make({}, "a")
+    assert isinstance(backend, Backend)
+    lease = manager.start()
+    assert not lease.is_leader()
+    assert await lease.wait_for_leadership(10)
+    assert lease.is_leader()
+    await manager.stop()
+    assert not lease.is_leader()
+    assert backend.calls[-1] == "release"
+
+
+async def test_the_lease_can_be_asked_from_any_thread():
+    manager, _ = make({}, "a")
+    async with manager as lease:
+        await lease.wait_for_leadership(10)
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda: answers.append(lease.is_leader()))
+        thread.start()
+        thread.join()
+        assert answers == [True]
+
+
+async def test_a_second_instance_waits_and_takes_over_after_a_stop():
+    shelf: dict[str, Any] = {}
+    first, _ = make(shelf, "a")
+    second, _ = make(shelf, "b")
+    async with first as lease, second as other:
+        await lease.wait_for_leadership(10)
+        assert not await other.wait_for_leadership(100)
+        await first.stop()
+        assert await other.wait_for_leadership(2.1)
+
+
+async def test_a_single_failed_renewal_keeps_leadership():
+    manager, backend = make({}, "a")
+    async with manager as lease:
+        await lease.wait_for_leadership(10)
+        backend.failures["renew"] = [OSError("a hiccup")]
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            assert lease.is_leader()
+        assert backend.failures["renew"] == []
+
+
+async def test_several_failed_renewals_end_it_and_it_is_tried_for_again():
+    manager, backend = make({}, "a")
+    errors: list[Exception] = []
+    manager.on_error(errors.append)
+    async with manager as lease:
+        await lease.wait_for_leadership(10)
+        lost = asyncio.Event()
+        manager.election.on_lost(lost.set)
+        backend.failures["renew"] = [OSError("down")] * 100
+        async with asyncio.timeout(15):
+            await lost.wait()
+        assert any("down" in str(error) for error in errors)
+        backend.failures.clear()
+        assert await lease.wait_for_leadership(20)
+
+
+async def test_another_in_our_place_ends_it_at_the_next_renewal():
+    shelf: dict[str, Any] = {}
+    manager, _ = make(shelf, "a")
+    async with manager as lease:
+        await lease.wait_for_leadership(10)
+        shelf.update(holder="b", until=float("inf"))
+        await until(lambda: not lease.is_leader(), timeout_s=5.5)
+
+
+async def test_errors_of_the_backend_are_reported_and_retried_and_never_a_crash():
+    manager, backend = make({}, "a")
+    errors: list[Exception] = []
+    manager.on_error(errors.append)
+    backend.failures["try_acquire"] = [OSError("one"), ValueError("two"), RuntimeError("three")]
+    async with manager as lease:
+        assert await lease.wait_for_leadership(60)
+    assert [str(error.__cause__) for error in errors] == ["one", "two", "three"]
+
+
+async def test_cancelling_releases():
+    shelf: dict[str, Any] = {}
+    manager, _ = make(shelf, "a")
+    lease = manager.start()
+    await lease.wait_for_leadership(10)
+    run = manager.election._running
+    assert run is not None
+    run.task.cancel()
+    await asyncio.wait({run.task})
+    assert shelf["holder"] is None
+    assert not lease.is_leader()
+
+
+async def test_a_release_that_fails_is_raised_by_stop():
+    manager, backend = make({}, "a")
+    lease = manager.start()
+    await lease.wait_for_leadership(10)
+    backend.failures["release"] = [OSError("gone")]
+    with pytest.raises(LockError, match="gone"):
+        await manager.stop()
+    assert not lease.is_leader()
+
+
+async def test_a_backend_that_hangs_does_not_hang_the_manager():
+    class Hanging(Plain):
+        async def renew(self, identity: str, lease_s: float) -> None:
+            await asyncio.get_running_loop().create_future()
+
+    manager = Manager(Hanging({}), Config("a"), clock=asyncio.get_running_loop().time)
+    async with manager as lease:
+        lost = asyncio.Event()
+        manager.election.on_lost(lost.set)
+        await lease.wait_for_leadership(10)
+        async with asyncio.timeout(14):
+            await lost.wait()
+
+
+async def test_a_built_in_backend_is_used_by_its_url_or_as_it_is():
+    clock = asyncio.get_running_loop().time
+    first = Manager("memory://consensus", Config("a"), clock=clock)
+    second = Manager(open_backend("memory://consensus", identity="b", clock=clock), Config("b"), clock=clock)
+    async with first as lease, second as other:
+        assert await lease.wait_for_leadership(10)
+        assert lease.token == 0
+        assert not await other.wait_for_leadership(60)
+        await first.stop()
+        assert await other.wait_for_leadership(1)
+        assert other.token == 1

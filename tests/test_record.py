@@ -1,0 +1,318 @@
+"""The decisions about a lease that is a record, in virtual time: who may take it, for how long it is believed in."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pgleaderlock import ConnectionError, Election, FixedInterval, LeadershipLost, LockError, LockState, LossCause
+from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, default_identity
+from tests.doubles import Witness
+
+pytestmark = pytest.mark.virtual_time
+
+LEASE_S = 15.0
+
+
+class Shelf:
+    """Where the stores of one test keep their record."""
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self.version = 0
+
+    def put(self, holder: str, token: int = 5, lease_s: float = LEASE_S) -> None:
+        self.version += 1
+        self.record = Record(holder, token, lease_s, self.version)
+
+
+class ShelfStore(RecordStore):
+    """A store that can be slow, fail, lose answers, and know of deaths."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.write_delay_s = 0.0
+        self.failures: list[Exception | None] = []
+        self.loses_answers = False
+        self.dead: set[str] = set()
+        self.writes: list[tuple[float, Claim]] = []
+        self.opened = self.closed = 0
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        return {"shelf": "a"}
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def read(self) -> Record | None:
+        self._fail()
+        return self.shelf.record
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        self.writes.append((asyncio.get_running_loop().time(), claim))
+        self._fail()
+        if self.shelf.record != replacing:
+            return None
+        self.shelf.put(claim.holder, claim.token, claim.lease_s)
+        await asyncio.sleep(self.write_delay_s)
+        if self.loses_answers:
+            self.loses_answers = False
+            raise ConnectionError("the answer was lost")
+        return self.shelf.record
+
+    def is_abandoned(self, record: Record) -> bool:
+        return record.holder in self.dead
+
+    def _fail(self) -> None:
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
+
+
+def make(shelf: Shelf, identity: str = "me", **settings: Any) -> tuple[RecordBackend, ShelfStore]:
+    store = ShelfStore(shelf)
+    clock = asyncio.get_running_loop().time
+    return RecordBackend(store, identity=identity, lease_s=LEASE_S, clock=clock, **settings), store
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --- Who may take it --------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_term_has_token_zero_and_each_further_one_a_greater():
+    shelf = Shelf()
+    backend, _ = make(shelf)
+    tokens = []
+    for _ in range(3):
+        grant = await backend.try_acquire()
+        assert grant is not None
+        tokens.append(grant.token)
+        await backend.release(grant)
+    assert tokens == [0, 1, 2]
+
+
+async def test_another_s_record_is_over_when_it_has_not_changed_for_its_own_lease_since_we_first_saw_it():
+    shelf = Shelf()
+    shelf.put("other", lease_s=40.0)
+    backend, _ = make(shelf)
+    await asyncio.sleep(1000)  # however old it is: we have not watched it
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(39.9)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(0.1)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 6
+
+
+async def test_any_change_starts_the_time_anew():
+    shelf = Shelf()
+    shelf.put("other")
+    backend, _ = make(shelf)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(14)
+    shelf.put("other")
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(14)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(1)
+    assert await backend.try_acquire() is not None
+
+
+async def test_a_holder_that_the_store_knows_to_be_dead_is_not_waited_for():
+    shelf = Shelf()
+    shelf.put("other")
+    backend, store = make(shelf)
+    assert await backend.try_acquire() is None
+    store.dead.add("other")
+    assert await backend.try_acquire() is not None
+
+
+async def test_our_own_name_from_an_attempt_whose_answer_was_lost_is_ours_in_a_new_term():
+    shelf = Shelf()
+    backend, store = make(shelf)
+    store.loses_answers = True
+    with pytest.raises(ConnectionError):
+        await backend.try_acquire()
+    assert shelf.record is not None
+    assert shelf.record.holder == "me"
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 1
+
+
+async def test_a_race_that_was_lost_is_an_answer():
+    shelf = Shelf()
+    backend, store = make(shelf)
+
+    async def read_then_be_overtaken() -> Record | None:
+        shelf.put("other")
+        return None
+
+    store.read = read_then_be_overtaken  # type: ignore[method-assign]
+    assert await backend.try_acquire() is None
+
+
+def test_identities_differ_between_two_of_one_process():
+    assert default_identity() != default_identity()
+
+
+# --- How long it is believed in ---------------------------------------------------------------------------------------
+
+
+async def test_trust_counts_from_when_the_write_was_sent():
+    backend, store = make(Shelf())
+    store.write_delay_s = 4.0
+    began = now()
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.trusted_until == began + 0.9 * LEASE_S
+    began = now()
+    grant = await backend.renew(grant)
+    assert now() == began + 4
+    assert grant.trusted_until == began + 0.9 * LEASE_S
+    assert grant.lost_at == pytest.approx(began + LEASE_S * 2 / 3)
+
+
+async def test_a_store_that_does_not_answer_is_not_waited_for_longer_than_it_is_of_use():
+    backend, store = make(Shelf())
+    store.write_delay_s = 3600.0
+    began = now()
+    with pytest.raises(ConnectionError, match="shelf=a did not answer within 10 s"):
+        await backend.try_acquire()
+    assert now() == began + 10
+
+
+async def test_one_failed_renewal_is_tried_again():
+    backend, store = make(Shelf())
+    grant = await backend.try_acquire()
+    assert grant is not None
+    store.failures = [ConnectionError("once"), ConnectionError("twice")]
+    renewed = await backend.renew(grant)
+    assert renewed.trusted_until > grant.trusted_until
+
+
+async def test_renewals_that_go_on_failing_end_before_leadership_is_declared_lost():
+    backend, store = make(Shelf())
+    grant = await backend.try_acquire()
+    assert grant is not None
+    store.failures = [ConnectionError("down")] * 100
+    with pytest.raises(ConnectionError, match="down"):
+        await backend.renew(grant)
+    assert grant.lost_at - 1.1 < now() < grant.lost_at
+
+
+async def test_a_renewal_whose_answer_was_lost_is_recognised():
+    backend, store = make(Shelf())
+    grant = await backend.try_acquire()
+    assert grant is not None
+    store.loses_answers = True
+    assert (await backend.renew(grant)).token == grant.token
+
+
+@pytest.mark.parametrize("found", ["other", "me in another term", "nobody", None])
+async def test_a_renewal_that_finds_something_else_is_a_certain_loss(found: str | None):
+    shelf = Shelf()
+    backend, _ = make(shelf)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    if found is None:
+        shelf.record = None
+    else:
+        shelf.put({"other": "other", "nobody": ""}.get(found, "me"), token=9)
+    with pytest.raises(LeadershipLost, match="term 0 is over") as caught:
+        await backend.renew(grant)
+    assert caught.value.cause is LossCause.HELD_BY_ANOTHER
+
+
+# --- Letting go -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_release_keeps_the_token_and_empties_the_name():
+    shelf = Shelf()
+    backend, _ = make(shelf)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    await backend.release(grant)
+    assert shelf.record is not None
+    assert (shelf.record.holder, shelf.record.token) == ("", 0)
+
+
+async def test_what_is_not_ours_cannot_be_released():
+    shelf = Shelf()
+    backend, _ = make(shelf)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    shelf.put("other", token=9)
+    with pytest.raises(LockError, match="nothing to release"):
+        await backend.release(grant)
+    assert shelf.record is not None
+    assert shelf.record.holder == "other"
+
+
+async def test_closing_releases_what_is_held_but_never_another_s():
+    shelf = Shelf()
+    backend, store = make(shelf)
+    await backend.try_acquire()
+    await backend.close()
+    assert shelf.record is not None
+    assert shelf.record.holder == ""
+    await backend.try_acquire()
+    shelf.put("other", token=9)
+    await backend.close()
+    await backend.close()
+    assert shelf.record.holder == "other"
+    assert store.closed == 3
+
+
+async def test_closing_does_not_wait_for_a_store_that_is_gone():
+    backend, store = make(Shelf())
+    await backend.try_acquire()
+    store.write_delay_s = 3600.0
+    began = now()
+    await backend.close()
+    assert now() <= began + 1
+    assert store.closed == 1
+
+
+# --- On the engine ----------------------------------------------------------------------------------------------------
+
+
+def elect(shelf: Shelf, identity: str) -> tuple[Election, ShelfStore, Witness]:
+    backend, store = make(shelf, identity)
+    election = Election(backend, clock=asyncio.get_running_loop().time, retry_strategy=FixedInterval(2.0))
+    return election, store, Witness(election)
+
+
+async def test_a_follower_does_not_report_every_renewal_of_the_leader_as_an_attempt():
+    shelf = Shelf()
+    leader, _, _ = elect(shelf, "a")
+    follower, _, heard = elect(shelf, "b")
+    async with leader, follower:
+        await leader.wait_for_leadership(5)
+        await asyncio.sleep(1000)
+        assert follower.state in (LockState.FOLLOWER, LockState.ACQUIRING)
+        assert leader.is_leader
+
+
+async def test_a_leader_that_is_cut_off_stops_believing_before_its_successor_leads():
+    shelf = Shelf()
+    leader, store, heard = elect(shelf, "a")
+    follower, _, heard_by_successor = elect(shelf, "b")
+    async with leader, follower:
+        await leader.wait_for_leadership(5)
+        await asyncio.sleep(60)
+        store.failures = [ConnectionError("cut off")] * 10_000
+        assert await follower.wait_for_leadership(100)
+        assert not leader.is_leader
+        lost = next(event for event in heard.events if event.kind.value == "on_lost")
+        acquired = next(event for event in heard_by_successor.events if event.kind.value == "on_acquired")
+        assert lost.at < acquired.at
+        assert follower.token == 1
