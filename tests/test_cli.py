@@ -27,9 +27,10 @@ from pgleaderlock import LeaderLock, LockKey, errors
 from pgleaderlock.backends._pg_status import Contender, look_at_lock
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli import status as status_command
-from pgleaderlock.cli.argv_secrets import hide_secrets, take_out_dsn
+from pgleaderlock.cli.argv_secrets import hide_secrets, take_out
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.processes import Process
@@ -544,8 +545,8 @@ async def test_status_does_not_wait_for_ever_for_a_silent_server(monkeypatch: py
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dsn = f"postgresql://u@127.0.0.1:{listener.getsockname()[1]}/d?gssencmode=disable"
         with pytest.raises(UnreachableError, match=r"did not answer about lock pair:1/2 within 0.1 s"):
-            await status_command.show_status(dsn, LockKey.pair(1, 2), as_json=False)
-        assert await status_command.find_holder(dsn, LockKey.pair(1, 2)) is None
+            await status_command.show_status(in_postgres(dsn, LockKey.pair(1, 2)), as_json=False)
+        assert await status_command.find_holder(in_postgres(dsn, LockKey.pair(1, 2))) is None
 
 
 async def test_look_at_lock_says_that_it_cannot_tell() -> None:
@@ -621,7 +622,7 @@ def test_a_password_is_neither_in_the_process_list_nor_in_the_log(
 def test_the_dsn_is_found_in_every_form_that_click_reads(
     arguments: list[str], rest: list[str], dsn: str | None
 ) -> None:
-    assert take_out_dsn(arguments) == (rest, dsn)
+    assert take_out("--dsn", arguments) == (rest, dsn)
 
 
 @pytest.mark.parametrize("argument", [f"postgresql://u:{SECRET}@h/d", f"host=h password={SECRET}", f"u:{SECRET}@h"])
@@ -634,7 +635,7 @@ def test_an_argument_that_may_hold_a_password_is_not_repeated(argument: str) -> 
 # --- What is not installed ---
 
 
-@pytest.mark.parametrize("module", ["click", "loguru"])
+@pytest.mark.parametrize("module", ["click", "loguru", "rich"])
 def test_without_the_extra_the_command_line_says_what_to_install(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}')")
     outcome = cli("status", "--role", "x", env={"PYTHONPATH": str(tmp_path)})

@@ -12,7 +12,7 @@ def test_an_interrupt_before_anything_is_ready_is_an_exit_code_and_no_traceback(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "move_dsn_to_environment", interrupted)
+    monkeypatch.setattr(cli, "move_secrets_to_environment", interrupted)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == exit_codes.INTERRUPTED

@@ -74,10 +74,10 @@ def test_a_lease_in_which_no_renewal_fits_is_refused_and_both_values_are_named(h
 
 
 def test_the_default_lease_is_three_health_intervals_but_not_less_than_one_and_a_half_seconds():
-    from pgleaderlock.lock import _choose_lease_s
+    from pgleaderlock.lock import choose_lease_s
 
-    assert [_choose_lease_s(None, health_s) for health_s in (5.0, 0.1, 20)] == [15.0, 1.5, 60]
-    assert _choose_lease_s(60, 30) == 60
+    assert [choose_lease_s(None, health_s) for health_s in (5.0, 0.1, 20)] == [15.0, 1.5, 60]
+    assert choose_lease_s(60, 30) == 60
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pgleaderlock.errors import LeadershipLost
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
 
-__all__ = ["LeaderLock"]
+__all__ = ["LeaderLock", "choose_lease_s"]
 
 
 class LeaderLock(Election):
@@ -65,7 +65,7 @@ class LeaderLock(Election):
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
         lease = Lease(
-            _choose_lease_s(lease_s, health_interval_s),
+            choose_lease_s(lease_s, health_interval_s),
             wake=wake,
             slice_s=slice_s,
             settle_s=settle_s,
@@ -128,7 +128,7 @@ class LeaderLock(Election):
         return f"<LeaderLock {self._key!r} {self.state.value}>"
 
 
-def _choose_lease_s(lease_s: float | None, health_interval_s: float) -> float:
+def choose_lease_s(lease_s: float | None, health_interval_s: float) -> float:
     """Return the lease, by default three health intervals; refuse one in which no renewal could succeed in time."""
     interval_s = check_seconds("health_interval_s", health_interval_s)
     if lease_s is None:

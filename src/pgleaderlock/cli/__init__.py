@@ -7,7 +7,7 @@ loguru is missing. It is also the only part that replaces the process, to take a
 import sys
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.argv_secrets import move_dsn_to_environment
+from pgleaderlock.cli.argv_secrets import move_secrets_to_environment
 
 __all__ = ["main"]
 
@@ -22,10 +22,11 @@ def main() -> None:
 
 
 def _run() -> int:
-    move_dsn_to_environment()
+    move_secrets_to_environment()
     try:
         import click  # noqa: F401, PLC0415 - only to see whether it is there
         import loguru  # noqa: F401, PLC0415
+        import rich  # noqa: F401, PLC0415
     except ImportError as error:
         sys.stderr.write(
             f"pgleaderlock: the command line is not installed ({error}): pip install 'pgleaderlock[cli]'\n"

@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import describe_holder, holder_fields, key_fields, print_json
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_json
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, find_holder
+from pgleaderlock.cli.target import Target
+from pgleaderlock.election import Election
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.lock import LeaderLock
 from pgleaderlock.models import Event, EventKind, RetryContext
 
 __all__ = ["OneAttempt", "acquire_once"]
@@ -29,9 +30,9 @@ class OneAttempt:
         """Give up."""
 
 
-async def acquire_once(lock: LeaderLock, dsn: str, *, hold_s: float, as_json: bool) -> int:
+async def acquire_once(lock: Election, target: Target, *, hold_s: float, as_json: bool) -> int:
     """Ask, hold, release; return the exit code. ``lock`` must be made with :class:`OneAttempt`."""
-    attempt = _Attempt(lock, dsn, as_json=as_json)
+    attempt = _Attempt(lock, target, as_json=as_json)
     with call_on_signal(attempt.participant.stop):
         try:
             return await attempt.run(hold_s)
@@ -42,10 +43,11 @@ async def acquire_once(lock: LeaderLock, dsn: str, *, hold_s: float, as_json: bo
 class _Attempt:
     """One question to the database, and what became of it."""
 
-    def __init__(self, lock: LeaderLock, dsn: str, *, as_json: bool) -> None:
+    def __init__(self, lock: Election, target: Target, *, as_json: bool) -> None:
         self.participant = Participant(lock)
         self._lock = lock
-        self._dsn = dsn
+        self._target = target
+        self._name = target.name
         self._as_json = as_json
         self._answer: asyncio.Future[EventKind] = asyncio.get_running_loop().create_future()
         self._error: Exception | None = None
@@ -71,7 +73,7 @@ class _Attempt:
         await self.participant.leave()
         if asked.done() and asked.result() is not None:
             return exit_codes.TERMINATED if asked.result() is signal.SIGTERM else exit_codes.INTERRUPTED
-        silence = ConnectionError(f"the database did not answer about lock {self._lock.key} in {ANSWER_TIMEOUT_S:g} s")
+        silence = ConnectionError(f"the store did not answer about lock {self._name} in {ANSWER_TIMEOUT_S:g} s")
         raise UnreachableError.from_error(self._error or silence)
 
     async def _end_term(self) -> int:
@@ -86,20 +88,16 @@ class _Attempt:
         return exit_codes.CLEAN
 
     async def _report_held(self) -> None:
-        holder = await find_holder(self._dsn, self._lock.key)
+        holder = await find_holder(self._target)
         fields = None if holder is None else holder_fields(holder)
         who = "another process" if holder is None else describe_holder(holder)
         self._report("held_by_another", f"{self._name} is held by {who}", holder=fields)
 
     def _report(self, outcome: str, text: str, **fields: Any) -> None:
         if self._as_json:
-            print_json({"outcome": outcome, **key_fields(self._lock.key), **fields})
+            print_json({"outcome": outcome, **self._target.fields, **fields})
         else:
             click.echo(text)
-
-    @property
-    def _name(self) -> str:
-        return self._lock.key.name or str(self._lock.key)
 
     def _hear(self, event: Event) -> None:
         if event.kind in {EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED} and not self._answer.done():

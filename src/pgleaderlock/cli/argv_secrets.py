@@ -11,45 +11,57 @@ from collections.abc import Sequence
 
 from pgleaderlock.backends import _dsn
 
-__all__ = ["DSN_VARIABLE", "hide_secrets", "move_dsn_to_environment", "take_out_dsn"]
+__all__ = ["DSN_VARIABLE", "URL_VARIABLE", "hide_secrets", "move_secrets_to_environment", "take_out"]
 
 DSN_VARIABLE = "PG_DSN"
-_OPTION = "--dsn"
+URL_VARIABLE = "PGLEADERLOCK_URL"
 
 
-def take_out_dsn(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the arguments without any ``--dsn``, and the value that counts, which is the last."""
+def take_out(option: str, arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the arguments without any such option, and the value that counts, which is the last."""
     rest: list[str] = []
-    dsn: str | None = None
+    found: str | None = None
     waiting = iter(arguments)
     for argument in waiting:
         if argument == "--":
             rest += [argument, *waiting]
-        elif argument.startswith(f"{_OPTION}="):
-            dsn = argument.removeprefix(f"{_OPTION}=")
-        elif argument == _OPTION:
+        elif argument.startswith(f"{option}="):
+            found = argument.removeprefix(f"{option}=")
+        elif argument == option:
             value = next(waiting, None)
             if value is None:  # click will say that the value is missing
                 rest.append(argument)
             else:
-                dsn = value
+                found = value
         else:
             rest.append(argument)
-    return rest, dsn
+    return rest, found
 
 
-def move_dsn_to_environment() -> None:
-    """Replace this process by one without ``--dsn``, if that holds a password. Returns when there is none."""
-    arguments = sys.argv[1:]
-    rest, dsn = take_out_dsn(arguments)
-    if dsn is None or not _dsn.has_password(dsn):
+def move_secrets_to_environment() -> None:
+    """Replace this process by one without the options that hold a password. Returns when none does."""
+    rest = arguments = sys.argv[1:]
+    moved: dict[str, str] = {}
+    for option, variable, has_secret in (
+        ("--dsn", DSN_VARIABLE, _dsn.has_password),
+        ("--url", URL_VARIABLE, _has_user),
+    ):
+        without, value = take_out(option, rest)
+        if value is not None and has_secret(value):
+            rest, moved[variable] = without, value
+    if not moved:
         return
     before = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if not sys.executable or sys.orig_argv[len(before) + 1 :] != arguments:
         return  # we do not know how we were started: run as we are rather than start something else
     # The full path as the program's name, because that is how Python finds its virtual environment.
     command = [sys.executable, *before, *rest]
-    os.execve(sys.executable, command, {**os.environ, DSN_VARIABLE: dsn})  # noqa: S606 - this very program again
+    os.execve(sys.executable, command, {**os.environ, **moved})  # noqa: S606 - this very program again
+
+
+def _has_user(url: str) -> bool:
+    """Whether a URL may hold a password: a user's, or an option's."""
+    return "@" in url or "?" in url
 
 
 def hide_secrets(message: str, arguments: Sequence[str]) -> str:

@@ -2,32 +2,34 @@
 
 import asyncio
 import io
-import os
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 import click
 
 from pgleaderlock import __version__
-from pgleaderlock._checks import check_seconds
-from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import OneAttempt, acquire_once
-from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, hide_secrets
+from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.elect import Common, LeaseOptions, check_url, choose_key, elected
+from pgleaderlock.cli.options import (
+    check_option_seconds,
+    dsn_option,
+    health_interval,
+    lease_options,
+    lock_options,
+    schema_option,
+)
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.schema import apply_schema, statements_of
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
-from pgleaderlock.keys import LockKey
-from pgleaderlock.lock import LeaderLock
+from pgleaderlock.cli.target import in_postgres, in_store
 from pgleaderlock.retry import ExponentialBackoff
 
 __all__ = ["cli", "invoke"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -59,152 +61,13 @@ def cli() -> None:
     """
 
 
-# --- Options that every command has ---
-
-
-def _check_option_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a callback that refuses what is not a duration, in the library's words and under the option's name."""
-
-    def check(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-        try:
-            return None if value is None else check_seconds(option.opts[0], value, zero_ok=zero_ok)
-        except ValueError as error:
-            raise click.UsageError(str(error), context) from error
-
-    return check
-
-
-def _check_option_dsn(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is None and DSN_VARIABLE in os.environ:
-        # Where a secret was not filled in, each process would get an embedded server of its own, and lead on it.
-        raise click.UsageError(f"${DSN_VARIABLE} is set but empty: give it a value, or unset it.", context)
-    try:
-        if value is not None:
-            _dsn.check_dsn(value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from error
-    return value
-
-
-_schema_option = click.option(
-    "--schema", default="pgleaderlock", show_default=True, metavar="NAME", help="Where the term table is."
-)
-
-
-def _dsn_option(command: F) -> F:
-    return click.option(
-        "--dsn",
-        envvar=DSN_VARIABLE,
-        show_envvar=True,
-        metavar="DSN",
-        callback=_check_option_dsn,
-        help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
-    )(command)
-
-
-def _lock_options(command: F) -> F:
-    """Add the options that say which lock, where, and how to print."""
-    options = (
-        _dsn_option,
-        click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
-        click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
-        click.option("--role", metavar="NAME", help="The lock by name instead of by keys, as LeaderLock(role=...)."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_health_interval = click.option(
-    "--health-interval",
-    "health_interval_s",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=_check_option_seconds(),
-    help="How often to see whether the lock is still held.",
-)
-
-
-def _lease_options(command: F) -> F:
-    """Add the options on which all contenders for one lock must agree."""
-    options = (
-        click.option(
-            "--lease",
-            "lease_s",
-            type=float,
-            metavar="SECONDS",
-            callback=_check_option_seconds(),
-            help="How long a silent leader keeps the lock. [default: three health intervals]",
-        ),
-        click.option(
-            "--settle",
-            "settle_s",
-            type=float,
-            metavar="SECONDS",
-            callback=_check_option_seconds(zero_ok=True),
-            help="How long after the server's start nobody leads yet. 0 only for a server without a past. "
-            "[default: the lease]",
-        ),
-        click.option(
-            "--wake",
-            type=click.Choice(["line", "poll"]),
-            default="line",
-            show_default=True,
-            help="Stand in line for the lock, or ask for it now and then.",
-        ),
-        click.option("--no-witness", is_flag=True, help="Do with one connection, and a weaker promise."),
-        click.option(
-            "--takeover",
-            type=click.Choice(["fast", "strict"]),
-            default="fast",
-            show_default=True,
-            help="Strict waits a lease after every leader that did not release cleanly. Needs --term-table.",
-        ),
-        click.option("--term-table", is_flag=True, help="Write each term down, for strict take-over and fencing."),
-        _schema_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _choose_key(key1: int | None, key2: int | None, role: str | None) -> LockKey:
-    by_numbers = key1 is not None or key2 is not None
-    if by_numbers == (role is not None):
-        raise click.UsageError("name the lock in exactly one way: --key1 and --key2, or --role.")
-    if by_numbers and (key1 is None or key2 is None):
-        raise click.UsageError("--key1 and --key2 go together: both are needed.")
-    if role is not None and "://" in role:  # a usable name, but never meant as one, and every log line would show it
-        raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
-    try:
-        return LockKey.named(role) if role is not None else LockKey.pair(key1, key2)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
-    """Let the library refuse a combination of settings now, before a server is started for it."""
-    try:
-        make_lock("postgresql://")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _check_takeover(takeover: str, *, term_table: bool) -> None:
-    if takeover == "strict" and not term_table:  # said here in the command line's own words
-        raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
-
-
 # --- The commands ---
 
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
-@_lock_options
-@_health_interval
-@_lease_options
+@lock_options
+@health_interval
+@lease_options
 @click.option(
     "--retry-base",
     "retry_base_s",
@@ -212,7 +75,7 @@ def _check_takeover(takeover: str, *, term_table: bool) -> None:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    callback=_check_option_seconds(),
+    callback=check_option_seconds(),
     help="Base delay of the exponential back-off between attempts.",
 )
 @click.option(
@@ -222,7 +85,7 @@ def _check_takeover(takeover: str, *, term_table: bool) -> None:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    callback=_check_option_seconds(),
+    callback=check_option_seconds(),
     help="Longest delay of the back-off.",
 )
 @click.option(
@@ -230,7 +93,7 @@ def _check_takeover(takeover: str, *, term_table: bool) -> None:
     "reconnect_grace_s",
     type=float,
     metavar="SECONDS",
-    callback=_check_option_seconds(),
+    callback=check_option_seconds(),
     help="Try to win leadership back for so long before calling it lost. [default: off]",
 )
 @click.option("--no-auto-reacquire", is_flag=True, help="Exit after a loss instead of becoming a follower.")
@@ -240,6 +103,7 @@ def run(
     context: click.Context,
     *,
     dsn: str | None,
+    url: str | None,
     key1: int | None,
     key2: int | None,
     role: str | None,
@@ -263,38 +127,29 @@ def run(
     SIGINT (Ctrl-C) and SIGTERM release the lock and exit; a second one closes the session by force. Logs go to
     stderr. With --json, each event is a line on stdout.
     """
-    key = _choose_key(key1, key2, role)
     try:
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
     except ValueError as error:
         raise click.UsageError(f"--retry-base and --retry-max: {error}") from error
-    make_lock = partial(
-        LeaderLock,
-        key=key,
+    common = Common(
         retry_strategy=backoff,
         health_interval_s=health_interval_s,
         reconnect_grace_s=reconnect_grace_s,
         auto_reacquire=not no_auto_reacquire,
-        lease_s=lease_s,
-        wake=wake,
-        witness=not no_witness,
-        takeover=takeover,
-        term_table=term_table,
-        schema=schema,
     )
-    _check_takeover(takeover, term_table=term_table)
-    _check_by_making(make_lock)
-    show_logs("INFO" if quiet else "DEBUG")
-    with open_database(dsn) as database:
-        lock = make_lock(database.dsn, settle_s=database.settle_s(settle_s))
-        code = asyncio.run(take_part(lock, database.dsn, as_json=as_json))
+    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    with elected(dsn, url, (key1, key2, role), common, lease, log_level="INFO" if quiet else "DEBUG") as (
+        lock,
+        target,
+    ):
+        code = asyncio.run(take_part(lock, target, as_json=as_json))
     context.exit(code)
 
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
-@_lock_options
-@_health_interval
-@_lease_options
+@lock_options
+@health_interval
+@lease_options
 @click.option(
     "--hold",
     "hold_s",
@@ -302,7 +157,7 @@ def run(
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    callback=_check_option_seconds(zero_ok=True),
+    callback=check_option_seconds(zero_ok=True),
     help="Keep the lock for so long. A signal ends it early, with a release and exit code 0.",
 )
 @click.pass_context
@@ -310,6 +165,7 @@ def acquire(
     context: click.Context,
     *,
     dsn: str | None,
+    url: str | None,
     key1: int | None,
     key2: int | None,
     role: str | None,
@@ -328,40 +184,73 @@ def acquire(
 
     The lock is released again when the command ends, at once unless --hold is given.
     """
-    make_lock = partial(
-        LeaderLock,
-        key=_choose_key(key1, key2, role),
-        retry_strategy=OneAttempt(),
-        health_interval_s=health_interval_s,
-        auto_reacquire=False,
-        lease_s=lease_s,
-        wake=wake,
-        witness=not no_witness,
-        takeover=takeover,
-        term_table=term_table,
-        schema=schema,
-    )
-    _check_takeover(takeover, term_table=term_table)
-    _check_by_making(make_lock)
-    show_logs("ERROR")  # the outcome is told by the command itself
-    with open_database(dsn) as database:
-        lock = make_lock(database.dsn, settle_s=database.settle_s(settle_s))
-        code = asyncio.run(acquire_once(lock, database.dsn, hold_s=hold_s, as_json=as_json))
+    common = Common(retry_strategy=OneAttempt(), health_interval_s=health_interval_s, auto_reacquire=False)
+    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    # Only errors are logged: the outcome is told by the command itself.
+    with elected(dsn, url, (key1, key2, role), common, lease, log_level="ERROR") as (lock, target):
+        code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, as_json=as_json))
     context.exit(code)
 
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
-@_lock_options
-def status(*, dsn: str | None, key1: int | None, key2: int | None, role: str | None, as_json: bool) -> None:
-    """Show who holds the lock and who stands in line for it, from pg_locks and pg_stat_activity.
+@lock_options
+def status(
+    *, dsn: str | None, url: str | None, key1: int | None, key2: int | None, role: str | None, as_json: bool
+) -> None:
+    """Show who holds the lock and who stands in line for it, as its store shows it now.
 
     Informational only: it may be history by the time you read it, so never decide by it who leads. Followers that
     poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
     """
-    key = _choose_key(key1, key2, role)
+    show_logs("ERROR")
+    if check_url(url, dsn, key1=key1, key2=key2) is not None:
+        asyncio.run(show_status(in_store(str(url), role), as_json=as_json))
+        return
+    key = choose_key(key1, key2, role)
+    with open_database(dsn) as database:
+        asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
+
+
+@cli.command(epilog=exit_codes.EXIT_CODES_HELP)
+@lock_options
+@click.option(
+    "--lease",
+    "lease_s",
+    type=float,
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    callback=check_option_seconds(),
+    help="The lease of your contenders: slices and round trips are judged by it.",
+)
+@click.option("--allow-pooler", is_flag=True, help="A pooler in session mode is meant to be there.")
+@click.pass_context
+def doctor(
+    context: click.Context,
+    *,
+    dsn: str | None,
+    url: str | None,
+    key1: int | None,
+    key2: int | None,
+    role: str | None,
+    as_json: bool,
+    lease_s: float,
+    allow_pooler: bool,
+) -> None:
+    """Check whether this database and this user can carry an election, and say what to do if not.
+
+    With a lock named, also who holds it. Nothing is left behind.
+    """
+    from pgleaderlock.cli.doctor import show_doctor  # noqa: PLC0415 - its tables take a while to import
+
+    if url is not None:
+        raise click.UsageError("doctor examines a PostgreSQL: give it --dsn.")
+    names_lock = not (key1 is None and key2 is None and role is None)
+    key = choose_key(key1, key2, role) if names_lock else None
     show_logs("ERROR")
     with open_database(dsn) as database:
-        asyncio.run(show_status(database.dsn, key, as_json=as_json))
+        is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, allow_pooler=allow_pooler))
+    context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
 
 
 @cli.group()
@@ -373,15 +262,15 @@ def schema() -> None:
 
 
 @schema.command("show")
-@_schema_option
+@schema_option
 def schema_show(*, schema: str) -> None:
     """Print the statements, for those who apply them in their own way."""
     click.echo(statements_of(schema), nl=False)
 
 
 @schema.command("apply", epilog=exit_codes.EXIT_CODES_HELP)
-@_dsn_option
-@_schema_option
+@dsn_option
+@schema_option
 @click.option("--grant-to", "grantee", metavar="USER", help="Let this user take part in elections with it.")
 def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
     """Make the table, unless it is there. May be repeated."""

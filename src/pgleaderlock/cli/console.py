@@ -78,5 +78,7 @@ def holder_fields(holder: Holder) -> dict[str, Any]:
 
 def describe_holder(holder: Holder) -> str:
     """Say who it is, in a line for people. The pid is the server's; a name of ours has the client's in it."""
+    if holder.pid is None:  # a store without sessions knows a name, and since when
+        return holder.name + (f", since {holder.since}" if holder.since else "")
     place = holder.address or "the local socket"
     return f"pid {holder.pid}, {holder.name}, user {holder.detail}, from {place}, session since {holder.since}"

@@ -7,6 +7,7 @@ __all__ = [
     "LEADERSHIP_ENDED",
     "NOT_ACQUIRED",
     "TERMINATED",
+    "UNFIT",
     "UNREACHABLE",
     "USAGE",
 ]
@@ -16,17 +17,19 @@ NOT_ACQUIRED = 1
 USAGE = 2
 UNREACHABLE = 3
 LEADERSHIP_ENDED = 4
+UNFIT = 5
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
 
 EXIT_CODES_HELP = f"""\b
 Exit codes:
-  {CLEAN}    clean: stopped on request, acquired, or status shown
+  {CLEAN}    clean: stopped on request, acquired, status shown, or no problem found
   {NOT_ACQUIRED}    not acquired: another process holds the lock
        (also: the answer could not be written to stdout)
   {USAGE}    wrong usage: nothing was started
   {UNREACHABLE}    the database cannot be reached, or the embedded one failed
   {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release
        was not confirmed (the session is closed then)
+  {UNFIT}    doctor found a problem: do not elect leaders on this database yet
   {INTERRUPTED}  interrupted before there was anything to hand over ({TERMINATED}: SIGTERM)
 """

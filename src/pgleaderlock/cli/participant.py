@@ -5,7 +5,7 @@ import signal
 
 from loguru import logger
 
-from pgleaderlock.lock import LeaderLock
+from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.stream import CALLBACK_FAILED
 
@@ -18,7 +18,7 @@ _FORCED_TIMEOUT_S = 0.5  # a healthy release takes milliseconds, so even a hasty
 class Participant:
     """Follows an election from its start to its end. Make it in the loop that the election runs in."""
 
-    def __init__(self, lock: LeaderLock) -> None:
+    def __init__(self, lock: Election) -> None:
         loop = asyncio.get_running_loop()
         self.stop_asked: asyncio.Future[signal.Signals | None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()

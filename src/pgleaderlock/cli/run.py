@@ -8,24 +8,24 @@ from datetime import UTC, datetime
 from loguru import logger
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import key_fields, print_json
+from pgleaderlock.cli.console import print_json
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import find_holder
-from pgleaderlock.keys import LockKey
-from pgleaderlock.lock import LeaderLock
+from pgleaderlock.cli.target import Target
+from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, Listener, LockState
 
 __all__ = ["take_part"]
 
 
-async def take_part(lock: LeaderLock, dsn: str, *, as_json: bool) -> int:
+async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
     """Run the election to its end, and return the exit code that tells how it ended."""
     participant = Participant(lock)
-    narrator = _Narrator(lock.key, dsn)
+    narrator = _Narrator(target)
     lock.subscribe(narrator.hear)
     if as_json:
-        lock.subscribe(_json_lines(lock.key, participant.stop))
+        lock.subscribe(_json_lines(target, participant.stop))
     with call_on_signal(participant.stop):
         narrator.tell_start()
         await lock.start()
@@ -43,10 +43,9 @@ async def take_part(lock: LeaderLock, dsn: str, *, as_json: bool) -> int:
 class _Narrator:
     """Tells a person what the events mean for this process, and what to do next."""
 
-    def __init__(self, key: LockKey, dsn: str) -> None:
-        self._key = key
-        self._name = key.name or str(key)
-        self._dsn = dsn
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._name = target.name
         self._told_to_wait = False
         self._glance: asyncio.Task[None] | None = None
 
@@ -90,14 +89,15 @@ class _Narrator:
             self._glance = asyncio.get_running_loop().create_task(self._tell_who_leads())
 
     async def _tell_who_leads(self) -> None:
-        holder = await find_holder(self._dsn, self._key)
-        who = f" ({holder.name}, session pid {holder.pid})" if holder else ""
+        holder = await find_holder(self._target)
+        pid = f", session pid {holder.pid}" if holder and holder.pid is not None else ""
+        who = f" ({holder.name}{pid})" if holder else ""
         logger.info(f"another process leads {self._name}{who}; waiting to take over when it ends")
 
 
-def _json_lines(key: LockKey, stop: Callable[[], None]) -> Listener:
+def _json_lines(target: Target, stop: Callable[[], None]) -> Listener:
     """Return a listener that prints each event as a line of JSON, and stops when nobody can read it any more."""
-    fixed = {**key_fields(key), "process_id": os.getpid()}
+    fixed = {**target.fields, "process_id": os.getpid()}
     readable = True
 
     def hear(event: Event) -> None:

@@ -1,14 +1,14 @@
-"""``pgleaderlock status``: who holds a lock and who stands in line for it, as PostgreSQL shows it now."""
+"""``pgleaderlock status``: who holds a lock and who stands in line for it, as its store shows it now."""
 
 import asyncio
 
 import click
 
-from pgleaderlock.backends._pg_status import Contender, look_at_lock
-from pgleaderlock.cli.console import describe_holder, holder_fields, key_fields, print_json
+from pgleaderlock.backends._pg_status import Contender
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_json
 from pgleaderlock.cli.database import UnreachableError
-from pgleaderlock.errors import ConnectionError
-from pgleaderlock.keys import LockKey
+from pgleaderlock.cli.target import Target
+from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
 
 __all__ = ["ANSWER_TIMEOUT_S", "find_holder", "show_status"]
@@ -17,33 +17,33 @@ ANSWER_TIMEOUT_S = 30.0  # more than the time-out for connecting; a server that 
 _GLANCE_TIMEOUT_S = 3.0
 
 
-async def show_status(dsn: str, key: LockKey, *, as_json: bool) -> None:
-    """Print what PostgreSQL shows; UnreachableError if it does not answer."""
+async def show_status(target: Target, *, as_json: bool) -> None:
+    """Print what the store shows; UnreachableError if it does not answer."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            found = await look_at_lock(dsn, key)
-    except ConnectionError as error:
+            found = await target.look()
+    except PgLeaderLockError as error:
         raise UnreachableError.from_error(error) from error
     except TimeoutError as error:
-        silence = ConnectionError(f"the database did not answer about lock {key} within {ANSWER_TIMEOUT_S:g} s")
+        silence = ConnectionError(f"the store did not answer about lock {target.name} within {ANSWER_TIMEOUT_S:g} s")
         raise UnreachableError.from_error(silence) from error
     if as_json:
-        _print_as_json(key, found)
+        _print_as_json(target, found)
     else:
-        _print_as_text(key, found)
+        _print_as_text(target, found)
 
 
-async def find_holder(dsn: str, key: LockKey) -> Holder | None:
+async def find_holder(target: Target) -> Holder | None:
     """Say who holds the lock, for a message that is as good without it: None also when nobody can tell."""
     try:
         async with asyncio.timeout(_GLANCE_TIMEOUT_S):
-            found = await look_at_lock(dsn, key)
-    except (ConnectionError, TimeoutError):
+            found = await target.look()
+    except (PgLeaderLockError, TimeoutError):
         return None
     return next((contender.holder for contender in found if contender.granted), None)
 
 
-def _print_as_json(key: LockKey, found: list[Contender]) -> None:
+def _print_as_json(target: Target, found: list[Contender]) -> None:
     holders = [holder_fields(contender.holder) for contender in found if contender.granted]
     waiting = [
         {**holder_fields(contender.holder), "waiting_since": contender.waiting_since}
@@ -51,11 +51,11 @@ def _print_as_json(key: LockKey, found: list[Contender]) -> None:
         if not contender.granted
     ]
     state = "held" if holders else "free"
-    print_json({**key_fields(key), "state": state, "holder": next(iter(holders), None), "waiting": waiting})
+    print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting})
 
 
-def _print_as_text(key: LockKey, found: list[Contender]) -> None:
-    name = str(key) if key.name is None else f"{key.name} ({key})"
+def _print_as_text(target: Target, found: list[Contender]) -> None:
+    name = target.described
     if not any(contender.granted for contender in found):
         click.echo(f"{name} is free")
     for contender in found:

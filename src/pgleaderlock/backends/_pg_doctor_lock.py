@@ -1,0 +1,66 @@
+"""The one lock that the doctor was asked about, and the table of its terms: how they are now, which is no judgement.
+
+Only contenders that do not agree are warned about. Nothing else shows them to each other.
+"""
+
+from collections.abc import Sequence
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._pg_activity import Contender, contenders
+from pgleaderlock.backends._pg_doctor_findings import Finding, Note, Verdict, together
+from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends.lease import witness_key
+
+__all__ = ["check_lock", "check_term_table"]
+
+# From the catalogues, because to_regclass() is an error for who may not look into the schema.
+_TERM_TABLE = """
+SELECT c.oid IS NOT NULL,
+       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+                AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
+       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege(n.oid, 'CREATE') END
+  FROM (SELECT) AS here
+  LEFT JOIN pg_namespace AS n ON n.nspname = 'pgleaderlock'
+  LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
+"""
+
+
+async def check_term_table(site: Site, name: str) -> Finding:
+    """See whether term_table=True would work."""
+    is_there, is_usable, can_create = await site.ask(_TERM_TABLE)
+    advice = f"needed only with term_table=True: as its owner, pgleaderlock schema apply --grant-to {site.user}"
+    if is_there and is_usable:
+        return Finding(name, Verdict.INFO, "pgleaderlock.terms is there, and this user may use it")
+    if is_there:
+        return Finding(name, Verdict.INFO, "pgleaderlock.terms is there, but this user may not use it", advice)
+    if can_create:
+        return Finding(name, Verdict.INFO, "pgleaderlock.terms is missing; this user may create it")
+    return Finding(name, Verdict.INFO, "pgleaderlock.terms is missing, and this user may not create it", advice)
+
+
+async def check_lock(site: Site, name: str) -> Finding:
+    """Say who holds it and who waits, and whether they agree."""
+    if site.key is None:
+        return Finding(name, Verdict.INFO, "not looked at: none was named")
+    found = await contenders(site.connection, site.key)
+    witnesses = await contenders(site.connection, witness_key(site.key))
+    in_line = sum(not contender.granted for contender in found)
+    notes = [
+        Note(
+            Verdict.INFO,
+            f"{site.key.described} is {_holder(found)}; {in_line} in line; its witness is {_holder(witnesses)}",
+        )
+    ]
+    agreements = {_dsn.agreement_of(contender.holder.name) for contender in found} - {None}
+    if len(agreements) > 1:
+        differ = " and ".join(sorted(map(repr, agreements)))
+        advice = "give all contenders the same lease_s, witness and takeover: a promise is kept between equals"
+        notes.append(Note(Verdict.WARNING, f"contenders do not agree: their names end in {differ}", advice))
+    return together(name, notes)
+
+
+def _holder(found: Sequence[Contender]) -> str:
+    holders = [contender.holder for contender in found if contender.granted]
+    named = " and ".join(f"pid {holder.pid} ({holder.name}, user {holder.detail})" for holder in holders)
+    return f"held by {named}" if named else "free"

@@ -1,0 +1,95 @@
+"""The way between this host and the server, and the clocks at both ends, as the doctor measures them from here.
+
+These findings are about the host that asks: another contender's network and clock may be worse.
+"""
+
+import asyncio
+import math
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
+from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends.lease import Lease
+
+__all__ = ["check_keepalives", "check_own_clock", "check_round_trip", "check_server_clock"]
+
+_ROUND_TRIPS = 20
+_ROUND_TRIPS_BOUND_S = 2.0
+
+
+async def check_round_trip(site: Site, name: str) -> Finding:
+    """Compare how long an answer takes with how soon a renewal is due."""
+    clock = asyncio.get_running_loop().time
+    times_s: list[float] = []
+    ends_at = clock() + _ROUND_TRIPS_BOUND_S
+    while not times_s or (len(times_s) < _ROUND_TRIPS and clock() < ends_at):
+        sent = clock()
+        await site.ask("SELECT 1")
+        times_s.append(clock() - sent)
+    return _judge_round_trips(name, times_s, site.lease)
+
+
+def _judge_round_trips(name: str, times_s: Sequence[float], lease: Lease) -> Finding:
+    median_s = statistics.median(times_s)
+    found = f"median of {len(times_s)}: {_ms(median_s)}, slowest: {_ms(max(times_s))}; lease: {lease.lease_s:g} s"
+    if median_s <= lease.lease_s / 10:
+        return Finding(name, Verdict.OK, found)
+    advice = f"a renewal may come too late: use a lease of {math.ceil(10 * median_s)} s or more, or a nearer database"
+    return Finding(name, Verdict.WARNING, found, advice)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+async def check_keepalives(site: Site, name: str) -> Finding:
+    """Ask the kernel about our own socket: it knows what came of the settings."""
+    with socket.socket(fileno=os.dup(site.connection.pgconn.socket)) as ours:
+        if ours.family not in {socket.AF_INET, socket.AF_INET6}:
+            return Finding(name, Verdict.INFO, "not applicable: a socket on this host, no network in between")
+        is_on = bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        idle, interval, count, user_ms = (_tcp_option(ours, option) for option in _TCP_OPTIONS)
+    server = await site.settings("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+    numbers = ", ".join(f"{setting.name} {setting.shown}" for setting in server.values())
+    if not is_on:
+        advice = "take keepalives=0 out of the DSN: a dead network would be noticed only by a renewal"
+        return Finding(name, Verdict.WARNING, f"off on our side; the server's side: {numbers}", advice)
+    found = f"on: first after {idle} s, then every {interval} s, {count} times; tcp_user_timeout {user_ms} ms"
+    return Finding(name, Verdict.INFO, f"{found}; the server's side: {numbers}")
+
+
+_TCP_OPTIONS = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+
+
+def _tcp_option(ours: socket.socket, name: str) -> int | str:
+    option = getattr(socket, name, None)  # not every system has all of them
+    return "(system default)" if option is None else ours.getsockopt(socket.IPPROTO_TCP, option)
+
+
+async def check_server_clock(site: Site, name: str) -> Finding:
+    """Show how far the two clocks are apart, for whoever reads both logs."""
+    before_s = time.time()
+    (server_s,) = await site.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
+    after_s = time.time()
+    ahead_s = server_s - (before_s + after_s) / 2
+    word = "ahead of" if ahead_s >= 0 else "behind"
+    found = f"{_ms(abs(ahead_s))} {word} ours, give or take {_ms((after_s - before_s) / 2)}"
+    return Finding(name, Verdict.INFO, f"{found}; no decision compares the two")
+
+
+async def check_own_clock(_site: Site, name: str) -> Finding:
+    """See whether a leader would notice that its host was suspended."""
+    return _judge_own_clock(name, has_boottime=hasattr(time, "CLOCK_BOOTTIME"), platform=sys.platform)
+
+
+def _judge_own_clock(name: str, *, has_boottime: bool, platform: str) -> Finding:
+    if has_boottime or platform == "darwin":
+        clock = "CLOCK_BOOTTIME" if has_boottime else "CLOCK_MONOTONIC"
+        return Finding(name, Verdict.OK, f"{clock}: it counts while this host sleeps, so a leader wakes up knowing")
+    found = f"there is no CLOCK_BOOTTIME on {platform}: after a suspend, a leader may believe for the rest of its lease"
+    return Finding(name, Verdict.WARNING, found, "do not run contenders on hosts that are suspended")

@@ -1,0 +1,76 @@
+"""What the doctor is connected to: which database, which server in which role, and who stands in between.
+
+These come first, because a wrong answer here explains most of what the later checks find.
+"""
+
+from pgleaderlock.backends import _dsn, _sql
+from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
+from pgleaderlock.backends._pg_doctor_site import Site
+
+__all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_version"]
+
+_XACT_ID_SINCE = 130000
+_PRIMARY_ADVICE = "connect to the primary, or name all hosts in the DSN: an election asks for the primary among them"
+
+
+async def check_database(site: Site, name: str) -> Finding:
+    """See whether somebody chose it: advisory locks are per database."""
+    (database,) = await site.ask("SELECT current_database()::text")
+    if _dsn.names_database(site.parts):
+        return Finding(name, Verdict.OK, database)
+    found = f"{database}, after the user's name: nothing else names one"
+    advice = "name it in the DSN: advisory locks are per database, so contenders in two databases elect two leaders"
+    return Finding(name, Verdict.WARNING, found, advice)
+
+
+async def check_version(site: Site, name: str) -> Finding:
+    """See what this server lacks."""
+    shown = f"PostgreSQL {site.connection.info.parameter_status('server_version') or site.version}"
+    return _judge_version(name, site.version, shown)
+
+
+def _judge_version(name: str, version: int, shown: str) -> Finding:
+    if version < _XACT_ID_SINCE:
+        return Finding(name, Verdict.PROBLEM, f"{shown} has no pg_current_xact_id()", "use PostgreSQL 14 or later")
+    if not _sql.can_end_silent_sessions(version):
+        found = f"{shown} cannot end a silent session: a frozen leader keeps the lock until it thaws"
+        advice = "use PostgreSQL 14 or later; until then only TCP keepalives tell the server of a dead host"
+        return Finding(name, Verdict.WARNING, found, advice)
+    return Finding(name, Verdict.OK, shown)
+
+
+async def check_role(site: Site, name: str) -> Finding:
+    """See whether it is the primary, which alone has locks that exclude everybody."""
+    (is_standby,) = await site.ask("SELECT pg_is_in_recovery()")
+    if is_standby:
+        found = "a standby, where a lock can be held beside the primary's"
+        return Finding(name, Verdict.PROBLEM, found, _PRIMARY_ADVICE)
+    return Finding(name, Verdict.OK, "a primary")
+
+
+async def check_pooler(site: Site, name: str) -> Finding:
+    """Compare the process that the connection was told with the one that answers."""
+    (pid,) = await site.ask("SELECT pg_backend_pid()")
+    if pid == site.told_pid:
+        return Finding(name, Verdict.OK, f"none: connected to the server's own process {pid}")
+    found = f"a connection pooler stands in between: it said process {site.told_pid}, the server says {pid}"
+    if site.lease.allow_pooler:
+        advice = "fine in session mode only: make sure of its pool_mode, which cannot be seen from here"
+        return Finding(name, Verdict.WARNING, found, advice)
+    advice = "connect to PostgreSQL directly; if the pooler is in session mode, allow_pooler=True (here --allow-pooler)"
+    return Finding(name, Verdict.PROBLEM, found, advice)
+
+
+async def check_read_only(site: Site, name: str) -> Finding:
+    """See whether sessions may write, and whether libpq would let an election have them."""
+    (is_standby,) = await site.ask("SELECT pg_is_in_recovery()")
+    if is_standby:
+        return Finding(name, Verdict.INFO, "as all of a standby: see server role")
+    if site.refusal is not None:
+        found = f"libpq turns this server down because of target_session_attrs: {site.refusal}"
+        advice = "take target_session_attrs out of the DSN and the environment: an election asks for the primary itself"
+        return Finding(name, Verdict.PROBLEM, found, advice)
+    setting = (await site.settings("default_transaction_read_only"))["default_transaction_read_only"]
+    if setting.number:
+        return Finding(name, Verdict.INFO, f"{setting}: our sessions switch it off for themselves")
+    return Finding(name, Verdict.OK, "sessions may write")

@@ -1,0 +1,110 @@
+"""``pgleaderlock doctor``: whether a database and a user can carry the protocol, check by check.
+
+A terminal gets a table that fits it. A pipe gets one line per finding, never folded and without colours, because it
+ends in a ticket or in ``grep``; what to do follows on a line of its own.
+
+Names and values in a finding come from the server. They are data: control characters are made visible, since a
+database can be named so that it repaints a terminal, and nothing in them is read as markup.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
+from pgleaderlock.cli.console import key_fields, print_json
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
+
+__all__ = ["show_doctor"]
+
+_COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
+_VERDICT_WIDTH = max(map(len, Verdict))
+
+
+async def show_doctor(
+    dsn: str, key: LockKey | None, lease_s: float, *, as_json: bool, allow_pooler: bool = False
+) -> bool:
+    """Print what was found, and return whether there was no problem; UnreachableError if there was nobody to ask."""
+    try:
+        examination = await examine(dsn, key, lease_s, allow_pooler=allow_pooler)
+    except ConnectionError as error:
+        raise UnreachableError.from_error(error) from error
+    if as_json:
+        _print_as_json(examination, key, lease_s)
+    else:
+        _print_for_people(examination)
+    return examination.is_fit
+
+
+def _print_as_json(examination: Examination, key: LockKey | None, lease_s: float) -> None:
+    fields: dict[str, Any] = {} if key is None else key_fields(key)
+    findings = [
+        {
+            "check": finding.check,
+            "verdict": finding.verdict.value,
+            "found": finding.found,
+            "advice": finding.advice or None,
+        }
+        for finding in examination.findings
+    ]
+    print_json(
+        {"fit": examination.is_fit, "where": examination.where, "lease_s": lease_s, **fields, "findings": findings}
+    )
+
+
+def _print_for_people(examination: Examination) -> None:
+    click.echo(_visible(examination.where))
+    if sys.stdout.isatty():
+        _print_table(examination.findings)
+    else:
+        _print_lines(examination.findings)
+    click.echo(_sum_up(examination))
+
+
+def _print_table(findings: Sequence[Finding]) -> None:
+    # Without a colour system rich writes no escape codes at all; no_color=True would leave bold and underlined.
+    console = Console(file=sys.stdout, force_terminal=True, color_system="standard" if _wants_colour() else None)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for heading in ("Check", "Verdict", "Found", "What to do"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
+        cells = (Text(_visible(text)) for text in (finding.found, finding.advice))
+        table.add_row(Text(finding.check), verdict, *cells)
+    console.print(table)
+
+
+def _print_lines(findings: Sequence[Finding]) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.verdict:<{_VERDICT_WIDTH}}  {finding.check:<{width}}  {_visible(finding.found)}")
+        if finding.advice:
+            click.echo(f"{'':<{_VERDICT_WIDTH}}  {'':<{width}}  -> {_visible(finding.advice)}")
+
+
+def _sum_up(examination: Examination) -> str:
+    counted = Counter(finding.verdict for finding in examination.findings)
+    problems, warnings = (
+        f"{counted[verdict]} {verdict}{'' if counted[verdict] == 1 else 's'}"
+        for verdict in (Verdict.PROBLEM, Verdict.WARNING)
+    )
+    meaning = "this database and user can carry an election" if examination.is_fit else "do not elect leaders here yet"
+    return f"{problems}, {warnings}: {meaning}"
+
+
+def _visible(text: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def _wants_colour() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

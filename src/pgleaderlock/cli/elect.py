@@ -1,0 +1,137 @@
+"""From the options to an election and what it is about; combinations that make no sense are wrong usage."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypedDict
+
+import click
+from click.core import ParameterSource
+
+from pgleaderlock.backends import open_backend
+from pgleaderlock.cli.console import show_logs
+from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
+from pgleaderlock.election import Election
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.lock import LeaderLock, choose_lease_s
+from pgleaderlock.retry import RetryStrategy
+
+__all__ = ["Common", "LeaseOptions", "check_url", "choose_key", "elected"]
+
+
+def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str | None:
+    """Return the URL of a store that is not PostgreSQL's session locks, or None where ``--dsn`` is meant."""
+    if url is None:
+        return None
+    by = click.get_current_context().get_parameter_source
+    if dsn is not None and by("dsn") is ParameterSource.COMMANDLINE:
+        if by("url") is ParameterSource.ENVIRONMENT:
+            return None  # what was said here and now counts
+        raise click.UsageError("--url and --dsn name the store twice: give one of them.")
+    if is_postgres(url):
+        raise click.UsageError("--url postgresql://... is --dsn: its lock needs --role or --key1 and --key2 as well.")
+    given = [name for name, value in for_postgres.items() if value]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{options} can only be had with --dsn: what they are about is PostgreSQL's sessions.")
+    return url
+
+
+def choose_key(key1: int | None, key2: int | None, role: str | None) -> LockKey:
+    """Return the lock that was named, in exactly one way."""
+    by_numbers = key1 is not None or key2 is not None
+    if by_numbers == (role is not None):
+        raise click.UsageError("name the lock in exactly one way: --key1 and --key2, or --role.")
+    if by_numbers and (key1 is None or key2 is None):
+        raise click.UsageError("--key1 and --key2 go together: both are needed.")
+    if role is not None and "://" in role:  # a usable name, but never meant as one, and every log line would show it
+        raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
+    try:
+        return LockKey.named(role) if role is not None else LockKey.pair(key1, key2)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
+    """Let the library refuse a combination of settings now, before a server is started for it."""
+    try:
+        make_lock("postgresql://")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_takeover(takeover: str, *, term_table: bool) -> None:
+    if takeover == "strict" and not term_table:  # said here in the command line's own words
+        raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
+
+
+class Common(TypedDict, total=False):
+    """What every election takes, whatever its store."""
+
+    retry_strategy: RetryStrategy
+    health_interval_s: float
+    reconnect_grace_s: float | None
+    auto_reacquire: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """What ``--lease`` and those beside it say."""
+
+    lease_s: float | None
+    settle_s: float | None
+    wake: Literal["line", "poll"]
+    no_witness: bool
+    takeover: Literal["fast", "strict"]
+    term_table: bool
+    schema: str
+
+
+@contextlib.contextmanager
+def elected(
+    dsn: str | None,
+    url: str | None,
+    named: tuple[int | None, int | None, str | None],
+    common: Common,
+    lease: LeaseOptions,
+    *,
+    log_level: str,
+) -> Iterator[tuple[Election, Target]]:
+    """Yield the election that was asked for, not yet started, and what it is about."""
+    key1, key2, role = named
+    is_strict, polls = lease.takeover == "strict", lease.wake == "poll"
+    settles = lease.settle_s is not None
+    only_postgres = {"key1": key1, "key2": key2, "takeover": is_strict, "wake": polls, "settle": settles}
+    if check_url(url, dsn, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table) is not None:
+        election = _election_by_url(str(url), role, common, lease.lease_s)
+        show_logs(log_level)
+        yield election, in_store(str(url), role)
+        return
+    key = choose_key(key1, key2, role)
+    _check_takeover(lease.takeover, term_table=lease.term_table)
+    make_lock = partial(
+        LeaderLock,
+        key=key,
+        lease_s=lease.lease_s,
+        wake=lease.wake,
+        witness=not lease.no_witness,
+        takeover=lease.takeover,
+        term_table=lease.term_table,
+        schema=lease.schema,
+        **common,
+    )
+    _check_by_making(make_lock)
+    show_logs(log_level)
+    with open_database(dsn) as database:
+        yield make_lock(database.dsn, settle_s=database.settle_s(lease.settle_s)), in_postgres(database.dsn, key)
+
+
+def _election_by_url(url: str, role: str | None, common: Common, lease_s: float | None) -> Election:
+    try:
+        chosen_s = choose_lease_s(lease_s, common["health_interval_s"])
+        return Election(open_backend(url, role=role, lease_s=chosen_s), **common)
+    except (ValueError, TypeError, PgLeaderLockError) as error:
+        raise click.UsageError(str(error)) from error

@@ -1,0 +1,73 @@
+"""Which lock, in which store: what the commands need to know of it, whatever keeps it.
+
+``--dsn`` and a ``--url`` of PostgreSQL mean the session lock, of which the server shows who waits as well. Any other
+``--url`` is a backend that can at least name its holder.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from pgleaderlock.backends import open_backend
+from pgleaderlock.backends._pg_status import Contender, look_at_lock
+from pgleaderlock.cli.console import key_fields
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Holder
+
+__all__ = ["Target", "in_postgres", "in_store", "is_postgres"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One lock that an election is about."""
+
+    name: str
+    """For people."""
+    described: str
+    """The same, with everything that tells it from others."""
+    fields: dict[str, Any]
+    """For programs. Never a secret."""
+    look: Callable[[], Awaitable[list[Contender]]]
+    """Who holds it, and who waits for it where the store shows that; ConnectionError if it does not say."""
+
+
+def is_postgres(url: str) -> bool:
+    """Whether this URL is a connection string of PostgreSQL's, for its session locks."""
+    return url.partition("://")[0] in ("postgresql", "postgres")
+
+
+def in_postgres(dsn: str, key: LockKey) -> Target:
+    """The session lock of this key."""
+    return Target(key.name or str(key), key.described, key_fields(key), lambda: look_at_lock(dsn, key))
+
+
+def in_store(url: str, role: str | None) -> Target:
+    """The lock that this URL names, in whatever store."""
+    try:
+        backend = open_backend(url, role=role)  # to be asked, not to compete
+    except (ValueError, TypeError, PgLeaderLockError) as error:
+        raise click.UsageError(str(error)) from error
+
+    async def look() -> list[Contender]:
+        try:
+            await backend.open()
+            holder: Holder | None = await backend.holder()
+        finally:
+            await backend.close()
+        return [] if holder is None else [Contender(granted=True, holder=holder)]
+
+    shown = _without_secrets(url)
+    return Target(role or shown, f"{role} ({shown})" if role else shown, {"url": shown, "role": role}, look)
+
+
+def _without_secrets(url: str) -> str:
+    """Keep what names the store; a user's password and the options after it are nobody's business."""
+    parts = urlsplit(url)
+    place = parts.hostname or ""
+    if parts.port:
+        place += f":{parts.port}"
+    return f"{parts.scheme}://{place}{parts.path}"

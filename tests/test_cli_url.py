@@ -1,0 +1,112 @@
+"""``--url``: every command on every store."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import take_out
+from pgleaderlock.cli.commands import invoke
+from tests.conftest import Postgres
+from tests.processes import Process
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.tcp_dsn.replace("postgresql://", "postgresql+lease://")
+
+
+def test_two_processes_elect_one_and_a_stop_hands_over(url: str):
+    role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
+    command = (sys.executable, "-m", "pgleaderlock.cli", "run", "--url", url, "--role", role, "--lease", "6", "--json")
+    quick = ("--health-interval", "1", "--retry-base", "0.2", "--retry-max", "0.2")
+    with Process(*command, *quick) as first:
+        first.wait_for('"event": "on_acquired"')
+        with Process(*command, *quick) as second:
+            second.wait_for('"event": "on_acquire_failed"')
+            first.signal(signal.SIGTERM)
+            assert first.wait() == exit_codes.CLEAN
+            line = second.wait_for('"event": "on_acquired"')
+            fields: dict[str, Any] = json.loads(line)
+            assert (fields["role"], fields["token"]) == (role, 1)
+            assert fields["url"].startswith("postgresql+lease://127.0.0.1:")
+
+
+def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys: pytest.CaptureFixture[str]):
+    role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
+    assert invoke(["acquire", "--url", url, "--role", role]) == exit_codes.CLEAN
+    assert capsys.readouterr().out.splitlines() == [f"acquired {role}", f"released {role}"]
+    assert invoke(["status", "--url", url, "--role", role]) == exit_codes.CLEAN
+    assert capsys.readouterr().out.endswith(" is free\n")
+    command = (sys.executable, "-m", "pgleaderlock.cli", "acquire", "--url", url, "--role", role, "--hold", "60")
+    with Process(*command) as holder:
+        holder.wait_for("acquired")
+        assert invoke(["status", "--url", url, "--role", role]) == exit_codes.CLEAN
+        assert f"is held by {socket.gethostname()}_{holder.pid}_" in capsys.readouterr().out
+        assert invoke(["acquire", "--url", url, "--role", role, "--json"]) == exit_codes.NOT_ACQUIRED
+        assert json.loads(capsys.readouterr().out)["outcome"] == "held_by_another"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["run", "--url", "nope://x"], "no backend for nope://"),
+        (["run", "--url", "memory://x", "--dsn", "postgresql://h/d"], "name the store twice"),
+        (["run", "--url", "postgresql://h/d", "--role", "x"], "is --dsn"),
+        (["run", "--url", "memory://x", "--no-witness"], "--no-witness can only be had with --dsn"),
+        (["run", "--url", "memory://x", "--key1", "1", "--key2", "2"], "--key1, --key2 can only"),
+        (["run", "--url", "postgresql+lease://h/d"], "name one with role="),
+        (["run", "--url", "memory://x", "--lease", "3"], "health_interval_s=5"),
+        (["status", "--url", "memory://"], "needs a name"),
+        (["doctor", "--url", "memory://x"], "give it --dsn"),
+    ],
+)
+def test_what_makes_no_sense_is_wrong_usage(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert invoke(words) == exit_codes.USAGE
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_reached_is_said_so(capsys: pytest.CaptureFixture[str]):
+    assert invoke(["status", "--url", "postgresql+lease://u:a-secret@127.0.0.1:1/d", "--role", "x"]) == (
+        exit_codes.UNREACHABLE
+    )
+    said = capsys.readouterr().err
+    assert "Connection refused" in said
+    assert "a-secret" not in said
+
+
+def test_a_password_in_a_url_is_not_left_in_the_process_list(url: str):
+    secret = "a-secret-of-the-url"
+    with_password = url.replace("postgres@", f"postgres:{secret}@")
+    assert with_password != url
+    assert take_out("--url", ["run", "--url", with_password, "-q"]) == (["run", "-q"], with_password)
+    command = (
+        sys.executable,
+        "-m",
+        "pgleaderlock.cli",
+        "run",
+        "--url",
+        with_password,
+        "--role",
+        f"cli/{os.urandom(4).hex()}",
+    )
+    with Process(*command) as process:
+        process.wait_for("this process leads")
+        assert secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert secret not in "".join(process.lines)
+
+
+def test_a_url_in_the_environment_gives_way_to_a_dsn_on_the_command_line(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PGLEADERLOCK_URL", "memory://x")
+    assert invoke(["status", "--dsn", postgres.dsn, "--role", "cli/x"]) == exit_codes.CLEAN
+    assert "bigint:" in capsys.readouterr().out
+    assert invoke(["status"]) == exit_codes.CLEAN
+    assert capsys.readouterr().out == "memory://x is free\n"
