@@ -9,10 +9,10 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage torture bench docs lock clean
+.PHONY: help setup run test check format lint types imports coverage torture test-pg-matrix bench docs lock clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it is missing)
 
@@ -53,6 +53,10 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 	$(RUN) python -m tests.torture --mode strict $(ARGS)
 	$(RUN) python -m tests.torture --mode double $(ARGS)
 	$(RUN) python -m tests.torture --mode alone $(ARGS)
+	$(RUN) python -m tests.torture --mode rows $(ARGS)
+
+test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
+	$(RUN) python tools/pg_matrix.py $(ARGS)
 
 bench: setup ## Measure ourselves against raw psycopg, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)

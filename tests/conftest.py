@@ -1,6 +1,7 @@
 """Shared by all tests: a real PostgreSQL, virtual time on request, and no skipping in CI."""
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
@@ -45,6 +46,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.write_line("CI=true: a test was skipped, which counts as a failure here", red=True)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """The command line takes the library's logger for itself, which in this process is everybody's."""
+    logger = logging.getLogger("pgleaderlock")
+    before = logger.handlers, logger.propagate, logger.level
+    yield
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
 
 
 @pytest.fixture(scope="session")

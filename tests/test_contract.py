@@ -14,7 +14,7 @@ from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordSto
 from pgleaderlock.embedded import Server
 from pgleaderlock.testing import BackendContract
 from tests.conftest import Postgres, free_port
-from tests.test_refusals import pgbouncer
+from tests.pooler import pgbouncer
 
 
 class TestMemory(BackendContract):

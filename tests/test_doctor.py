@@ -39,7 +39,8 @@ from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import poll
 from tests.conftest import free_port
-from tests.test_refusals import ADVISORY_LOCKS, pgbouncer, standby_of
+from tests.pooler import pgbouncer
+from tests.test_refusals import ADVISORY_LOCKS, standby_of
 
 OK, INFO, WARNING, PROBLEM = Verdict
 LEASE_S = 15.0

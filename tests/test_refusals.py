@@ -2,20 +2,17 @@
 
 import contextlib
 import os
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, LockKey, LockState
 from pgleaderlock.embedded import Server
-from pgleaderlock.embedded.programs import poll, run_program
+from pgleaderlock.embedded.programs import run_program
 from tests.conftest import free_port
 from tests.doubles import until
+from tests.pooler import pgbouncer
 from tests.test_lease import make_leased, query
 from tests.test_postgres import holders
 
@@ -41,53 +38,6 @@ async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str)
 
 
 # --- A pooler -------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def pgbouncer(server: Server, mode: str) -> Iterator[str]:
-    """A PgBouncer before the server, in this pool mode; how to connect through it."""
-    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-    if program is None:
-        pytest.skip("there is no pgbouncer here. Install it: apt-get install pgbouncer (macOS: brew install pgbouncer)")
-    port = free_port()
-    config, log_path = server.folder / "pgbouncer.ini", server.folder / "pgbouncer.log"
-    config.write_text(
-        f"""
-[databases]
-postgres = host=127.0.0.1 port={server._port} dbname=postgres user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = {mode}
-ignore_startup_parameters = extra_float_digits
-"""
-    )
-    config.chmod(0o644)  # whatever the umask: as root it runs as another, who must read this
-    switch: dict[str, Any] = {}
-    if account := server._account:
-        switch = {"user": account.uid, "group": account.gid, "extra_groups": []}
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [program, config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **switch
-        )
-    try:
-        up = poll(lambda: process.poll() is not None or is_listening(port), START_TIMEOUT_S)
-        assert up, "pgbouncer did not start in time"
-        assert process.poll() is None, log_path.read_text()
-        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    finally:
-        process.kill()  # since 1.23 it takes SIGTERM for a wish to see its clients out
-        process.wait()
-
-
-def is_listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])

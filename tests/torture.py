@@ -11,6 +11,7 @@ Modes:
 - ``fast``: as people run it; never both sessions of one process are killed within a lease. No overlap is allowed.
 - ``strict``: ``takeover="strict"``, and both sessions of the leader may be killed at once. No overlap is allowed.
 - ``alone``: ``witness=False``. Overlaps must be found, which shows that this harness can fail.
+- ``rows``: lease rows through a PgBouncer in transaction mode, which is restarted now and then. No overlap is allowed.
 - ``double``: as ``fast``, and both sessions of the leader may be killed at once. Overlaps are allowed only after that.
 """
 
@@ -32,6 +33,8 @@ import psycopg
 from pgleaderlock import LockKey
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
+from tests.conftest import free_port
+from tests.pooler import Pooler
 
 KEY = LockKey.pair(666, 1)
 LEASE_S = 1.5
@@ -41,7 +44,7 @@ _MAX_INTERVALS = 20_000
 
 _MEMBER = """
 import asyncio, mmap, struct, sys, threading, time
-from pgleaderlock import FixedInterval, LeaderLock, LockKey, suspend_aware_clock as clock
+from pgleaderlock import Election, FixedInterval, LeaderLock, LockKey, open_backend, suspend_aware_clock as clock
 
 RECORD, GAP_S = struct.Struct("dd"), float(sys.argv[5])
 
@@ -71,10 +74,16 @@ async def be_busy():
         time.sleep(0.005)
         await asyncio.sleep(0.005)
 
-async def main(dsn, key, lease_s, path, mode):
-    lock = LeaderLock(dsn, key=LockKey.parse(key), lease_s=float(lease_s), health_interval_s=float(lease_s) / 3,
+def make_lock(dsn, key, lease_s, mode):
+    if mode == "rows":
+        return Election(open_backend(dsn, role="torture", lease_s=float(lease_s)), health_interval_s=float(lease_s) / 3,
+                        retry_strategy=FixedInterval(0.5))
+    return LeaderLock(dsn, key=LockKey.parse(key), lease_s=float(lease_s), health_interval_s=float(lease_s) / 3,
                       retry_strategy=FixedInterval(0.5), settle_s=0, witness=mode != "alone",
                       term_table=mode == "strict", takeover="strict" if mode == "strict" else "fast")
+
+async def main(dsn, key, lease_s, path, mode):
+    lock = make_lock(dsn, key, lease_s, mode)
     threading.Thread(target=sample, args=(lock, path), daemon=True).start()
     async with lock:
         await be_busy()
@@ -150,12 +159,15 @@ def find_overlaps(intervals: list[tuple[float, float, str]]) -> list[Overlap]:
 class Torture:
     """Does harm at random to a group of members, and counts what it did."""
 
-    def __init__(self, dsn: str, folder: Path, mode: str, seed: int, members: int = 5) -> None:
+    def __init__(
+        self, dsn: str, folder: Path, mode: str, seed: int, *, members: int = 5, pooler: Pooler | None = None
+    ) -> None:
         self._rng = random.Random(seed)
         self._dsn = dsn
+        self._pooler = pooler
         self._mode = mode
         self._kills_both = mode in {"strict", "double"}
-        arguments = [dsn, mode]
+        arguments = [dsn if pooler is None else pooler.dsn.replace("postgresql://", "postgresql+lease://"), mode]
         self.members = [Member(folder, arguments, f"m{number}") for number in range(members)]
         self.harm: dict[str, int] = {}
         self.session_kills: list[tuple[float, str]] = []
@@ -180,12 +192,15 @@ class Torture:
                 member.signal(signal.SIGCONT)
 
     def _harm(self, connection: psycopg.Connection) -> None:
-        weights = [2, 4, 3, 2, 2, 20 if self._mode == "alone" else 4]
-        deed = self._rng.choices(["kill", "freeze", "lock", "witness", "both", "ambush"], weights)[0]
+        deed = self._choose_deed()
         member = self._rng.choice(self.members)
         if deed == "both" and not self._kills_both:
             return
-        if deed == "kill":
+        if deed == "pooler" and self._pooler is not None:
+            self._pooler.kill()
+            time.sleep(self._rng.uniform(0.0, 0.5) * LEASE_S)
+            self._pooler.start()
+        elif deed == "kill":
             member.kill()
             member.start()
         elif deed == "freeze" and not member.frozen_until:
@@ -196,6 +211,12 @@ class Torture:
         ):
             return
         self.harm[deed] = self.harm.get(deed, 0) + 1
+
+    def _choose_deed(self) -> str:
+        if self._pooler is not None:
+            return self._rng.choices(["kill", "freeze", "pooler"], [3, 6, 1])[0]
+        weights = [2, 4, 3, 2, 2, 20 if self._mode == "alone" else 4]
+        return self._rng.choices(["kill", "freeze", "lock", "witness", "both", "ambush"], weights)[0]
 
     def _end_sessions(self, connection: psycopg.Connection, deed: str) -> bool:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -259,10 +280,13 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
     """Run one round on a server of its own."""
     with tempfile.TemporaryDirectory(prefix="pgll-torture-") as folder:
         Path(folder).chmod(0o755)
-        server = Server(Path(folder) / "server")
+        server = Server(Path(folder) / "server", tcp_port=free_port())  # which a pooler needs
         server.start()
+        pooler = Pooler(server, "transaction") if mode == "rows" else None
         try:
-            group = Torture(server.dsn, Path(folder), mode, seed)
+            if pooler is not None:
+                pooler.start()
+            group = Torture(server.dsn, Path(folder), mode, seed, pooler=pooler)
             group.run(seconds)
             overlaps = group.overlaps()
             unexplained = group.unexplained()
@@ -274,12 +298,14 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
                 say(f"  {mark}{(overlap.end - overlap.start) * 1e3:.2f} ms {overlap.members}")
             return group
         finally:
+            if pooler is not None:
+                pooler.kill()
             server.stop("immediate")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mode", choices=["fast", "strict", "alone", "double"], default="fast")
+    parser.add_argument("--mode", choices=["fast", "strict", "alone", "double", "rows"], default="fast")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()

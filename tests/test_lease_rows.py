@@ -1,0 +1,177 @@
+"""Lease rows on a real PostgreSQL: what a row adds to the contract that every store keeps (tests/test_contract.py)."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgleaderlock import ConnectionError, Election, FixedInterval, open_backend
+from pgleaderlock.backends.lease_rows import LeaseRowStore
+from pgleaderlock.backends.record import Claim
+from pgleaderlock.embedded import Server
+from tests.conftest import Postgres, free_port
+from tests.doubles import Witness, until
+from tests.pooler import pgbouncer
+from tests.test_lease import query
+
+LEASE_S = 1.5
+
+
+def elect(dsn: str, role: str, **options) -> tuple[Election, Witness]:
+    url = dsn.replace("postgresql://", "postgresql+lease://")
+    backend = open_backend(url, role=role, lease_s=LEASE_S, **options)
+    election = Election(backend, health_interval_s=LEASE_S / 3, retry_strategy=FixedInterval(30.0))
+    return election, Witness(election)
+
+
+@pytest.fixture
+def role(request: pytest.FixtureRequest) -> str:
+    return f"rows/{hash(request.node.nodeid) & 0xFFFFFFFF}"
+
+
+async def test_a_hand_over_is_notified_where_the_connection_is_direct(postgres: Postgres, role: str):
+    first, _ = elect(postgres.tcp_dsn, role)
+    second, heard = elect(postgres.tcp_dsn, role, poll_s=600.0)
+    async with first:
+        await first.wait_for_leadership(10)
+        async with second:
+            await until(lambda: "on_acquire_failed" in heard.words)
+            await asyncio.sleep(0.2)
+            await first.shutdown()
+            assert await second.wait_for_leadership(0.5)  # neither a poll nor the end of the lease can be so early
+
+
+async def test_behind_a_pooler_the_listener_can_have_a_connection_of_its_own(own_server: Server, role: str):
+    with pgbouncer(own_server, "transaction") as dsn:
+        first, _ = elect(dsn, role)
+        second, heard = elect(dsn, role, poll_s=600.0, listen_dsn=own_server.tcp_dsn)
+        async with first:
+            await first.wait_for_leadership(10)
+            async with second:
+                await until(lambda: "on_acquire_failed" in heard.words)
+                await asyncio.sleep(0.2)
+                await first.shutdown()
+                assert await second.wait_for_leadership(0.5)
+
+
+async def test_behind_a_pooler_a_follower_polls_and_says_so_once(
+    own_server: Server, role: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", logger="pgleaderlock")
+    with pgbouncer(own_server, "transaction") as dsn:
+        first, _ = elect(dsn, role)
+        second, _ = elect(dsn, role, poll_s=0.1)
+        async with first:
+            await first.wait_for_leadership(10)
+            async with second:
+                await asyncio.sleep(0.5)
+                await first.shutdown()
+                assert await second.wait_for_leadership(5)
+    assert sum("not_notified" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_a_listener_whose_connection_ends_listens_again(postgres: Postgres, role: str):
+    first, _ = elect(postgres.tcp_dsn, role)
+    second, heard = elect(postgres.tcp_dsn, role, poll_s=600.0)
+    async with first:
+        await first.wait_for_leadership(10)
+        async with second:
+            await until(lambda: "on_acquire_failed" in heard.words)
+            await asyncio.sleep(0.2)
+            listener = second._backend._store._listener  # type: ignore[attr-defined]
+            await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", listener._connection.info.backend_pid)
+            await asyncio.sleep(0.3)
+            await first.shutdown()
+            assert await second.wait_for_leadership(0.5)
+
+
+async def test_every_write_is_flushed_whatever_the_user_s_default(postgres: Postgres, role: str):
+    """One that a crash forgot would free a lease that somebody believes in."""
+    dsn = psycopg.conninfo.make_conninfo(postgres.tcp_dsn, options="-c synchronous_commit=off")
+    store = LeaseRowStore(dsn, role)
+    record = await store.write(Claim("me", 0, 15.0, is_new_term=True), None)
+    assert record is not None
+    assert store._connection is not None
+    lsn = "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()"
+    for _ in range(20):
+        record = await store.write(Claim("me", 0, 15.0, is_new_term=False), record)
+        behind = await (await store._connection.execute(lsn)).fetchone()
+        assert behind is not None
+        assert behind[0] < 200  # at most what others wrote since; the commit of ours is more than that
+    await store.close()
+
+
+async def test_a_stricter_default_isolation_is_a_lost_race_and_not_an_error(postgres: Postgres, role: str):
+    dsn = f"{postgres.tcp_dsn}?options=-c%20default_transaction_isolation%3Dserializable"
+    elections = [elect(dsn, role, poll_s=0.05) for _ in range(4)]
+    for election, _ in elections:
+        await election.start()
+    await asyncio.gather(*(_lead_once(election) for election, _ in elections))
+    assert [heard.errors for _, heard in elections] == [[]] * 4
+
+
+async def _lead_once(election: Election) -> None:
+    assert await election.wait_for_leadership(20)
+    await election.shutdown()
+
+
+async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, role: str):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    backend = open_backend(f"postgresql+lease://app@127.0.0.1:{own_server._port}/postgres", role=role)
+    with pytest.raises(ConnectionError, match="schema apply --grant-to"):
+        await backend.try_acquire()
+    await backend.close()
+
+
+# --- Clocks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server_with_a_clock(
+    server_folder_root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Server, Path]]:
+    """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if sys.platform != "linux" or library is None:
+        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
+    offset = server_folder_root / f"clock-{free_port()}"
+    offset.write_text("+0")
+    offset.chmod(0o644)
+    server = Server(server_folder_root / f"clocked-{free_port()}", tcp_port=free_port())
+    with monkeypatch.context() as patch:
+        for name, value in {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }.items():
+            patch.setenv(name, value)
+        server.start()
+    try:
+        yield server, offset
+    finally:
+        server.stop("immediate")
+
+
+@pytest.mark.parametrize("step", ["+3600", "-3600"])
+async def test_a_database_clock_that_steps_by_an_hour_elects_nobody(
+    server_with_a_clock: tuple[Server, Path], role: str, step: str
+):
+    server, offset = server_with_a_clock
+    leader, heard = elect(server.tcp_dsn, role)
+    follower, _ = elect(server.tcp_dsn, role, poll_s=0.05)
+    async with leader, follower:
+        await until(lambda: leader.is_leader or follower.is_leader)
+        first, second = (leader, follower) if leader.is_leader else (follower, leader)
+        ((before,),) = await query(server.dsn, "SELECT extract(epoch FROM clock_timestamp())")
+        offset.write_text(step)
+        ((after,),) = await query(server.dsn, "SELECT extract(epoch FROM clock_timestamp())")
+        assert abs(float(after - before) - int(step)) < 60
+        for _ in range(100):  # for two leases: it goes on renewing, and the other goes on waiting
+            await asyncio.sleep(0.03)
+            assert first.is_leader
+            assert not second.is_leader
+        assert "on_lost" not in heard.words
