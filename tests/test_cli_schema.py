@@ -22,11 +22,15 @@ def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Serv
 
     with psycopg.connect(own_server.dsn, autocommit=True) as owner:
         owner.execute('CREATE ROLE "an app" LOGIN')
+        words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "an app"]
         for _ in range(2):
-            words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "an app"]
             assert invoke(words) == exit_codes.CLEAN
             assert capsys.readouterr().out == "schema elections is ready, and an app may use it\n"
         assert owner.execute(TABLES).fetchone() == ("elections.terms",)
+        owner.execute("CREATE TABLE elections.salaries ()")
+        invoke(words)
+        allowed = "SELECT has_table_privilege('an app', 'elections.salaries', 'SELECT')"
+        assert owner.execute(allowed).fetchone() == (False,)  # not ours to grant
         owner.execute('SET ROLE "an app"')
         assert owner.execute("SELECT count(*) FROM elections.terms").fetchone() == (0,)
 

@@ -252,8 +252,8 @@ def test_a_bare_string_gets_what_a_long_idle_session_needs() -> None:
 
 
 def test_silence_ends_a_connection_in_the_time_that_the_lease_allows() -> None:
-    assert conninfo_to_dict(with_defaults({"host": "h"}, silence_s=10))["tcp_user_timeout"] == "10000"
-    assert conninfo_to_dict(with_defaults({"tcp_user_timeout": "5"}, silence_s=10))["tcp_user_timeout"] == "5"
+    assert conninfo_to_dict(with_defaults({"host": "h"}, lease_s=15))["tcp_user_timeout"] == "10000"
+    assert conninfo_to_dict(with_defaults({"tcp_user_timeout": "5"}, lease_s=15))["tcp_user_timeout"] == "5"
 
 
 def test_the_name_of_a_session_ends_with_what_contenders_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +277,9 @@ def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
         ({"dbname": "app"}, {}, True, "app"),
         ({"user": "me"}, {}, False, "me"),
         ({}, {}, False, "(default)"),
-        ({"service": "x"}, {}, True, "(default)"),
+        ({"service": "x"}, {}, True, "(of the service)"),
         ({}, {"PGDATABASE": "app"}, True, "app"),
-        ({}, {"PGSERVICE": "x"}, True, "(default)"),
+        ({}, {"PGSERVICE": "x"}, True, "(of the service)"),
         ({}, {"PGUSER": "me"}, False, "me"),
     ],
 )
@@ -337,3 +337,45 @@ def test_the_application_name_is_ascii_and_short_enough_for_the_server(
     assert name.isascii()
     assert len(name) <= 63
     assert name.startswith("pgleaderlock ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "lease_s", "timeout_s", "all_s"),
+    [
+        ({"host": "a"}, 3.0, "10", 0.0),
+        ({"host": "a,b"}, 3.0, "2", 5.0),
+        ({"host": "a,b"}, 15.0, "5", 11.0),
+        ({"host": "a,b,c"}, 600.0, "10", 31.0),
+        ({"host": "a,b", "connect_timeout": "7"}, 15.0, "7", 15.0),
+    ],
+)
+def test_of_several_hosts_each_gets_so_long_that_the_last_is_asked_in_time(
+    parts: dict[str, str], lease_s: float, timeout_s: str, all_s: float
+) -> None:
+    assert conninfo_to_dict(with_defaults(parts, lease_s=lease_s))["connect_timeout"] == timeout_s
+    assert _dsn.connect_s(parts, lease_s) == all_s
+
+
+@pytest.mark.parametrize(
+    ("parts", "host", "port", "expected"),
+    [
+        ({"host": "a,b", "port": "1,2"}, "b", 2, {"host": "b,a", "port": "2,1"}),
+        ({"host": "a,b,c"}, "c", 5432, {"host": "c,a,b", "port": "5432,5432,5432"}),
+        ({"host": "a,b"}, "a", 5432, {"host": "a,b"}),
+        ({"host": "a"}, "a", 5432, {"host": "a"}),
+        ({"host": "a,b"}, "elsewhere", 1, {"host": "a,b"}),
+        ({"host": "a,b", "hostaddr": "::1,::2"}, "b", 5432, {"host": "a,b", "hostaddr": "::1,::2"}),
+        ({}, "/run", 5432, {}),
+    ],
+)
+def test_the_host_that_answered_is_asked_first_the_next_time(
+    parts: dict[str, str], host: str, port: int, expected: dict[str, str]
+) -> None:
+    assert _dsn.put_first(parts, host, port) == expected
+
+
+def test_what_a_service_or_the_environment_says_is_not_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conninfo_to_dict(with_defaults({"service": "prod"}, lease_s=15)) == {"service": "prod"}
+    assert describe({"service": "prod", "dbname": "app"}) == "service=prod dbname=app"
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "3")
+    assert "connect_timeout" not in conninfo_to_dict(with_defaults({"host": "h"}))

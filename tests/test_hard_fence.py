@@ -14,7 +14,7 @@ from pgleaderlock.hard_fence import HardFence
 from tests.conftest import Postgres
 from tests.doubles import ScriptedBackend, make_election, until
 from tests.processes import Process
-from tests.test_lease import LEASE_S, make_leased
+from tests.test_lease import LEASE_S, make_leased, open_descriptors
 
 # A call through PyDLL keeps the interpreter's lock, so no Python code runs in this process until it returns.
 _PROGRAM = """
@@ -148,3 +148,37 @@ async def test_a_grant_without_an_end_has_no_fence(watchdog):
     async with election:
         await election.wait_for_leadership(10)
     assert watchdog == []
+
+
+@pytest.mark.virtual_time
+async def test_it_stays_armed_while_reconnecting_of_which_no_callback_is_told(watchdog):
+    clock = asyncio.get_running_loop().time
+    grant = Grant(1, trusted_until=clock() + 90, lost_at=clock() + 60)
+    later = Grant(2, trusted_until=clock() + 900, lost_at=clock() + 600)
+    scripts: dict[str, list[Any]] = {"try_acquire": [grant, LockError("no"), later], "renew": [LockError("no")]}
+    election, _, heard = make_election(
+        ScriptedBackend(**scripts), hard_fence=True, health_interval_s=5, reconnect_grace_s=50
+    )
+    async with election:
+        await until(lambda: election.state is LockState.RECONNECTING)
+        assert watchdog[-1] == pytest.approx(90, abs=6)
+        await until(lambda: "recovered" in heard.words)
+        assert watchdog[-1] == pytest.approx(900, abs=20)
+    assert watchdog[-1] is None
+
+
+def test_a_process_whose_stderr_was_closed_since_loses_no_descriptor_by_renewing(
+    watchdog, monkeypatch: pytest.MonkeyPatch
+):
+    class Closed:
+        def fileno(self) -> int:
+            raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(sys, "__stderr__", Closed())
+    fence = HardFence(time.monotonic)
+    fence.arm(time.monotonic() + 5)
+    before = open_descriptors()
+    for _ in range(20):
+        fence.arm(time.monotonic() + 5)
+    assert open_descriptors() == before
+    fence.disarm()

@@ -18,7 +18,7 @@ from pgleaderlock.backends.lease import Lease, witness_key
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
-from tests.processes import contender
+from tests.processes import Process, contender
 from tests.test_postgres import holders, make, terminate_holder
 
 LEASE_S = 1.5
@@ -420,3 +420,72 @@ async def test_attempts_to_connect_that_are_given_up_leave_no_socket_open(key: L
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd").iterdir()))
+
+
+async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_leads(postgres: Postgres, key: LockKey):
+    first, _ = make_leased(postgres.dsn, key)
+    second, heard = make_leased(postgres.dsn, key)
+    times: dict[str, float] = {}
+
+    @first.on_lost
+    async def stop_at_once() -> None:
+        await first.shutdown()
+        await asyncio.sleep(0.4)
+        times["lost"] = first._clock()
+
+    second.on_acquired(lambda: times.setdefault("acquired", second._clock()))
+    await first.start()
+    await first.wait_for_leadership(10)
+    async with second:
+        await until_in_line(postgres.dsn, key)
+        await terminate_holder(postgres.dsn, key)
+        assert await second.wait_for_leadership(10)
+    assert times["lost"] < times["acquired"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+async def test_a_forked_child_does_not_lead_and_does_not_keep_its_parent_s_lock(postgres: Postgres, key: LockKey):
+    """A child has our memory and our sockets, and would keep both alive after our death."""
+    program = """
+import asyncio, os, sys, time
+from pgleaderlock import LeaderLock, LockKey
+
+async def main(dsn, key):
+    lock = LeaderLock(dsn, key=LockKey.parse(key), lease_s=30, health_interval_s=5, settle_s=0)
+    async with lock:
+        await lock.wait_for_leadership()
+        child = os.fork()
+        if child == 0:
+            print("child leads", lock.is_leader, flush=True)
+            time.sleep(600)
+        print("leads", lock.is_leader, child, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+    successor, _ = make_leased(postgres.dsn, key, lease_s=30, health_interval_s=5)
+    with Process(sys.executable, "-W", "ignore", "-c", program, postgres.tcp_dsn, str(key)) as leader:
+        lines = {leader.wait_for("leads"), leader.wait_for("leads")}
+        assert "child leads False" in lines
+        (told,) = lines - {"child leads False"}
+        _, leads, child = told.split()
+        assert leads == "True"
+        try:
+            async with successor:
+                await until_in_line(postgres.dsn, key)
+                leader.signal(signal.SIGKILL)
+                assert await successor.wait_for_leadership(5)  # and not after a lease
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
+async def test_of_several_hosts_the_silent_ones_do_not_keep_a_lock_from_the_one_that_answers(
+    postgres: Postgres, key: LockKey
+):
+    parts = psycopg.conninfo.conninfo_to_dict(postgres.tcp_dsn)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never says a word
+        port = silent.getsockname()[1]
+        hosts = f"127.0.0.1:{port},{parts['host']}:{parts['port']}"
+        lock, _ = make_leased(f"postgresql://{parts['user']}@{hosts}/{parts['dbname']}?gssencmode=disable", key)
+        async with lock:
+            assert await lock.wait_for_leadership(20)  # its lease is shorter than one host's silence

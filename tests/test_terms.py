@@ -389,3 +389,168 @@ async def test_a_fence_that_cannot_protect_says_what_is_missing(postgres: Postgr
                 with pytest.raises(LockError, match="not in the database of this connection"):
                     await lock.fence(elsewhere)
     assert await holders(postgres.dsn, key) == []
+
+
+# --- What an attacker tried -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "difference", [{"term_table": False}, {"schema": "other"}], ids=["without the table", "another schema"]
+)
+async def test_contenders_whose_terms_are_not_in_the_same_table_are_warned_about(
+    postgres: Postgres, key: LockKey, difference: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    leader, _ = make_leased(postgres.dsn, key, term_table=True)
+    other, heard = make_leased(postgres.dsn, key, **{"term_table": True, **difference})
+    async with leader:
+        await leader.wait_for_leadership(10)
+        async with other:
+            await until(lambda: "on_acquire_failed" in heard.words)
+    assert 'theirs="1.5s wft"' in caplog.text
+    assert "contenders_disagree" in caplog.text
+
+
+async def test_fenced_transactions_that_overlap_do_not_keep_a_successor_waiting_for_ever(
+    postgres: Postgres, key: LockKey
+):
+    """Row locks are granted past a writer that waits; the advisory lock beside them is not."""
+    async with two_leaders_in_turn(postgres.dsn, key, lease_s=3, health_interval_s=0.9) as (first, second, heard):
+        statement = first.fence_sql().encode()
+        stop = asyncio.Event()
+
+        async def work(delay_s: float) -> None:
+            async with await psycopg.AsyncConnection.connect(postgres.dsn) as connection:
+                await asyncio.sleep(delay_s)
+                while not stop.is_set():
+                    with contextlib.suppress(psycopg.Error):
+                        await connection.execute(statement)
+                        await asyncio.sleep(0.2)
+                    await connection.rollback()
+                    await asyncio.sleep(0)
+
+        workers = [asyncio.create_task(work(delay_s)) for delay_s in (0.0, 0.07, 0.14)]
+        await asyncio.sleep(0.3)
+        await first._backend.close()
+        await first.shutdown()
+        assert await second.wait_for_leadership(10)
+        assert heard.errors == []
+        stop.set()
+        await asyncio.gather(*workers)
+
+
+@pytest.mark.parametrize("how", ["SELECT 1 FROM pgleaderlock.terms FOR UPDATE", "LOCK TABLE pgleaderlock.terms"])
+async def test_somebody_who_sits_on_the_table_does_not_hold_up_a_release(postgres: Postgres, key: LockKey, how: str):
+    lock, heard = make_termed(postgres.dsn, key, lease_s=30, health_interval_s=5)
+    async with lock, await psycopg.AsyncConnection.connect(postgres.dsn) as sitter:
+        await lock.wait_for_leadership(10)
+        await sitter.execute(how.encode())
+        began = time.monotonic()
+        await lock.step_down()
+        assert time.monotonic() - began < 5
+        assert await holders(postgres.dsn, key) == []
+        await lock.shutdown()
+    assert heard.errors == []
+
+
+async def test_a_claim_that_is_held_up_by_something_else_than_a_fence_says_so(postgres: Postgres, key: LockKey):
+    first, _ = make_termed(postgres.dsn, key)
+    async with first:
+        await first.wait_for_leadership(10)
+    second, heard = make_termed(postgres.dsn, key, fence_wait_s=0.2)
+    async with await psycopg.AsyncConnection.connect(postgres.dsn) as sitter:
+        await sitter.execute("SELECT 1 FROM pgleaderlock.terms WHERE lock = %s FOR UPDATE", (str(key),))
+        async with second:
+            await until(lambda: bool(heard.errors), timeout_s=10)
+            assert "not a fence of ours" in str(heard.errors[0])
+            await sitter.rollback()
+            assert await second.wait_for_leadership(10)
+
+
+async def test_a_user_who_owns_the_schema_needs_no_right_on_the_database(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    await query(own_server.dsn, "CREATE SCHEMA pgleaderlock AUTHORIZATION app")
+    lock, heard = make_termed(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+    assert heard.errors == []
+
+
+async def test_a_table_that_goes_away_is_made_again(own_server: Server, key: LockKey):
+    lock, _ = make_termed(own_server.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        await query(own_server.dsn, "DROP SCHEMA pgleaderlock CASCADE")
+        await terminate_holder(own_server.dsn, key)
+        await until(lambda: not lock.is_leader)
+        assert await lock.wait_for_leadership(10)
+
+
+async def test_the_advice_names_the_schema_that_was_asked_for(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    lock, heard = make_termed(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key, schema="elections")
+    async with lock:
+        await until(lambda: bool(heard.errors), timeout_s=10)
+    assert "schema apply --schema elections --grant-to app" in str(heard.errors[0])
+
+
+async def test_a_serialization_failure_that_is_not_ours_is_left_to_the_caller_s_retry(postgres: Postgres, key: LockKey):
+    lock, _ = make_termed(postgres.dsn, key)
+    table = f"skew_{key.numbers[0]}_{key.numbers[1]}"
+    await query(postgres.dsn, f"CREATE TABLE {table} AS SELECT generate_series(1, 2) AS n")
+    async with lock:
+        await lock.wait_for_leadership(10)
+        connections = [await psycopg.AsyncConnection.connect(postgres.dsn) for _ in range(2)]
+        for connection in connections:
+            await connection.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE)
+            await connection.execute(f"SELECT sum(n) FROM {table}".encode())
+        for connection in connections:
+            await connection.execute(f"INSERT INTO {table} VALUES (3)".encode())
+        await connections[0].commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            await lock.fence(connections[1])
+        assert lock.is_leader
+        for connection in connections:
+            await connection.close()
+
+
+async def test_a_fence_in_a_pipeline_is_refused_because_it_would_return_unanswered(postgres: Postgres, key: LockKey):
+    lock, _ = make_termed(postgres.dsn, key)
+    async with lock, await psycopg.AsyncConnection.connect(postgres.dsn) as connection:
+        await lock.wait_for_leadership(10)
+        async with connection.pipeline():
+            with pytest.raises(LockError, match="pipeline"):
+                await lock.fence(connection)
+
+
+async def test_a_user_who_may_not_fence_is_told_what_is_missing(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    lock, _ = make_termed(own_server.dsn, key)
+    async with lock:
+        await lock.wait_for_leadership(10)
+        dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app")
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            with pytest.raises(LockError, match="schema apply --grant-to"):
+                await lock.fence(connection)
+
+
+async def test_a_prepared_transaction_that_holds_up_a_term_is_told_from_a_session(
+    server_folder_root: Path, key: LockKey
+):
+    settings = {"max_prepared_transactions": "5"}
+    server = Server(server_folder_root / f"prepared-{time.monotonic_ns()}", settings=settings)
+    server.start()
+    try:
+        async with two_leaders_in_turn(server.dsn, key, fence_wait_s=0.2) as (first, second, heard):
+            async with await psycopg.AsyncConnection.connect(server.dsn) as connection:
+                await connection.execute("BEGIN")
+                await connection.execute(first.fence_sql().encode())
+                await connection.execute("PREPARE TRANSACTION 'undecided'")
+                await first.shutdown()
+                await until(lambda: bool(heard.errors), timeout_s=10)
+                assert "pg_prepared_xacts" in str(heard.errors[0])
+                await connection.commit()
+                await connection.set_autocommit(True)
+                await connection.execute("ROLLBACK PREPARED 'undecided'")
+            assert await second.wait_for_leadership(10)
+    finally:
+        server.stop("immediate")

@@ -5,6 +5,7 @@ facts that the engine learns by itself.
 """
 
 import asyncio
+import os
 from collections import deque
 from dataclasses import dataclass
 
@@ -31,11 +32,15 @@ class Inbox:
     def __init__(self) -> None:
         self._asks: deque[tuple[Input, Exception | None]] = deque()
         self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.aborted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when somebody's patience is over: then nothing more is waited for."""
 
     def put(self, ask: Input, error: Exception | None = None) -> None:
         """Ask for something, unless the same is asked for already."""
         if all(ask is not queued for queued, _ in self._asks):
             self._asks.append((ask, error))
+        if ask is Input.ABORTED and not self.aborted.done():
+            self.aborted.set_result(None)
         if not self.news.done():
             self.news.set_result(None)
 
@@ -60,6 +65,7 @@ class Run:
 
     def __init__(self, stream: EventStream) -> None:
         self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
         self.inbox = Inbox()
         self.calls = Calls(lambda: self.inbox.news)
         self.stream = stream

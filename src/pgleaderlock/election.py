@@ -16,6 +16,7 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 
 import asyncio
 import math
+import os
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -126,6 +127,8 @@ class Election(Callbacks):
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         grant, run = self._grant, self._running
         if self._machine.state is not LockState.LEADER or grant is None or run is None or run.loop.is_closed():
+            return 0.0
+        if run.pid != os.getpid():  # a child has our memory, but not our lock
             return 0.0
         return max(0.0, grant.trusted_until - self._clock())
 
@@ -311,19 +314,21 @@ class Election(Callbacks):
             await self._hear_out(run)
 
     def _set_hard_fence(self, transition: Transition) -> None:
-        """Arm it with each grant. After a loss it stays armed until the callbacks have been told."""
+        """Arm it with each grant. After a loss it stays armed until the callbacks have been told of it."""
         if self._hard_fence is None or self._grant is None:
             return
         if transition.to is LockState.LEADER and not math.isinf(self._grant.trusted_until):
             self._hard_fence.arm(self._grant.trusted_until)
-        elif EventKind.LOST not in transition.emits:
-            self._hard_fence.disarm()
+        elif transition.to is not LockState.RECONNECTING and EventKind.LOST not in transition.emits:
+            self._hard_fence.disarm()  # but not while reconnecting, of which nobody is told
 
     async def _tell(self, run: Run, events: list[Event], timeout_s: float | None) -> None:
         for event in events:
             run.stream.put(event)
         if events:
-            await self._hear_out(run, timeout_s=timeout_s)
+            # What keeps a successor waiting is not given up for an ask: an on_lost often begins with a shutdown().
+            or_until = None if timeout_s is None else run.inbox.aborted
+            await self._hear_out(run, or_until=or_until, timeout_s=timeout_s)
 
     def _trust_left_s(self) -> float | None:
         """How long a slow ``on_lost`` may keep the session open: no longer than anyone could believe in it."""

@@ -9,6 +9,8 @@ orderly end came first. There is no clean-up then: no ``atexit``, no ``finally``
 The watchdog exists once in a process. So elections share it, armed for the earliest of their deadlines, and a program
 that uses ``dump_traceback_later`` itself, as pytest's ``faulthandler_timeout`` does, cannot have this as well.
 
+An event loop that is closed without a ``shutdown()`` leaves the watchdog armed: nobody was told that work must stop.
+
 Not promised: a process that is stopped (SIGSTOP) or swapped out ends only when it runs again. Its first instruction
 may come before its last.
 """
@@ -24,6 +26,7 @@ from pgleaderlock.clock import Clock
 __all__ = ["HardFence"]
 
 _deadlines: dict["HardFence", float] = {}  # on time.monotonic(), as the watchdog counts
+_null: int | None = None
 _guard = threading.Lock()  # elections may run in several threads, each with its loop
 
 
@@ -56,6 +59,12 @@ def _set_watchdog() -> None:
 
 def _where_to_write() -> int:
     """Return stderr's descriptor, or the null device's: where stderr was closed, its number is somebody else's."""
-    if sys.__stderr__ is not None:
-        return sys.__stderr__.fileno()
-    return os.open(os.devnull, os.O_WRONLY)
+    global _null  # noqa: PLW0603 - one for the process, as the watchdog is
+    try:
+        if sys.__stderr__ is not None:
+            return sys.__stderr__.fileno()
+    except (OSError, ValueError):
+        pass  # it was closed since
+    if _null is None:
+        _null = os.open(os.devnull, os.O_WRONLY)
+    return _null

@@ -103,6 +103,7 @@ class LeaderLock(Election):
                 await connection.execute("INSERT INTO invoices ...")
 
         Raises :class:`LeadershipLost` when a newer leader exists or we do not lead; the transaction is then aborted.
+        Let it end the whole transaction: caught around a savepoint, the rest could still be committed.
         Once it returns, a successor's term does not begin before this transaction ends. Left idle for longer than the
         lease, the transaction is ended by the server. Needs ``term_table=True``.
         """

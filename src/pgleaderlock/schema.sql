@@ -6,7 +6,12 @@
 --
 -- Applied by `pgleaderlock schema apply`, or by the first contender with term_table=True that may. Can be repeated.
 
-CREATE SCHEMA IF NOT EXISTS {schema};
+-- IF NOT EXISTS would ask for a right on the database even where the schema is there.
+DO $make$ BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END $make$;
 
 CREATE TABLE IF NOT EXISTS {schema}.terms (
     lock         text        PRIMARY KEY,

@@ -42,6 +42,7 @@ class Connector:
             self._parts: Mapping[str, str] = {}
             self.database: str | None = None
             self.names_database = True  # the caller's business
+            self.connect_s = 0.0
             self.where = "the connection of connect_fn"
             self._connect: Callable[[], Any] = connect_fn
         else:
@@ -49,6 +50,7 @@ class Connector:
             self.where = _dsn.describe(self._parts)
             self.database = _dsn.database(self._parts)
             self.names_database = _dsn.names_database(self._parts)
+            self.connect_s = _dsn.connect_s(self._parts, lease.lease_s) if lease is not None else 0.0
             self._connect = self._connect_by_dsn
 
     async def connect(self) -> Any:
@@ -76,8 +78,11 @@ class Connector:
     async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
         defaults: dict[str, Any] = {}
         if self._lease is not None:
-            defaults = {"agreement": self._lease.agreement, "silence_s": self._lease.answer_bound_s}
-        return await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts, **defaults), autocommit=True)
+            defaults = {"agreement": self._lease.agreement, "lease_s": self._lease.lease_s}
+        connection = await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts, **defaults), autocommit=True)
+        # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
+        self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
+        return connection
 
     async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if connection.autocommit:

@@ -11,6 +11,8 @@ Another driver's call runs in a task of its own, which is left behind when it do
 
 import asyncio
 import inspect
+import os
+import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 1.0  # for a connection that is not psycopg's, whose close() may do anything
 _WAKE_INTERVAL_S = 60.0  # how often psycopg looks up while it waits; nothing needs it to, but it wants a number
 
+_taken_over: weakref.WeakSet[AsyncConnection[Any]] = weakref.WeakSet()
 _abandoned: set[asyncio.Future[Any]] = set()  # asyncio keeps only weak references to tasks
 
 
@@ -42,6 +45,22 @@ def take_over(connection: AsyncConnection[Any]) -> None:
             raise
 
     connection.wait = wait  # type: ignore[method-assign]
+    _taken_over.add(connection)
+
+
+def _let_go_in_child() -> None:
+    """In a forked child, give up our copies of the sockets: with them open, the server would not see our death.
+
+    The numbers stay taken, by the null device, so that libpq's good-bye in the child reaches nobody.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_taken_over):
+        if not connection.closed:
+            os.dup2(null, connection.pgconn.socket, inheritable=False)
+    os.close(null)
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 async def call_driver(connection: Any, call: Awaitable[T]) -> T:

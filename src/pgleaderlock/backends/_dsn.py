@@ -15,11 +15,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 __all__ = [
     "agreement_of",
     "check_dsn",
+    "connect_s",
     "database",
     "default_application_name",
     "describe",
     "has_password",
     "names_database",
+    "put_first",
     "scrub",
     "with_defaults",
 ]
@@ -30,7 +32,16 @@ _LAST_PORT = 65535
 _SHORTEST_SECRET = 3
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
 _OUR_NAME = "pgleaderlock"
-_NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs])")
+_CONNECT_TIMEOUT_S = 10
+_SHORTEST_CONNECT_TIMEOUT_S = 2  # psycopg and libpq make no difference below
+_DEFAULT_PORT = 5432
+_VARIABLES = {
+    "application_name": "PGAPPNAME",
+    "target_session_attrs": "PGTARGETSESSIONATTRS",
+    "client_encoding": "PGCLIENTENCODING",
+    "connect_timeout": "PGCONNECT_TIMEOUT",
+}
+_NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs](?:t(?:-[0-9a-f]{{4}})?)?)")
 
 
 def check_dsn(dsn: object) -> dict[str, str]:
@@ -95,25 +106,66 @@ def agreement_of(application_name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def with_defaults(parts: Mapping[str, str], *, agreement: str = "", silence_s: float | None = None) -> str:
-    """Fill in what a long-lived, mostly idle session needs, wherever the string does not say otherwise.
+def with_defaults(parts: Mapping[str, str], *, agreement: str = "", lease_s: float | None = None) -> str:
+    """Fill in what a long-lived, mostly idle session needs, wherever the string or the environment is silent.
 
-    Of several hosts the primary is chosen: a standby would be refused. Data that is not acknowledged for
-    ``silence_s`` ends the connection.
+    Of several hosts the primary is chosen: a standby would be refused. Data that is not acknowledged for two thirds of
+    a lease ends the connection. What a service file says we cannot see, so beside one nothing is filled in.
     """
+    if parts.get("service") or os.environ.get("PGSERVICE"):
+        return make_conninfo(**parts)
     defaults = {
-        "application_name": os.environ.get("PGAPPNAME") or default_application_name(agreement),
-        "target_session_attrs": os.environ.get("PGTARGETSESSIONATTRS") or "primary",
-        "client_encoding": os.environ.get("PGCLIENTENCODING") or "utf8",  # of SQL_ASCII, psycopg makes bytes
-        "connect_timeout": "10",
+        "application_name": default_application_name(agreement),
+        "target_session_attrs": "primary",
+        "client_encoding": "utf8",  # of SQL_ASCII, psycopg makes bytes
+        "connect_timeout": str(_host_timeout_s(parts, lease_s)),
         "keepalives": "1",
         "keepalives_idle": "10",
         "keepalives_interval": "5",
         "keepalives_count": "3",
     }
-    if silence_s is not None:
-        defaults["tcp_user_timeout"] = str(max(1, round(silence_s * 1000)))
+    if lease_s is not None:
+        defaults["tcp_user_timeout"] = str(max(1, round(lease_s * 2000 / 3)))
+    for name, variable in _VARIABLES.items():
+        if os.environ.get(variable):
+            del defaults[name]
     return make_conninfo(**{**defaults, **parts})
+
+
+def _hosts(parts: Mapping[str, str]) -> list[str]:
+    return (parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "").split(",")
+
+
+def _host_timeout_s(parts: Mapping[str, str], lease_s: float | None) -> int:
+    """How long one host may take to answer: with several of them, so long that the last is asked in time."""
+    if lease_s is None or len(_hosts(parts)) == 1:
+        return _CONNECT_TIMEOUT_S
+    return max(_SHORTEST_CONNECT_TIMEOUT_S, min(_CONNECT_TIMEOUT_S, int(lease_s / (len(_hosts(parts)) + 1))))
+
+
+def connect_s(parts: Mapping[str, str], lease_s: float) -> float:
+    """How long it may take until the last of several hosts has answered; 0 for one alone, which the lease bounds."""
+    if len(_hosts(parts)) == 1:
+        return 0.0
+    timeout_s = int(parts.get("connect_timeout") or _host_timeout_s(parts, lease_s))
+    return len(_hosts(parts)) * timeout_s + 1.0
+
+
+def put_first(parts: Mapping[str, str], host: str, port: int) -> Mapping[str, str]:
+    """Return the same connection string with the host that answered as the first."""
+    hosts = parts.get("host", "").split(",")
+    ports = parts.get("port", "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    places = [(each, int(number or _DEFAULT_PORT)) for each, number in zip(hosts, ports, strict=False)]
+    if len(places) != len(hosts) or "hostaddr" in parts or (host, port) not in places[1:]:
+        return parts
+    first = places.index((host, port), 1)
+    order = [first, *(index for index in range(len(hosts)) if index != first)]
+    return {
+        **parts,
+        "host": ",".join(hosts[index] for index in order),
+        "port": ",".join(str(places[index][1]) for index in order),
+    }
 
 
 def describe(parts: Mapping[str, str]) -> str:
@@ -121,12 +173,17 @@ def describe(parts: Mapping[str, str]) -> str:
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
     port = parts.get("port") or os.environ.get("PGPORT") or "5432"
     user = parts.get("user") or os.environ.get("PGUSER") or "(default)"
+    if service := parts.get("service") or os.environ.get("PGSERVICE"):  # the rest is in a file that we do not read
+        named = {name: parts[name] for name in ("host", "port", "dbname", "user") if name in parts}
+        return " ".join([f"service={service}", *(f"{name}={value}" for name, value in named.items())])
     return f"host={host} port={port} dbname={database(parts)} user={user}"
 
 
 def database(parts: Mapping[str, str]) -> str:
     """Name the database that a connection goes to, as far as it can be told from here."""
     named = parts.get("dbname") or os.environ.get("PGDATABASE")
+    if not named and (parts.get("service") or os.environ.get("PGSERVICE")):
+        return "(of the service)"
     return named or parts.get("user") or os.environ.get("PGUSER") or "(default)"
 
 

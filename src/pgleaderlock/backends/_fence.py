@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import psycopg
 from psycopg import AsyncConnection, Connection
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from pgleaderlock.backends.terms import NOT_THE_NEWEST
 from pgleaderlock.causes import LossCause
@@ -17,7 +17,9 @@ from pgleaderlock.errors import LeadershipLost, LockError
 
 __all__ = ["AsyncConnection", "Connection", "run_fence"]
 
-_STALE_SNAPSHOT = "40001"  # serialization_failure: the term changed after this transaction's snapshot
+_SERIALIZATION_FAILURE = "40001"
+_STALE_SNAPSHOT = "concurrent update"  # what it says when the term changed after this transaction's snapshot
+_NOT_ALLOWED = "42501"
 _NO_SUCH_TABLE = ("42P01", "3F000")
 
 
@@ -51,12 +53,22 @@ def _check_in_transaction(connection: Connection[Any] | AsyncConnection[Any]) ->
             "fence() outside a transaction protects nothing: the connection is in autocommit mode, so call it inside "
             "`with connection.transaction():`"
         )
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise LockError("fence() in a pipeline would return before it was answered: call it before the pipeline begins")
 
 
 def _translate(error: psycopg.Error, lock: str) -> NoReturn:
-    if error.sqlstate in (NOT_THE_NEWEST, _STALE_SNAPSHOT):
+    is_stale = error.sqlstate == _SERIALIZATION_FAILURE and _STALE_SNAPSHOT in str(error)
+    if error.sqlstate == NOT_THE_NEWEST or is_stale:
         raise LeadershipLost(
-            f"this process no longer leads {lock}: the transaction cannot be committed", cause=LossCause.FENCED
+            f"this process does not lead {lock} any more, or its term began after this transaction: roll the whole "
+            "transaction back",
+            cause=LossCause.FENCED,
+        ) from error
+    if error.sqlstate == _NOT_ALLOWED:
+        raise LockError(
+            f"this user may not fence for {lock}: it needs SELECT and UPDATE on the term table. As its owner, run "
+            "pgleaderlock schema apply --grant-to this user"
         ) from error
     if error.sqlstate in _NO_SUCH_TABLE:
         raise LockError(

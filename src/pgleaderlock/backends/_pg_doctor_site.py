@@ -28,7 +28,7 @@ _READ_ONLY_WORDS = ("session is read-only", "hot standby mode")  # libpq's own, 
 
 async def connect(parts: Mapping[str, str], lease: Lease) -> psycopg.AsyncConnection[Any]:
     """Open a connection in bounded time; ConnectionError, without secrets, when there is none."""
-    conninfo = _dsn.with_defaults(parts, silence_s=lease.answer_bound_s)
+    conninfo = _dsn.with_defaults(parts, lease_s=lease.lease_s)
     open_one = psycopg.AsyncConnection.connect
     what = f"cannot connect ({_dsn.describe(parts)})"
     try:

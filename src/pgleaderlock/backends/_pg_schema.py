@@ -11,8 +11,8 @@ from pgleaderlock.errors import ConnectionError
 __all__ = ["make_tables"]
 
 _GRANT = (
-    "GRANT USAGE ON SCHEMA {schema} TO {grantee}; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {schema} "
-    "TO {grantee}"
+    "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
+    "GRANT SELECT, INSERT, UPDATE ON {schema}.terms, {schema}.leases TO {grantee}"
 )
 
 

@@ -15,6 +15,8 @@ from pgleaderlock.models import Grant
 
 __all__ = ["Lease", "check_schema", "fence_key", "witness_key"]
 
+_DEFAULT_SCHEMA = "pgleaderlock"
+_LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
@@ -35,8 +37,8 @@ def _derived(key: LockKey, purpose: str) -> LockKey:
 
 def check_schema(name: str) -> str:
     """Return the name if it is a plain one, which nothing in could end the quotes around it."""
-    if not _SCHEMA_NAME.fullmatch(str(name)):
-        raise ValueError(f"schema must be a plain name of letters, digits and _, got {name!r}")
+    if not _SCHEMA_NAME.fullmatch(str(name)) or name.startswith("pg_"):
+        raise ValueError(f"schema must be a plain name of letters, digits and _, not pg_, got {name!r}")
     return name
 
 
@@ -56,13 +58,14 @@ class Lease:
     """Strict waits out the recorded lease of a leader that did not release cleanly."""
     term_table: bool = False
     """Whether each term is written down before it begins."""
-    schema: str = "pgleaderlock"
+    schema: str = _DEFAULT_SCHEMA
     """Where the term table is."""
     fence_wait_s: float | None = None
     """How long a new term waits for the fenced transactions of the last; by default the lease."""
 
     def __post_init__(self) -> None:
-        check_seconds("lease_s", self.lease_s)
+        if check_seconds("lease_s", self.lease_s) > _LONGEST_LEASE_S:
+            raise ValueError(f"lease_s must be at most {_LONGEST_LEASE_S:g} s, got {self.lease_s:g}")
         if self.wake not in ("line", "poll"):
             raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
         for name in ("slice_s", "settle_s", "fence_wait_s"):
@@ -79,10 +82,23 @@ class Lease:
         if self.takeover == "strict" and not self.term_table:
             raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
 
+    @staticmethod
+    def schema_by_default() -> str:
+        """Return where the term table is unless somebody says otherwise."""
+        return _DEFAULT_SCHEMA
+
     @property
     def agreement(self) -> str:
-        """What all contenders must have in common, short enough for the name of a session: ``15s wf``."""
-        return f"{self.lease_s:g}s {'w' if self.witness else 'n'}{self.takeover[0]}"
+        """What all contenders must have in common, short enough for the name of a session.
+
+        ``15s wft``: 15 s, a **w**itness or **n**one, **f**ast or **s**trict, with a **t**able or without; a schema of
+        another name than the usual adds four digits of its hash.
+        """
+        table = ""
+        if self.term_table:
+            digest = hashlib.sha256(self.schema.encode()).hexdigest()[:4]
+            table = "t" if self.schema == _DEFAULT_SCHEMA else f"t-{digest}"
+        return f"{self.lease_s:g}s {'w' if self.witness else 'n'}{self.takeover[0]}{table}"
 
     @property
     def answer_bound_s(self) -> float:

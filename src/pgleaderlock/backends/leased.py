@@ -66,8 +66,10 @@ class LeasedLockBackend(Backend):
         where: str,
         *,
         labels: Mapping[str, object] | None = None,
+        connect_s: float = 0.0,
     ) -> None:
         self._key = key
+        self._connect_s = connect_s
         self._labels = labels or key.labels
         self._witness_key = witness_key(key)
         self._open_session = open_session
@@ -103,7 +105,7 @@ class LeasedLockBackend(Backend):
         if self._lock is None or self._lock.closed:
             self._granted = None
             self._former = self._mine
-            self._lock, self._mine = await self._prepared_session()
+            self._lock, self._mine = await self._prepared_session(self._terms)
 
     async def try_acquire(self) -> Grant | None:
         """Ask for the lock, or take what standing in line brought; then make sure of it."""
@@ -193,24 +195,29 @@ class LeasedLockBackend(Backend):
             raise ConnectionError(f"no session is open for lock {self._key.described} ({self._where})")
         return self._lock
 
-    async def _prepared_session(self) -> tuple[Session, tuple[int, str]]:
+    async def _prepared_session(self, terms: Terms | None = None) -> tuple[Session, tuple[int, str]]:
         """Open a session and put it under the lease, or refuse it and say why."""
         session = await self._new_session()
         try:
-            return session, await self._prepare(session)
+            identity = await self._prepare(session)
+            if terms is not None:
+                await terms.make_ready(session)
         except BaseException:
             await session.close()
             raise
+        return session, identity
 
     async def _new_session(self) -> Session:
+        # With several hosts, the silent ones come first at times. Nothing is held then that could run out meanwhile.
+        bound_s = max(self._lease.lease_s, self._connect_s if self._lock is None and self._witness is None else 0.0)
         try:
-            async with asyncio.timeout(self._lease.lease_s):
+            async with asyncio.timeout(bound_s):
                 return await self._open_session()
         except TimeoutError:
             pass
         # Raised here: as its context, the time-out would keep the driver's frames alive, and the socket in them open.
         raise ConnectionError(
-            f"no connection for lock {self._key.described} ({self._where}): no answer within {self._lease.lease_s:g} s",
+            f"no connection for lock {self._key.described} ({self._where}): no answer within {bound_s:g} s",
             cause=LossCause.RENEW_TIMEOUT,
         )
 
@@ -239,8 +246,6 @@ class LeasedLockBackend(Backend):
         self._settled_at = asked_at + settle_s - age_s
         self._slice_s = self._lease.slice_for(deadlock_s)
         self._note_version(session.facts.version)
-        if self._terms is not None:
-            await self._terms.make_ready(session)
         return pid, started
 
     def _note_version(self, version: int) -> None:

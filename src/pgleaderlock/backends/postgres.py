@@ -124,7 +124,13 @@ class PostgresBackend(Backend):
 
     def _leased(self) -> LeasedLockBackend:
         return LeasedLockBackend(
-            self._key, self._open_session, self._lease, self._clock, self._connector.where, labels=self.labels
+            self._key,
+            self._open_session,
+            self._lease,
+            self._clock,
+            self._connector.where,
+            labels=self.labels,
+            connect_s=self._connector.connect_s,
         )
 
     async def _open_session(self) -> Session:

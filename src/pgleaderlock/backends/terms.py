@@ -11,8 +11,9 @@ committed on the lock's own session before anybody leads, and decides three thin
 
 A fenced transaction locks the row (``FOR SHARE``) until its end: so a new term, which rewrites the row, waits for
 transactions in flight, and a transaction that comes later finds the new token and fails. One with an older snapshot, as
-of REPEATABLE READ, would not see the new token; the row lock makes the server fail it. An advisory lock that it shares
-besides is there to be seen: row locks show in no view, and whoever is waited for must be named.
+of REPEATABLE READ, would not see the new token; the row lock makes the server fail it. Besides, it shares an advisory
+lock that a new term takes alone: row locks show in no view, and whoever is waited for must be named; and they are
+granted past a waiting writer, so that transactions which overlap would keep it waiting for ever.
 
 Nothing is written at a renewal: it would wait for fenced transactions, and leadership must not.
 
@@ -68,6 +69,7 @@ BEGIN
     PERFORM set_config('pgleaderlock.claimed', '', false);
     BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM pg_advisory_xact_lock({fence});
         INSERT INTO {table} AS t (lock, role, token, lease_s, timeline, holder, backend_pid, acquired_at)
         VALUES ('{lock}', {role}, {token}, {lease_s}, {timeline}, current_setting('application_name'),
                 pg_backend_pid(), clock_timestamp())
@@ -87,8 +89,12 @@ SELECT current_setting('pgleaderlock.claimed')
 # and a strict successor waits.
 _MARK_RELEASED = """
 BEGIN;
-UPDATE {table} SET released_at = clock_timestamp()
- WHERE lock = '{lock}' AND token = {token} AND pg_try_advisory_xact_lock({fence});
+DO $mark$ BEGIN
+    PERFORM set_config('lock_timeout', '50', true);
+    UPDATE {table} SET released_at = clock_timestamp()
+     WHERE lock = '{lock}' AND token = {token} AND pg_try_advisory_xact_lock({fence});
+EXCEPTION WHEN OTHERS THEN  -- whatever becomes of the mark, the lock is released
+END $mark$;
 COMMIT;
 """
 
@@ -100,8 +106,9 @@ DO $fence$ BEGIN
     PERFORM 1 FROM {table} WHERE lock = '{lock}' AND token = {token} AND released_at IS NULL FOR SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = '{not_the_newest}',
-            MESSAGE = 'pgleaderlock: token {token} of lock {lock} is not the newest: leadership has ended',
-            HINT = 'Roll back. What this transaction did must be left to the new leader.';
+            MESSAGE = 'pgleaderlock: token {token} of lock {lock} is not the newest: leadership has ended, '
+                      'or this transaction began before it',
+            HINT = 'Roll back the whole transaction. What it did must be left to the leader.';
     END IF;
 END $fence$
 """
@@ -158,12 +165,9 @@ class Terms:
         self._lease = lease
         self._where = where
         self._fence_key = fence_key(key)
-        self._is_ready = False
 
     async def make_ready(self, session: Session) -> None:
         """See that the table can be used; make it where this user may, and say what to do where not."""
-        if self._is_ready:
-            return
         bound_s = self._lease.answer_bound_s
         row = await session.fetch(_LOOK_FOR_TABLE, (self._lease.schema,), bound_s=bound_s)
         exists, usable, creatable, user, database = row or (False, False, False, "?", "?")
@@ -171,12 +175,12 @@ class Terms:
             await session.fetch(create_sql(self._lease.schema), bound_s=self._lease.lease_s)
         elif not usable:
             trouble = f"may not read and write {self._table}" if exists else f"may not create {self._table}, needed by"
-            advice = f"pgleaderlock schema apply --grant-to {user}"
+            named = "" if self._lease.schema == Lease.schema_by_default() else f" --schema {self._lease.schema}"
+            advice = f"pgleaderlock schema apply{named} --grant-to {user}"
             raise ConnectionError(
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
                 f"({self._where}): as its owner, run {advice}"
             )
-        self._is_ready = True
 
     async def read(self, session: Session) -> Past:
         """Return what is known of the past."""
@@ -201,8 +205,17 @@ class Terms:
         statement, parameters = holder_query(self._fence_key)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:
-            return LockError(f"the fenced transactions of lock {self._key.described} ended only now ({self._where})")
+            return LockError(
+                f"lock {self._key.described} is held, but its row in {self._table} could not be written within "
+                f"{waited_s:g} s ({self._where}): a transaction that is not a fence of ours has it locked. pg_locks "
+                "and pg_stat_activity show who has that table open"
+            )
         holder = holder_of(row)
+        if holder.pid is None:
+            return LockError(
+                f"lock {self._key.described} is held, but a fenced transaction of the last leader was prepared and not "
+                f"yet decided ({self._where}): see pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED it"
+            )
         return LockError(
             f"lock {self._key.described} is held, but a transaction that the last leader fenced is still open after "
             f"{waited_s:g} s, in the session with pid {holder.pid} ({holder.name}, user {holder.detail}; "
