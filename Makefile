@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage torture test-pg-matrix bench docs lock clean
+.PHONY: help setup run test check format lint types imports coverage torture torture-files test-pg-matrix bench docs lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 	$(RUN) python -m tests.torture --mode double $(ARGS)
 	$(RUN) python -m tests.torture --mode alone $(ARGS)
 	$(RUN) python -m tests.torture --mode rows $(ARGS)
+
+torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
+	$(RUN) python -m tests.file_torture $(ARGS)
 
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
 	$(RUN) python tools/pg_matrix.py $(ARGS)

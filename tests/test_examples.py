@@ -1,5 +1,6 @@
 """The examples run as they are, as a reader would run them."""
 
+import asyncio
 import signal
 import sys
 import tempfile
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 from tests.conftest import Postgres
+from tests.doubles import until
 from tests.processes import Process
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -63,3 +66,16 @@ def test_without_a_database_of_ones_own_there_is_an_embedded_one(state_folder: s
 def test_every_example_is_run_here():
     this = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in this for path in EXAMPLES.glob("*.py"))
+
+
+async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp_path: Path):
+    async with FakeKubernetes() as server:
+        kubeconfig = str(server.write_kubeconfig(tmp_path / "config"))
+        settings = {"KUBECONFIG": kubeconfig, "LEASE_S": "6", "SECONDS_PER_PIECE": "0.05"}
+        with example("kubernetes/worker.py", POD_NAME="pod-1", **settings) as first:
+            await asyncio.to_thread(first.wait_for, "pod-1 works in term 0")
+            with example("kubernetes/worker.py", POD_NAME="pod-2", **settings) as second:
+                await until(lambda: "watch" in server.asked)
+                first.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(first.wait) == 0
+                await asyncio.to_thread(second.wait_for, "pod-2 works in term 1", 5.0)  # its lease would be 6 s

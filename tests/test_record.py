@@ -160,6 +160,35 @@ async def test_a_race_that_was_lost_is_an_answer():
     assert await backend.try_acquire() is None
 
 
+async def test_a_record_that_was_deleted_is_waited_out_and_its_tokens_go_on():
+    shelf = Shelf()
+    shelf.put("other", token=7)
+    backend, _ = make(shelf)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(10)
+    shelf.record = None  # by somebody who thought it would help; the holder has just renewed, for all we know
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(14.9)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(0.1)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 8
+
+
+async def test_a_free_record_that_was_deleted_is_not_waited_out():
+    shelf = Shelf()
+    shelf.put("", token=7)
+    backend, store = make(shelf)
+    store.failures = [None, ConnectionError("not written")]
+    with pytest.raises(ConnectionError):
+        await backend.try_acquire()
+    shelf.record = None
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 8
+
+
 def test_identities_differ_between_two_of_one_process():
     assert default_identity() != default_identity()
 

@@ -49,6 +49,8 @@ _BUILT_IN = {
     "postgresql": ("pgleaderlock.backends._urls", "open_postgres", None),
     "postgres": ("pgleaderlock.backends._urls", "open_postgres", None),
     "postgresql+lease": ("pgleaderlock.backends._urls", "open_lease_rows", None),
+    "k8s": ("pgleaderlock.backends._urls", "open_kubernetes", "kubernetes"),
+    "file": ("pgleaderlock.backends._urls", "open_file", None),
     "memory": ("pgleaderlock.backends._urls", "open_memory", None),
 }
 

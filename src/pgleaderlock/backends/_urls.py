@@ -7,7 +7,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import RecordBackend, RecordStore
 from pgleaderlock.keys import LockKey
 
-__all__ = ["open_lease_rows", "open_memory", "open_postgres"]
+__all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "open_postgres"]
 
 
 def open_postgres(url: str, settings: BackendSettings) -> Backend:
@@ -26,6 +26,24 @@ def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
     dsn = url.replace("postgresql+lease://", "postgresql://", 1)
     role = _role(settings, "postgresql+lease://")
     return _on_record(LeaseRowStore(dsn, role, **settings.options), settings)
+
+
+def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
+    """A Kubernetes Lease."""
+    from pgleaderlock.backends import kubernetes  # noqa: PLC0415
+
+    return kubernetes.open_kubernetes(
+        url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **settings.options
+    )
+
+
+def open_file(url: str, settings: BackendSettings) -> Backend:
+    """A file."""
+    from pgleaderlock.backends import file  # noqa: PLC0415
+
+    return file.open_file(
+        url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **settings.options
+    )
 
 
 def open_memory(url: str, settings: BackendSettings) -> Backend:

@@ -126,6 +126,7 @@ class RecordBackend(Backend):
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
         self._seen: Record | None = None
         self._seen_at = 0.0
+        self._is_gone = False  # it was seen, and is no more
         self._logger = get_logger().bind(**store.labels)
 
     @property
@@ -147,10 +148,11 @@ class RecordBackend(Backend):
     async def try_acquire(self) -> Grant | None:
         """Write our name over a record that is free, over, or ours from an attempt whose outcome we never learned."""
         record = await self._look()
-        if record is not None and not self._may_take(record):
+        if not self._may_take(record):
             return None
+        last = record or self._seen
         sent = self._clock()
-        claim = Claim(self._identity, 0 if record is None else record.token + 1, self._lease_s, is_new_term=True)
+        claim = Claim(self._identity, 0 if last is None else last.token + 1, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         return None if self._held is None else leased_grant(self._held.token, sent, self._lease_s)
 
@@ -199,7 +201,7 @@ class RecordBackend(Backend):
                 left_s = min(left_s, max(0.0, self._over_at(self._seen) - self._clock()))
             await self._store.changed(self._seen, left_s)
             record = await self._look()
-            if record is None or self._may_take(record):
+            if self._may_take(record):
                 return
 
     # --- The decisions -----------------------------------------------------------------------------------------
@@ -207,11 +209,16 @@ class RecordBackend(Backend):
     async def _look(self) -> Record | None:
         """Read the record, and note when we first saw it as it is."""
         record = await self._bounded(self._store.read())
-        if record is not None and (self._seen is None or record.version != self._seen.version):
-            self._seen, self._seen_at = record, self._clock()
+        if record is None:
+            if self._seen is not None and not self._is_gone:  # somebody deleted it: its holder may still believe
+                self._is_gone, self._seen_at = True, self._clock()
+        elif self._seen is None or self._is_gone or record.version != self._seen.version:
+            self._is_gone, self._seen, self._seen_at = False, record, self._clock()
         return record
 
-    def _may_take(self, record: Record) -> bool:
+    def _may_take(self, record: Record | None) -> bool:
+        if record is None:
+            return self._seen is None or not self._seen.holder or self._clock() >= self._over_at(self._seen)
         return (
             not record.holder
             or record.holder == self._identity

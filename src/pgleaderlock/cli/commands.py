@@ -14,6 +14,7 @@ from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, check_url, choose_key, elected
+from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.options import (
     check_option_seconds,
     dsn_option,
@@ -277,3 +278,19 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
     statements_of(schema)
     with open_database(dsn) as database:
         asyncio.run(apply_schema(database.dsn, schema, grantee))
+
+
+@cli.group()
+def k8s() -> None:
+    """What Kubernetes has to allow."""
+
+
+@k8s.command("rbac")
+@click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Where the Lease is.")
+@click.option(
+    "--service-account", "account", default="default", show_default=True, metavar="NAME", help="Whose pods take part."
+)
+@click.option("--lease", "leases", multiple=True, metavar="NAME", help="Only this Lease; may be repeated.")
+def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...]) -> None:
+    """Print a Role and its binding, for kubectl apply -f -."""
+    click.echo(manifest(namespace, account, leases), nl=False)

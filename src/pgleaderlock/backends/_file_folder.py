@@ -1,0 +1,233 @@
+"""The files of one lock, and the few things that are ever done to them.
+
+==================== ===========================================================================================
+``<path>``           the record: what the newest term's holder wrote last. Only ever replaced as a whole.
+``<path>.live.<N>``  the term N: made once with link(2), complete and locked (flock) from its first moment, and
+                     never written again. The kernel frees the lock when the holder dies.
+``<path>.tmp.<hex>`` a text on its way. Left behind only by a process that was killed at that moment.
+==================== ===========================================================================================
+
+Nothing here waits, and nothing decides. OSError leaves as ConnectionError, with what to do about it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgleaderlock.backends._file_descriptor import Descriptor
+from pgleaderlock.backends._file_record import LARGEST_TOKEN
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["Draft", "Folder", "Live"]
+
+_LARGEST_TEXT = 65536
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not hang us
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the quota is used up: free some space",
+    errno.EFBIG: "the limit on the size of files (ulimit -f) is too low",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOENT: "the folder, or the file, was removed under us",
+    errno.ELOOP: "it is a symbolic link, which somebody could have put there to lead us elsewhere: remove it",
+    errno.EISDIR: "a folder is in its place: remove it, or choose another path",
+    errno.EMFILE: "this process has too many files open: raise ulimit -n",
+    errno.EOPNOTSUPP: "this file system has no hard links or locks: choose another",
+}
+
+
+@dataclass(slots=True)
+class Draft:
+    """A text on its way, in a temporary file that we have locked."""
+
+    path: Path
+    descriptor: Descriptor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A term of our own, held for as long as its descriptor is open."""
+
+    token: int
+    descriptor: Descriptor
+
+
+class Folder:
+    """The files of the lock with this path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        name = re.escape(path.name)
+        self._live_name = re.compile(rf"{name}\.live\.(0|[1-9]\d{{0,17}})", re.ASCII)
+        self._temporary_name = re.compile(rf"{name}\.tmp\.[0-9a-f]{{16}}", re.ASCII)
+
+    def live_path(self, token: int) -> Path:
+        """Return the path of a term."""
+        return self._beside(f"live.{token}")
+
+    # --- Looking -----------------------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> bytes | None:
+        """Return what is in a file of ours; None when there is none."""
+        with self._explained("read", path):
+            try:
+                number = os.open(path, _READ)
+            except FileNotFoundError:
+                return None
+            try:
+                mode = os.fstat(number).st_mode
+                if not stat.S_ISREG(mode):
+                    raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "not a regular file")
+                text = os.read(number, _LARGEST_TEXT + 1)
+            finally:
+                os.close(number)
+        if len(text) > _LARGEST_TEXT:
+            raise ConnectionError(f"{path} is no record of a lock, it is far too large: choose another path")
+        return text
+
+    def terms(self) -> list[int]:
+        """Return the numbers of all terms that have a file, the newest last."""
+        with self._explained("list", self.path.parent):
+            matches = map(self._live_name.fullmatch, os.listdir(self.path.parent))  # noqa: PTH208 - names are enough
+            return sorted(int(match[1]) for match in matches if match is not None)
+
+    def is_free(self, token: int) -> bool:
+        """Whether nobody has this term's file locked. Many may ask at once; nobody who asks is ever waited for."""
+        with self._explained("look at", self.live_path(token)):
+            number = os.open(self.live_path(token), _READ)
+            try:
+                fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                os.close(number)
+        return True
+
+    def is_in_place(self, live: Live) -> bool:
+        """Whether the file of this term is still the one that we hold: somebody may have removed it by hand."""
+        if not live.descriptor.is_open:
+            return False
+        with self._explained("look at", self.live_path(live.token)):
+            try:
+                there = os.stat(self.live_path(live.token), follow_symlinks=False)  # noqa: PTH116 - the same, shorter
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(there, os.fstat(live.descriptor.number))
+
+    # --- Writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def draft(self, text: bytes) -> Iterator[Draft]:
+        """Make a temporary file with this text, locked by us. In the end its name is gone, whatever became of it.
+
+        Where there is no room, it shows here, before anything has happened.
+        """
+        path = self._beside(f"tmp.{secrets.token_hex(8)}")
+        with self._explained("write", path):
+            descriptor = Descriptor(lambda: os.open(path, _CREATE, 0o644))
+        draft = Draft(path, descriptor)
+        try:
+            with self._explained("write", path):
+                fcntl.flock(descriptor.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                while text:
+                    text = text[os.write(descriptor.number, text) :]
+            yield draft
+        finally:
+            self._remove(path)
+            if draft.descriptor is not None:
+                draft.descriptor.close()
+
+    def claim(self, token: int, draft: Draft) -> Live | None:
+        """Make the term's file of a draft. None when the term has a file already: another was quicker."""
+        if token > LARGEST_TOKEN:
+            raise ConnectionError(f"there is no term after {token - 1}: somebody wrote that number into {self.path}")
+        path = self.live_path(token)
+        if not self._happened("make", path, lambda: os.link(draft.path, path)):
+            return None
+        assert draft.descriptor is not None  # noqa: S101 - a draft is claimed with once
+        descriptor, draft.descriptor = draft.descriptor, None
+        return Live(token, descriptor)
+
+    def publish(self, draft: Draft) -> bool:
+        """Make the record of a draft. False when that was collected: a newer leader is there."""
+        return self._happened("replace", self.path, lambda: os.replace(draft.path, self.path))  # noqa: PTH105 - returns None
+
+    def remove(self, live: Live) -> None:
+        """Take a term back that never counted."""
+        with contextlib.suppress(ConnectionError):
+            if self.is_in_place(live):
+                self._remove(self.live_path(live.token))
+
+    def collect(self, newest: int) -> None:
+        """Remove what is older than the newest term, and whatever the dead left on its way. Losers fail by it."""
+        for token in self.terms():
+            if token < newest:
+                self._remove(self.live_path(token))
+        with self._explained("list", self.path.parent):
+            names = os.listdir(self.path.parent)  # noqa: PTH208 - names are enough
+        for name in filter(self._temporary_name.fullmatch, names):
+            self._remove(self.path.parent / name)
+
+    def keep_evidence(self) -> None:
+        """Keep an unreadable record under another name: it may be somebody's file, or the trace of a fault."""
+        with contextlib.suppress(OSError):
+            os.link(self.path, self._beside("unreadable"))
+
+    def make_durable(self, token: int) -> None:
+        """See that the term outlives a power cut, so that its number is never given out again. May take a while.
+
+        On descriptors of its own: whoever waits for this may leave and let go of the term.
+        """
+        for path in (self.live_path(token), self.path.parent):
+            with self._explained("sync", path):
+                number = os.open(path, _READ)
+                try:
+                    os.fsync(number)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # some file systems cannot sync a folder, and need not
+                        raise
+                finally:
+                    os.close(number)
+
+    # --- Helpers -----------------------------------------------------------------------------------------------
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    def _happened(self, what: str, path: Path, step: Callable[[], None]) -> bool:
+        """Take a step that takes effect as a whole. False when another was quicker and it cannot any more."""
+        with self._explained(what, path):
+            try:
+                step()
+            except (FileExistsError, FileNotFoundError):
+                return False
+            return True
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        with contextlib.suppress(OSError):  # gone, or another user's
+            path.unlink()
+
+    @contextlib.contextmanager
+    def _explained(self, what: str, path: Path) -> Iterator[None]:
+        """Translate the system's errors, for whoever has to do something about them."""
+        try:
+            yield
+        except OSError as error:
+            hint = _HINTS.get(error.errno or 0, "")
+            if error.errno in (errno.EACCES, errno.EPERM):
+                hint = (
+                    f"this process runs as uid {os.geteuid()}, and every contender must be able to read, create and "
+                    f"replace files in {self.path.parent}. With the sticky bit, as in /tmp, only one user can; without "
+                    "hard links, as on FAT, nobody can"
+                )
+            message = f"cannot {what} {path}: {error.strerror or error}"
+            raise ConnectionError(f"{message}. {hint[:1].upper()}{hint[1:]}" if hint else message) from error

@@ -1,0 +1,112 @@
+"""Where the files are: a URL or a path made absolute, and whether that place can keep a lock at all.
+
+On a network file system inotify says nothing of what other hosts do, and flock(2) may be silently local to each host
+(``nolock``, ``local_lock=``): two hosts would lead. So such a place is refused. A file system that is not known to be
+a network's is accepted.
+
+Not promised: on systems without /proc/self/mountinfo (macOS) a network file system is not recognised.
+"""
+
+import ctypes
+import functools
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["boot_id", "check_folder", "path_of"]
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LONGEST_NAME = 200  # of 255: the names of the other files have this one in front
+_NETWORK = re.compile(
+    "9p|acfs|afs|beegfs|ceph|cifs|coda|davfs|glusterfs|gpfs|lustre|ncpfs|nfs4?|orangefs|prl_fs|pvfs2|smb[23]?|smbfs|"
+    "vboxsf|virtiofs|vmhgfs"
+)
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
+_OURS = re.compile(r".*\.(live\.\d+|tmp\.[0-9a-f]{16}|unreadable)", re.DOTALL)
+
+
+def path_of(url_or_path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path that is named; ValueError says what is wrong with it."""
+    text = os.fspath(url_or_path)
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be a str or a Path, not {type(url_or_path).__name__}")
+    if text.startswith("file:"):
+        text = _path_of_url(text)
+    if not text or "\0" in text:
+        raise ValueError(f"this is not the path of a file: {text!r}")
+    path = Path(text)
+    if text.endswith("/") or path.name in ("", ".."):
+        raise ValueError(f"{text!r} names a folder: name a file in it, such as {text.rstrip('/')}/leader.json")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise ValueError(f"the name of the file must not be longer than {_LONGEST_NAME} bytes: {path.name!r}")
+    if _OURS.fullmatch(path.name):
+        raise ValueError(f"{path.name!r} is what the companion of another lock is called: choose another name")
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link in place of the file
+
+
+def _path_of_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{url!r} names a host: a path begins with a third slash, as in file:///{parts.netloc}…")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url!r} has a ? or a #: in a file's name they are written as %3F and %23")
+    return os.fsdecode(unquote_to_bytes(parts.path))
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a place where no lock can be kept, and say what to do."""
+    folder = path.parent
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise ConnectionError(f"the folder of the lock file {path} {what}: create it, for every contender to write to")
+    kind = _file_system_of(folder)
+    if _NETWORK.fullmatch(kind) or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
+        raise ConnectionError(
+            f"the lock file {path} is on a network file system ({kind}), where file locks may hold for one host only: "
+            "two hosts could lead. Use the nfs:// backend there, or a folder on a local disk"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK | os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise ConnectionError(
+            f"the folder of the lock file {path} cannot be read and written by this process (uid {os.geteuid()}): "
+            "a read-only file system, or its permissions; every contender must be able to create files there"
+        )
+
+
+def _file_system_of(folder: Path) -> str:
+    """Return the type of the file system; empty when this system does not tell."""
+    try:
+        mounts = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
+    except OSError:
+        return ""
+    here = os.path.realpath(folder)
+    found, depth = "", -1
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
+        is_above = point in ("/", here) or here.startswith(point + "/")
+        if is_above and len(point) >= depth:  # of two on one point, the later lies on top
+            found, depth = right.split()[0], len(point)
+    return found
+
+
+@functools.cache
+def boot_id() -> str | None:
+    """Return what names this boot of this host; None when the system does not tell, and then nothing is certain."""
+    try:
+        return _BOOT_ID.read_bytes().decode().strip() or None
+    except (OSError, ValueError):
+        return _boot_id_of_macos()
+
+
+def _boot_id_of_macos() -> str | None:
+    ask = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if ask is None:
+        return None
+    answer, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    if ask(b"kern.bootsessionuuid", answer, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        return None
+    return answer.value.decode("utf-8", "replace") or None

@@ -1,0 +1,113 @@
+"""What is in the files: one JSON object, for people and other programs as much as for us.
+
+``holder``, ``renewTime`` (RFC 3339) and ``leaseDuration`` (as Go prints and parses durations) are what any program
+that knows such files looks for; the rest is ours. Times of day are for people: nothing is ever decided by them.
+
+Every text that is written has a random ``nonce``, so no two are alike, and a text that is seen twice was written once.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["LARGEST_TOKEN", "Entry", "decode", "digest_of", "encode", "now_text"]
+
+LARGEST_TOKEN = 10**18 - 1
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One term, as it stands in a file."""
+
+    holder: str
+    """Empty when the term was ended by its holder."""
+    token: int
+    lease_s: float
+    acquire_time: str = ""
+    boot_id: str | None = None
+    """Of the running kernel, which alone knows whether the holder still has its lock."""
+    pid: int | None = None
+    host: str = ""
+
+
+def now_text() -> str:
+    """Return the time of day, for people."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def encode(entry: Entry) -> bytes:
+    """Return the text of an entry. No two texts are alike."""
+    fields = {
+        "holder": entry.holder,
+        "renewTime": now_text(),
+        "leaseDuration": _duration_text(entry.lease_s),
+        "acquireTime": entry.acquire_time,
+        "transitions": entry.token,
+        "token": entry.token,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "boot_id": entry.boot_id,
+        "nonce": secrets.token_hex(8),
+    }
+    return (json.dumps(fields, indent=1) + "\n").encode()
+
+
+def decode(text: bytes) -> Entry | None:
+    """Return the entry; None when it cannot be read, whatever the reason: then nothing is known about the holder."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or not isinstance(fields.get("holder"), str):
+        return None
+    lease_s = _seconds_of(fields.get("leaseDuration"))
+    token = _whole_number(fields.get("token", 0))
+    if lease_s is None or token is None or token > LARGEST_TOKEN:
+        return None
+    return Entry(
+        fields["holder"],
+        token,
+        lease_s,
+        acquire_time=_text(fields.get("acquireTime")),
+        boot_id=_text(fields.get("boot_id")) or None,
+        pid=_whole_number(fields.get("pid")),
+        host=_text(fields.get("host")),
+    )
+
+
+def digest_of(text: bytes) -> str:
+    """Return what tells this text from every other."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def _duration_text(seconds: float) -> str:
+    return f"{max(seconds, 1e-9):.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def _seconds_of(text: Any) -> float | None:
+    """Return the seconds of a duration such as ``15s`` or ``1m30.5s``; None when it is not a positive one."""
+    if not isinstance(text, str):
+        return None
+    parts = _DURATION_PART.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        return None
+    seconds = math.fsum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _whole_number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

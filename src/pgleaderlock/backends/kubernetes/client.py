@@ -1,0 +1,238 @@
+"""Our own client of the API server, over httpx: three verbs, a list and a watch.
+
+The typed clients are heavy, drop fields that they do not know, and have no time limit unless asked; for one object
+this is enough. Every request has a time limit: an API server that accepts and never answers must not keep a leader
+waiting past its lease. What can go wrong on the way is translated here, into what a person can act on.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import ssl
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pgleaderlock._checks import check_seconds
+from pgleaderlock.backends.kubernetes.api import LeaseClient, LeaseObject
+from pgleaderlock.backends.kubernetes.config import Cluster
+from pgleaderlock.backends.kubernetes.credentials import Credential
+from pgleaderlock.backends.kubernetes.refusals import explain
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["HttpLeaseClient", "LeaseClient"]
+
+_UNAUTHORIZED = 401
+_IDLE_S = 30.0  # longer than between two renewals, so that each of them does not begin with a handshake
+_WATCH_S = 300  # for one stream; the server ends it then, and a dead one is noticed soon after
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One request, in the words of RBAC."""
+
+    verb: str
+    namespace: str
+    name: str
+    method: str = "GET"
+    by_name: bool = True
+    query: Mapping[str, str] | None = None
+    body: LeaseObject | None = None
+
+    @property
+    def path(self) -> str:
+        collection = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+        return f"{collection}/{self.name}" if self.by_name else collection
+
+    def __str__(self) -> str:
+        return f"{self.verb} lease {self.namespace}/{self.name}"
+
+
+class HttpLeaseClient:
+    """A :class:`LeaseClient` over httpx. Connects with the first request."""
+
+    def __init__(self, cluster: Cluster, *, request_timeout_s: float = 5.0) -> None:
+        self._cluster = cluster
+        self._timeout_s = check_seconds("request_timeout_s", request_timeout_s)
+        self._http: httpx.AsyncClient | None = None
+        self._shown: Credential | None = None
+
+    async def get(self, namespace: str, name: str) -> LeaseObject:
+        """GET one Lease."""
+        return await self._call(_Ask("get", namespace, name))
+
+    async def create(self, namespace: str, lease: LeaseObject) -> LeaseObject:
+        """POST a new Lease."""
+        return await self._call(_Ask("create", namespace, lease["metadata"]["name"], "POST", by_name=False, body=lease))
+
+    async def replace(self, namespace: str, name: str, lease: LeaseObject) -> LeaseObject:
+        """PUT exactly this object."""
+        return await self._call(_Ask("update", namespace, name, "PUT", body=lease))
+
+    async def list(self, namespace: str, name: str) -> LeaseObject:
+        """List the Leases of that name."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        return await self._call(_Ask("list", namespace, name, by_name=False, query=query))
+
+    async def watch(self, namespace: str, name: str, resource_version: str) -> AsyncGenerator[LeaseObject, None]:
+        """Yield the events of that Lease since then."""
+        # Spread out, so that the streams of followers that started together do not end together for ever.
+        stream_s = int(_WATCH_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+        query = {
+            "fieldSelector": f"metadata.name={name}",
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(stream_s),
+        }
+        ask = _Ask("watch", namespace, name, by_name=False, query=query)
+        response = await self._open(ask, read_s=stream_s + self._timeout_s)
+        try:
+            async for line in response.aiter_lines():
+                if line:
+                    yield _decode(ask, line)
+        except httpx.HTTPError as error:
+            raise self._unreachable(ask, error) from error
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        http, self._http = self._http, None
+        if http is not None:
+            with contextlib.suppress(httpx.HTTPError, OSError, RuntimeError):  # another loop's connections are gone
+                await http.aclose()
+
+    # --- One request -------------------------------------------------------------------------------------------
+
+    async def _call(self, ask: _Ask) -> LeaseObject:
+        response = await self._open(ask, read_s=self._timeout_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return _decode(ask, await response.aread())
+        except TimeoutError:
+            raise self._late(ask) from None
+        except httpx.HTTPError as error:
+            raise self._unreachable(ask, error) from error
+        finally:
+            await response.aclose()
+
+    async def _open(self, ask: _Ask, read_s: float) -> httpx.Response:
+        """Return an answer that is not an error, its body yet to be read."""
+        response = await self._send(ask, await self._cluster.credentials.get(), read_s)
+        if response.status_code == _UNAUTHORIZED:  # the token may have been replaced since it was read
+            await response.aclose()
+            response = await self._send(ask, await self._cluster.credentials.get(refused=True), read_s)
+        if response.is_success:
+            return response
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = await response.aread()
+        except (TimeoutError, httpx.HTTPError):
+            body = b""  # the status says enough
+        finally:
+            await response.aclose()
+        raise explain(ask.verb, ask.namespace, ask.name, response.status_code, body)
+
+    async def _send(self, ask: _Ask, credential: Credential, read_s: float) -> httpx.Response:
+        """Send it, and again whenever the server says to come back later and there is time for that."""
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                while True:
+                    response = await self._send_once(ask, credential, read_s)
+                    pause_s = _retry_after_s(response)
+                    if pause_s is None or asyncio.get_running_loop().time() + pause_s >= (limit.when() or 0.0):
+                        return response
+                    await response.aclose()
+                    await asyncio.sleep(pause_s)
+        except TimeoutError:
+            raise self._late(ask) from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise self._unreachable(ask, error) from error
+
+    async def _send_once(self, ask: _Ask, credential: Credential, read_s: float) -> httpx.Response:
+        http = await self._connected(credential)
+        headers = {"Accept": "application/json"}
+        if credential.token is not None:
+            headers["Authorization"] = f"Bearer {credential.token}"
+        extensions: dict[str, Any] = {"timeout": httpx.Timeout(self._timeout_s, read=read_s).as_dict()}
+        if self._cluster.server_name is not None:
+            extensions["sni_hostname"] = self._cluster.server_name
+        request = http.build_request(
+            ask.method, ask.path, params=ask.query, json=ask.body, headers=headers, extensions=extensions
+        )
+        return await http.send(request, stream=True)
+
+    async def _connected(self, credential: Credential) -> httpx.AsyncClient:
+        """Return the connections, made anew when the client certificate is another one."""
+        now, shown = (credential.certificate, credential.key), self._shown
+        if self._http is None or shown is None or now != (shown.certificate, shown.key):
+            await self.close()
+            self._http = httpx.AsyncClient(
+                base_url=self._cluster.server,
+                verify=_ssl_context(self._cluster, credential) if self._cluster.server.startswith("https:") else False,
+                proxy=self._cluster.proxy,
+                limits=httpx.Limits(keepalive_expiry=_IDLE_S),
+                trust_env=False,
+            )
+            self._shown = credential
+        return self._http
+
+    def _late(self, ask: _Ask) -> ConnectionError:
+        return ConnectionError(
+            f"cannot {ask}: no answer from the API server {self._cluster.server} within {self._timeout_s:g} s",
+            cause=LossCause.RENEW_TIMEOUT,
+        )
+
+    def _unreachable(self, ask: _Ask, error: Exception) -> ConnectionError:
+        what = str(error) or type(error).__name__
+        return ConnectionError(
+            f"cannot {ask}: the API server {self._cluster.server} cannot be reached ({what})",
+            cause=LossCause.CONNECTION_LOST,
+        )
+
+
+def _ssl_context(cluster: Cluster, credential: Credential) -> ssl.SSLContext:
+    try:
+        if cluster.authority is not None and not cluster.authority.strip():
+            raise ValueError("the certificate authority is empty")  # which OpenSSL takes for that of the system  # noqa: TRY301
+        context = ssl.create_default_context(cadata=cluster.authority)
+        if not cluster.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if credential.certificate is not None and credential.key is not None:
+            # OpenSSL reads a key from files only; the folder is ours alone and lasts for this call.
+            with tempfile.TemporaryDirectory() as folder:
+                certificate, key = Path(folder, "certificate"), Path(folder, "key")
+                certificate.write_text(credential.certificate, encoding="utf-8")
+                key.write_text(credential.key, encoding="utf-8")
+                context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConnectionError(
+            f"the certificates of the Kubernetes configuration for {cluster.server} cannot be used: {error}"
+        ) from error
+    return context
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """How long the server asks us to stay away; None when it does not."""
+    text = response.headers.get("Retry-After", "")
+    is_refusal = response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error
+    return float(text) if is_refusal and text.isascii() and text.isdigit() else None
+
+
+def _decode(ask: _Ask, body: bytes | str) -> LeaseObject:
+    try:
+        content = json.loads(body)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ConnectionError(
+            f"cannot {ask}: the answer is not a JSON object, so something other than the API server gave it"
+        )
+    return content

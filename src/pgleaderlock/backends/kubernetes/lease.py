@@ -1,0 +1,137 @@
+"""The Lease object: what we read out of it, and what a write changes in it.
+
+**A write is the object that was read**, with five fields of its spec replaced. Labels, fields that some later version
+of Kubernetes adds, ``resourceVersion`` and above all ``uid`` go back as they came: without its uid a PUT that meets a
+deleted Lease does not fail, it brings the Lease back to life.
+
+**Times are for people.** They are written as other electors write them, and never read for a decision. Their form is
+strict: exactly six digits of a second and a zone, or the API server answers 400. Go's own clients print it that way;
+``datetime.isoformat()`` leaves the digits out at microsecond 0. Each renewal is at least in the next second after the
+last one, so with leases under three seconds, renewed more than once a second, the time that is written runs ahead.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgleaderlock.backends.kubernetes.api import LeaseObject
+from pgleaderlock.backends.record import Claim, Record
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["LeaseVersion", "WallClock", "claimed_lease", "micro_time", "new_lease", "read_lease", "utc_now"]
+
+WallClock = Callable[[], datetime]
+"""The time of day, with its zone."""
+
+_UNKNOWN_LEASE_S = 15.0  # a holder that did not say: what client-go's users have by default
+_RELEASED_LEASE_S = 1  # the smallest that the API server accepts; 0 is refused
+
+
+def utc_now() -> datetime:
+    """Return the time of day."""
+    return datetime.now(UTC)
+
+
+def micro_time(at: datetime) -> str:
+    """Print a time as the API server's MicroTime."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseVersion:
+    """Which state of which object a record is. Equal when both agree: a Lease made anew starts over."""
+
+    uid: str
+    resource_version: str
+    lease: LeaseObject = field(compare=False, repr=False)
+    """The whole object, for the write that replaces it."""
+
+
+def read_lease(lease: object) -> Record:
+    """Read the record out of a Lease. Absent fields are allowed, as the API server allows them."""
+    try:
+        fields = _mapping(lease, "it")
+        spec = _mapping(fields.get("spec") or {}, "spec")
+        metadata = _mapping(fields.get("metadata"), "metadata")
+        version = LeaseVersion(_text(metadata, "uid"), _text(metadata, "resourceVersion"), fields)
+        return Record(
+            holder=_text(spec, "holderIdentity", ""),
+            token=_whole(spec, "leaseTransitions", 0, least=0),
+            lease_s=float(_whole(spec, "leaseDurationSeconds", _UNKNOWN_LEASE_S, least=1)),
+            version=version,
+            since=_text(spec, "acquireTime", "") or None,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConnectionError(
+            f"the answer is not a Lease of coordination.k8s.io/v1 ({error}): does something other than the API server "
+            "answer for it?"
+        ) from error
+
+
+def new_lease(namespace: str, name: str, claim: Claim, now: datetime) -> LeaseObject:
+    """Return the object that makes the first record."""
+    metadata = {"name": name, "namespace": namespace}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": _claimed_spec({}, claim, now),
+    }
+
+
+def claimed_lease(version: LeaseVersion, claim: Claim, now: datetime) -> LeaseObject:
+    """Return the object that was read, with the claim in it."""
+    return {**version.lease, "spec": _claimed_spec(version.lease.get("spec") or {}, claim, now)}
+
+
+def _claimed_spec(spec: Mapping[str, Any], claim: Claim, now: datetime) -> dict[str, Any]:
+    is_renewal = bool(claim.holder) and not claim.is_new_term
+    renewed = micro_time(max(now, _next_second(spec.get("renewTime"), now)) if is_renewal else now)
+    claimed = {
+        **spec,
+        "holderIdentity": claim.holder,
+        "leaseDurationSeconds": int(claim.lease_s) if claim.holder else _RELEASED_LEASE_S,
+        "leaseTransitions": claim.token,
+        "renewTime": renewed,
+    }
+    return claimed if is_renewal else {**claimed, "acquireTime": renewed}
+
+
+def _next_second(text: object, default: datetime) -> datetime:
+    """Return the first moment that every follower tells from the last renewal.
+
+    client-go compares Leases after cutting renewTime to whole seconds. A second renewal within one second is none to
+    it: its wait goes on from the first, and it takes over up to a second early, while we still trust the second one.
+    Nor may the time stand still or go back, as a clock on the wall may: a PUT that changes nothing keeps the version.
+    """
+    try:
+        last = datetime.fromisoformat(str(text))
+    except ValueError:
+        return default
+    return last.replace(microsecond=0) + timedelta(seconds=1)
+
+
+def _mapping(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is no mapping")
+    return value
+
+
+def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = fields.get(name)
+    value = default if value is None else value
+    if not isinstance(value, str) or (default is None and not value):
+        raise TypeError(f"{name} is not a text")
+    return value
+
+
+def _whole(fields: Mapping[str, Any], name: str, default: float, *, least: int) -> int:
+    value = fields.get(name)
+    if value is None:
+        return int(default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is not a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}")
+    return value

@@ -1,0 +1,171 @@
+"""A Kubernetes Lease as a record store, by the rules that client-go follows: a Go controller can share it with us.
+
+What is decided here, and why:
+
+- **The version is uid and resourceVersion.** A Lease that was deleted and made again is another record.
+- **409 is an answer**: another was quicker. So is 404 to a replacement: the Lease is gone, and looking again says so.
+- **The token is leaseTransitions**, which client-go counts up at every take-over too. It starts over when somebody
+  deletes the Lease: whoever fences by it must not.
+- **A Lease with a strategy belongs to Kubernetes' own coordinated election**, which chooses among candidates that
+  registered with it. We are none of them and do not take it. When such an election begins while we hold the Lease, it
+  names a preferred holder, and we step down.
+- **Waiting watches.** Where that is forbidden (it needs ``list`` and ``watch``), waiting polls, and says so once.
+"""
+
+import asyncio
+import math
+import random
+import re
+from collections.abc import Mapping
+
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends.kubernetes.api import ApiError, LeaseClient, LeaseObject
+from pgleaderlock.backends.kubernetes.lease import (
+    LeaseVersion,
+    WallClock,
+    claimed_lease,
+    new_lease,
+    read_lease,
+    utc_now,
+)
+from pgleaderlock.backends.kubernetes.watch import LeaseWatch
+from pgleaderlock.backends.record import Claim, Record, RecordStore
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
+
+__all__ = ["LeaseStore"]
+
+_POLL_S = 2.0
+_FORBIDDEN_FOR_S = 300.0
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAME, _NAMESPACE = re.compile(rf"{_LABEL}(\.{_LABEL})*"), re.compile(_LABEL)
+_NAME_LENGTH, _NAMESPACE_LENGTH = 253, 63
+
+
+class LeaseStore(RecordStore):
+    """One Lease in one namespace."""
+
+    def __init__(self, client: LeaseClient, namespace: str, name: str, *, wall_clock: WallClock = utc_now) -> None:
+        # Both become part of an address, so this is not only the API server's business.
+        if len(namespace) > _NAMESPACE_LENGTH or not _NAMESPACE.fullmatch(namespace):
+            raise ValueError(
+                f"{namespace!r} cannot be a Kubernetes namespace: lower-case letters, digits and '-', at most 63"
+            )
+        if len(name) > _NAME_LENGTH or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a Kubernetes Lease: lower-case letters, digits, '-' and '.', at most 253, "
+                "with a letter or digit at both ends of each part"
+            )
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._wall_clock = wall_clock
+        self._watch = LeaseWatch(client, namespace, name)
+        self._held_as: str | None = None  # the name under which we hold it, as far as we know
+        self._polls_until = -math.inf  # on the loop's clock
+        self._said_that_it_polls = False
+        self._logger = get_logger().bind(**self.labels)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """Namespace and name."""
+        return {"namespace": self._namespace, "lease": self._name}
+
+    async def read(self) -> Record | None:
+        """GET the Lease."""
+        try:
+            lease = await self._client.get(self._namespace, self._name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+        record = self._record(lease)
+        strategy = _spec(lease).get("strategy")
+        if strategy and record.holder != self._held_as:
+            raise LockError(
+                f"lease {self._namespace}/{self._name} has spec.strategy {strategy!r}: Kubernetes' coordinated leader "
+                "election decides who holds it. Use another lease name, or remove the strategy and its candidates"
+            )
+        return record
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        """POST the first Lease, or PUT the one that was read."""
+        if claim.lease_s < 1 or claim.lease_s != int(claim.lease_s):
+            raise LockError(
+                f"lease {self._namespace}/{self._name} cannot last {claim.lease_s:g} s: Kubernetes counts whole seconds"
+            )
+        try:
+            lease = await self._send(claim, replacing)
+        except ApiError as error:
+            if error.status == _CONFLICT or (error.status == _NOT_FOUND and replacing is not None):
+                return None
+            raise
+        self._held_as = claim.holder or None
+        if claim.holder:
+            self._watch.stop()  # a leader has nothing to wait for
+        return self._record(lease)
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> None:
+        """Watch the Lease. When that fails, the pause of a poll is the answer: it may have changed."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        if clock() >= self._polls_until:
+            try:
+                await self._watch.wait_for_change(None if seen is None else _version(seen), timeout_s)
+            except ConnectionError as error:
+                self._note_failed_watch(error)
+            else:
+                return
+        await asyncio.sleep(min(max(0.0, deadline - clock()), _poll_pause_s()))
+
+    def _note_failed_watch(self, error: ConnectionError) -> None:
+        if not isinstance(error, ApiError) or error.status != _FORBIDDEN:
+            self._logger.debug("watch_failed", error=error)
+            return
+        # Permissions may be repaired, or only slow to arrive, so it is tried again; but said once.
+        self._polls_until = asyncio.get_running_loop().time() + _FORBIDDEN_FOR_S
+        if not self._said_that_it_polls:
+            self._said_that_it_polls = True
+            self._logger.warning("watch_forbidden", error=error, polled_every_s=_POLL_S)
+
+    async def close(self) -> None:
+        """End the watch and the connections."""
+        await self._watch.close()
+        self._held_as = None
+        await self._client.close()
+
+    async def _send(self, claim: Claim, replacing: Record | None) -> LeaseObject:
+        now = self._wall_clock()
+        if replacing is None:
+            return await self._client.create(self._namespace, new_lease(self._namespace, self._name, claim, now))
+        version = _version(replacing)
+        preferred = _spec(version.lease).get("preferredHolder")
+        is_renewal = bool(claim.holder) and not claim.is_new_term
+        if is_renewal and preferred and preferred != claim.holder:
+            raise LeadershipLost(
+                f"Kubernetes' coordinated leader election prefers {preferred!r} for lease "
+                f"{self._namespace}/{self._name}: stepping down in its favour",
+                cause=LossCause.STEPPED_DOWN,
+            )
+        return await self._client.replace(self._namespace, self._name, claimed_lease(version, claim, now))
+
+    def _record(self, lease: LeaseObject) -> Record:
+        try:
+            return read_lease(lease)
+        except ConnectionError as error:
+            raise ConnectionError(f"lease {self._namespace}/{self._name}: {error}") from error
+
+
+def _spec(lease: LeaseObject) -> Mapping[str, object]:
+    return lease.get("spec") or {}
+
+
+def _version(record: Record) -> LeaseVersion:
+    if not isinstance(record.version, LeaseVersion):
+        raise TypeError("this record was not read from a Kubernetes Lease")
+    return record.version
+
+
+def _poll_pause_s() -> float:
+    return _POLL_S * random.uniform(0.8, 1.2)  # noqa: S311 - spreads out followers, keeps no secret

@@ -1,0 +1,561 @@
+"""Torture of the lock in a file: real processes, killed and frozen at random, and a simulation of every other order.
+
+    python -m tests.file_torture --processes 64 --seconds 30
+
+Three rounds, each of which can be left out (``--only``):
+
+- ``group``: so many contenders. Each samples its token about every millisecond in a thread of its own and writes the
+  intervals in which it led into a memory-mapped file, where they outlive a kill -9. Meanwhile processes are killed and
+  frozen, and the leader in particular. No two may lead at once, and tokens must grow from leader to leader.
+- ``kills``: a leader that renews without a pause is killed -9 at a random instant, 300 times. The record is never
+  unreadable, nobody leads before the leader is dead, and the take-over is timed.
+- ``simulate``: contenders in threads that take turns, at random, at every single step on the files and every look at
+  the clock, which is virtual. So a contender can be frozen between any two steps, for any time, and is killed there.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import mmap
+import os
+import random
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from pgleaderlock.backends import _file_record
+from pgleaderlock.backends._file_descriptor import Descriptor
+from pgleaderlock.backends._file_folder import Draft
+from pgleaderlock.backends.file import FileStore, open_file
+from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.models import Grant
+from tests.torture import find_overlaps
+
+LEASE_S = 1.5
+_RECORD = struct.Struct("ddq")
+_MAX_INTERVALS = 5_000
+
+# A process that has everything imported, and forks a child for each line it is sent: starting is cheap then.
+_NURSERY = """
+import asyncio, ctypes, json, logging, mmap, os, signal, struct, sys, threading, time
+from pgleaderlock import Election, FixedInterval, suspend_aware_clock as clock
+from pgleaderlock.backends.file import open_file
+
+RECORD, GAP_S = struct.Struct("ddq"), 0.01
+
+def sample(election, path):
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    index, last, term = -1, 0.0, None
+    while True:
+        before = clock()
+        token = election.token
+        after = clock()
+        if token is not None and after - before < GAP_S:
+            # The answer held at some moment between the two readings: count from the later, to the earlier.
+            if last == 0.0 or after - last > GAP_S or token != term:
+                index += 1
+                RECORD.pack_into(memory, index * RECORD.size, after, after, token)
+            else:
+                start, _, _ = RECORD.unpack_from(memory, index * RECORD.size)
+                RECORD.pack_into(memory, index * RECORD.size, start, before, token)
+            last, term = after, token
+        else:
+            last = 0.0
+        time.sleep(0.001 if token is not None else 0.004)
+
+async def take_part(path, samples, lease_s):
+    election = Election(open_file(path, lease_s=lease_s), health_interval_s=lease_s / 3,
+                        retry_strategy=FixedInterval(0.5))
+    threading.Thread(target=sample, args=(election, samples), daemon=True).start()
+    async with election:
+        while True:  # busy, as an application is: its event loop does not read the news at once
+            time.sleep(0.004)
+            await asyncio.sleep(0.04)
+
+async def renew_without_a_pause(path):
+    backend = open_file(path, lease_s=15)
+    await backend.open()
+    grant = await backend.try_acquire()
+    os.write(1, f"{grant.token}\\n".encode())
+    while True:
+        grant = await backend.renew(grant)
+
+logging.disable()  # losing is what they are here for
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while line := sys.stdin.readline():
+    name, *arguments = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # nobody outlives the nursery, and that nobody its own parent
+        asyncio.run(globals()[name](*arguments))
+    os.write(1, f"pid {child}\\n".encode())
+"""
+
+
+class Nursery:
+    """Where contenders come from. They are not our children: what became of them is asked for."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _NURSERY]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def start(self, name: str, *arguments: object, lines: int = 1) -> list[str]:
+        """Start a contender, and return the lines that are said of it and by it, in any order."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
+        said = [self._process.stdout.readline().decode().strip() for _ in range(lines)]
+        assert all(said), "the nursery died"
+        return said
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def kill(pid: int) -> None:
+    """Kill a contender, and wait until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        while True:
+            os.kill(pid, 0)
+            time.sleep(0.0005)
+
+
+# --- A group ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Member:
+    """One contender, and those before it in its place."""
+
+    nursery: Nursery
+    folder: Path
+    record: Path
+    name: str
+    pid: int = 0
+    files: list[Path] = field(default_factory=list)
+    frozen_until: float = 0.0
+
+    def start(self) -> None:
+        path = self.folder / f"{self.name}-{len(self.files)}"
+        path.write_bytes(bytes(_RECORD.size * _MAX_INTERVALS))
+        self.files.append(path)
+        said = self.nursery.start("take_part", str(self.record), str(path), LEASE_S)
+        self.pid = int(said[0].split()[1])
+
+    def freeze(self, seconds: float) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.frozen_until = time.monotonic() + seconds
+
+    def thaw_in_time(self) -> None:
+        if self.frozen_until and time.monotonic() > self.frozen_until:
+            os.kill(self.pid, signal.SIGCONT)
+            self.frozen_until = 0.0
+
+    def kill(self) -> None:
+        if self.pid:
+            kill(self.pid)
+        self.frozen_until = 0.0
+
+    def intervals(self) -> list[tuple[float, float, str, int]]:
+        found = []
+        for path in self.files:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                for index in range(_MAX_INTERVALS):
+                    start, end, token = _RECORD.unpack_from(memory, index * _RECORD.size)
+                    if start == 0.0:
+                        break
+                    found.append((start, end, path.name, token))
+        return found
+
+
+class Group:
+    """Does harm at random to a group of members, and counts what it did."""
+
+    def __init__(self, folder: Path, members: int, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.record = folder / "locks" / "leader.json"
+        self.record.parent.mkdir()
+        (folder / "samples").mkdir()
+        self._nursery = Nursery()
+        self.members = [
+            Member(self._nursery, folder / "samples", self.record, f"m{number}") for number in range(members)
+        ]
+        self.harm: dict[str, int] = {}
+
+    def run(self, seconds: float) -> None:
+        try:
+            for member in self.members:
+                member.start()
+            while not self.record.exists():
+                time.sleep(0.01)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(self._rng.expovariate(1 / 0.15))
+                for member in self.members:
+                    member.thaw_in_time()
+                self._harm()
+        finally:
+            for member in self.members:
+                member.kill()
+            self._nursery.close()
+
+    def _harm(self) -> None:
+        deed = self._rng.choices(
+            ["kill", "freeze", "kill leader", "freeze leader", "freeze and kill"], [2, 3, 3, 3, 1]
+        )[0]
+        member: Member | None = self._rng.choice(self.members)
+        if "leader" in deed or "and" in deed:
+            pid = self._leader_pid()
+            member = next((each for each in self.members if each.pid == pid), None)
+        if member is None or (member.frozen_until and "freeze" in deed):
+            return
+        if "freeze" in deed:
+            member.freeze(self._rng.uniform(0.2, 1.6) * LEASE_S)
+        if deed == "freeze and kill":  # a moment later: another may have begun to lead
+            time.sleep(self._rng.uniform(0.9, 1.3) * LEASE_S)
+        if "kill" in deed:
+            member.kill()
+            member.start()
+        self.harm[deed] = self.harm.get(deed, 0) + 1
+
+    def _leader_pid(self) -> int:
+        try:
+            return int(json.loads(self.record.read_bytes())["pid"])
+        except FileNotFoundError:
+            return -1
+
+    def intervals(self) -> list[tuple[float, float, str, int]]:
+        return sorted(interval for member in self.members for interval in member.intervals())
+
+
+def overlaps_in(intervals: list[tuple[float, float, str, int]]) -> int:
+    return len(find_overlaps([(start, end, name) for start, end, name, _ in intervals]))
+
+
+def tokens_out_of_order(intervals: Iterable[tuple[float, float, str, int]]) -> int:
+    """Count the intervals whose token is not greater than every earlier leader's, or not the same leader's own."""
+    newest, owner, wrong = -1, "", 0
+    for _, _, name, token in sorted(intervals):
+        wrong += token < newest or (token == newest and name != owner)
+        newest, owner = max((newest, owner), (token, name))
+    return wrong
+
+
+def torture_group(members: int, seconds: float, seed: int) -> Group:
+    with tempfile.TemporaryDirectory(prefix="pgll-file-") as folder:
+        group = Group(Path(folder), members, seed)
+        group.run(seconds)
+        intervals = group.intervals()
+        terms = len({token for *_, token in intervals})
+        problems = overlaps_in(intervals), tokens_out_of_order(intervals)
+        left = sorted(path.name for path in group.record.parent.iterdir())
+        say(f"group of {members} seed={seed}: {terms} terms, {len(intervals)} intervals, harm {group.harm}, ")
+        say(f"  {problems[0]} overlaps, {problems[1]} tokens out of order, {len(left)} files left")
+        if not terms or any(problems):
+            sys.exit("two leaders at once, or none at all")
+        return group
+
+
+# --- Kills -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kills:
+    """What became of so many killed leaders."""
+
+    took_s: list[float] = field(default_factory=list)
+    unreadable: int = 0
+    too_early: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+async def kill_renewers(record: Path, times: int, seed: int) -> Kills:
+    """Kill a leader that does nothing but renew, again and again, and take over from it each time."""
+    rng, result = random.Random(seed), Kills()
+    follower = open_file(record, lease_s=15)
+    await follower.open()
+    nursery = Nursery()
+    try:
+        for _ in range(times):
+            said = sorted(nursery.start("renew_without_a_pause", str(record), lines=2))
+            result.tokens.append(int(said[0]))
+            await _take_over_from(int(said[1].split()[1]), follower, record, rng, result)
+    finally:
+        nursery.close()
+        await follower.close()
+    return result
+
+
+async def _take_over_from(
+    leader: int, follower: RecordBackend, record: Path, rng: random.Random, result: Kills
+) -> None:
+    taking = None
+    try:
+        result.too_early += await follower.try_acquire() is not None
+        end = time.perf_counter() + rng.uniform(0, 0.01)
+        while time.perf_counter() < end:
+            result.unreadable += _is_unreadable(record)
+        taking = asyncio.create_task(_acquire(follower))
+        await asyncio.sleep(rng.uniform(0.001, 0.005))
+        result.too_early += taking.done()
+    finally:
+        killed_at = time.perf_counter()
+        os.kill(leader, signal.SIGKILL)
+    grant = await taking
+    result.took_s.append(time.perf_counter() - killed_at)
+    assert grant.token is not None
+    result.tokens.append(grant.token)
+    result.unreadable += _is_unreadable(record)
+    await follower.release(grant)
+
+
+def _is_unreadable(record: Path) -> bool:
+    return _file_record.decode(record.read_bytes()) is None
+
+
+async def _acquire(backend: RecordBackend) -> Grant:
+    while (grant := await backend.try_acquire()) is None:
+        await backend.wait(60)
+    return grant
+
+
+def torture_by_kills(times: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="pgll-file-") as folder:
+        result = asyncio.run(kill_renewers(Path(folder) / "leader.json", times, seed))
+    took_ms = sorted(took_s * 1e3 for took_s in result.took_s)
+    say(
+        f"{times} kills seed={seed}: take-over {statistics.median(took_ms):.1f} ms in the median, "
+        f"{took_ms[int(len(took_ms) * 0.95)]:.1f} ms for 95 %, {took_ms[-1]:.1f} ms at most; "
+        f"{result.unreadable} unreadable records, {result.too_early} taken too early"
+    )
+    if result.unreadable or result.too_early or result.tokens != sorted(set(result.tokens)):
+        sys.exit("a record was unreadable, or a leader was replaced before it died")
+
+
+# --- A simulation ----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Where a contender ended."""
+
+
+class Simulation:
+    """Contenders that take turns at every step, in an order that the seed decides, on a virtual clock."""
+
+    STEPS = ("read", "terms", "is_free", "is_in_place", "draft", "claim", "publish", "remove", "collect", "_remove")
+
+    def __init__(self, record: Path, seed: int, contenders: int = 4) -> None:
+        self.record = record
+        self.rng = random.Random(seed)
+        self.now = 1000.0
+        self.contenders = [Contender(self, number) for number in range(contenders)]
+        self.back = threading.Semaphore(0)
+        self.terms: list[int] = []
+        self.overlaps: list[str] = []
+        self.frozen: dict[Contender, int] = {}
+
+    def run(self, steps: int) -> None:
+        for contender in self.contenders:
+            contender.start()
+        for step in range(steps):
+            self._disturb(step)
+            ready = [each for each in self.contenders if self.frozen.get(each, 0) <= step]
+            if ready:
+                self.rng.choice(ready).take_a_step()
+            self._check(step)
+        for contender in self.contenders:
+            contender.kill()
+
+    def _disturb(self, step: int) -> None:
+        chance = self.rng.random()
+        self.now += self.rng.choice([0.0, 0.0, 0.001, 0.02]) * LEASE_S
+        if chance < 0.03:
+            self.now += self.rng.uniform(0.1, 1.2) * LEASE_S
+        elif chance < 0.06:
+            self.frozen[self.rng.choice(self.contenders)] = step + self.rng.randrange(5, 100)
+        elif chance < 0.065:
+            self._replace(self.rng.choice(self.contenders))
+
+    def _replace(self, contender: "Contender") -> None:
+        contender.kill()
+        index = self.contenders.index(contender)
+        self.contenders[index] = Contender(self, contender.number + len(self.contenders))
+        self.contenders[index].start()
+
+    def _check(self, step: int) -> None:
+        leaders = [each for each in self.contenders if each.believes(self.now)]
+        if len(leaders) > 1:
+            self.overlaps.append(f"step {step}: {[(each.number, each.grant) for each in leaders]}")
+
+
+class Contender:
+    """A contender in a thread that runs only when it is its turn."""
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self._simulation = simulation
+        self.number = number
+        self.grant: Grant | None = None
+        self._turn = threading.Semaphore(0)
+        self._is_killed = False
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._store = FileStore(simulation.record, lease_s=LEASE_S, identity=f"c{number}")
+        self._backend = RecordBackend(self._store, identity=f"c{number}", lease_s=LEASE_S, clock=self._read_clock)
+        self._descriptors: list[Descriptor] = []
+        folder: Any = self._store._folder
+        for name in Simulation.STEPS:
+            setattr(folder, name, self._with_turns(getattr(folder, name)))
+        folder.draft = self._noting_drafts(folder.draft)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def believes(self, now: float) -> bool:
+        grant = self.grant
+        return grant is not None and now < grant.trusted_until
+
+    def take_a_step(self) -> None:
+        self._turn.release()
+        self._simulation.back.acquire()
+
+    def kill(self) -> None:
+        """As the kernel does: nothing more is done, and what was open is closed."""
+        self.grant = None
+        self._is_killed = True
+        if self._thread.is_alive():
+            self._turn.release()
+            self._simulation.back.acquire()
+            self._thread.join()
+
+    def _wait_for_turn(self) -> None:
+        if not self._is_killed:
+            self._simulation.back.release()
+            self._turn.acquire()
+        if self._is_killed:
+            raise Killed  # again and again: the dead do not tidy up
+
+    def _with_turns(self, step: Any) -> Any:
+        def take(*arguments: Any) -> Any:
+            self._wait_for_turn()
+            return step(*arguments)
+
+        return take
+
+    def _noting_drafts(self, draft: Any) -> Any:
+        @contextlib.contextmanager
+        def noted(text: bytes) -> Iterator[Draft]:
+            with draft(text) as made:
+                self._descriptors.append(made.descriptor)
+                yield made
+
+        return noted
+
+    def _read_clock(self) -> float:
+        self._wait_for_turn()
+        return self._simulation.now
+
+    def _live(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self._is_killed:
+                with asyncio.Runner() as runner:
+                    runner.run(self._contend())
+        except Killed:
+            pass
+        finally:
+            self._is_killed = True
+            for descriptor in self._descriptors:
+                descriptor.close()
+            self._simulation.back.release()
+
+    async def _contend(self) -> None:
+        while True:
+            try:
+                await self._lead_for_a_while()
+            except PgLeaderLockError:
+                self.grant = None
+                await self._backend.close()
+            self._wait_for_turn()
+
+    async def _lead_for_a_while(self) -> None:
+        grant = await self._backend.try_acquire()
+        if grant is None:
+            return
+        self._simulation.terms.append(grant.token or 0)
+        self.grant = grant
+        while self._simulation.rng.random() > 0.1:  # late or not: what counts is up to the store
+            grant = self.grant = await self._backend.renew(grant)
+        self.grant = None
+        await self._backend.release(grant)
+
+
+def simulate(seeds: Iterable[int], steps: int = 1500) -> tuple[int, list[str]]:
+    """Return how many terms there were, and the moments at which two believed to lead."""
+    terms, problems = 0, []
+    for seed in seeds:
+        with (
+            tempfile.TemporaryDirectory(prefix="pgll-file-", dir=_memory_folder()) as folder,
+            mock.patch.object(asyncio, "to_thread", _without_a_thread),
+        ):
+            simulation = Simulation(Path(folder) / "leader.json", seed)
+            simulation.run(steps)
+        terms += len(simulation.terms)
+        problems += [f"seed {seed} {overlap}" for overlap in simulation.overlaps[:1]]
+        if len(set(simulation.terms)) != len(simulation.terms):
+            problems.append(f"seed {seed}: a token was given out twice")
+    return terms, problems
+
+
+async def _without_a_thread(step: Any, *arguments: Any) -> None:
+    step(*arguments)
+
+
+def _memory_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def torture_by_simulation(seeds: int, first: int) -> None:
+    terms, problems = simulate(range(first, first + seeds))
+    say(f"{seeds} simulations from seed={first}: {terms} terms, {len(problems)} problems")
+    if problems:
+        sys.exit("\n".join(problems[:5]))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--processes", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--simulations", type=int, default=300)
+    parser.add_argument("--only", choices=["group", "kills", "simulate"])
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options = parser.parse_args()
+    if options.only in (None, "simulate"):
+        torture_by_simulation(options.simulations, options.seed)
+    if options.only in (None, "kills"):
+        torture_by_kills(options.kills, options.seed)
+    if options.only in (None, "group"):
+        torture_group(options.processes, options.seconds, options.seed)
+
+
+if __name__ == "__main__":
+    main()
