@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -202,6 +202,52 @@ def bench_failover(dsn: str, rounds: int) -> None:
         floor.stop()
 
 
+# --- Noticing a loss -------------------------------------------------------------------------------------------------
+
+HOLDER = "SELECT pid FROM pg_locks WHERE granted AND (classid, objid, objsubid) = (%s, %s, 2)"
+TERMINATE = "SELECT pg_terminate_backend(%s)"
+
+
+async def bench_loss(dsn: str, rounds: int) -> None:
+    """End the session, and take the time until ``on_lost``, or until a bare reader of the socket is called."""
+    observer = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    lock = LeaderLock(dsn, key=KEY, retry_strategy=FixedInterval(0.01), settle_s=0)
+    noticed: asyncio.Queue[float] = asyncio.Queue()
+
+    def notice() -> None:
+        noticed.put_nowait(time.perf_counter())
+
+    async def end(pid: int) -> float:
+        began = time.perf_counter()
+        await observer.execute(TERMINATE, (pid,))
+        return (await noticed.get() - began) * 1e3
+
+    async def end_ours() -> float:
+        await lock.wait_for_leadership()
+        row = await (await observer.execute(HOLDER, KEY.numbers)).fetchone()
+        assert row is not None
+        return await end(row[0])
+
+    async def end_bare() -> float:
+        loop, raw = asyncio.get_running_loop(), await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+
+        def notice_once() -> None:
+            loop.remove_reader(raw.fileno())
+            notice()
+
+        loop.add_reader(raw.fileno(), notice_once)
+        took_ms = await end(raw.info.backend_pid)
+        await raw.close()
+        return took_ms
+
+    lock.on_lost(notice)
+    async with lock:
+        times = [(await end_ours(), await end_bare()) for _ in range(rounds)]
+    await observer.close()
+    ours, floor = (statistics.median(side) for side in zip(*times, strict=True))
+    report("loss noticed after pg_terminate_backend", ours, floor, "ms", "floor: a bare add_reader")
+
+
 # --- Idle CPU --------------------------------------------------------------------------------------------------------
 
 _IDLE = """
@@ -251,6 +297,50 @@ def bench_idle_cpu(dsn: str, seconds: float) -> None:
     report("idle CPU of a follower (default back-off)", used[1], used[2], "ms/s")
 
 
+# --- Idle statements -------------------------------------------------------------------------------------------------
+
+COMMITTED = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+
+
+async def bench_idle_statements(dsn: str, number: int, seconds: float) -> None:
+    """Let followers wait for a lock that an outsider holds, and count what the server has to do for them."""
+    observer = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    await observer.execute(TRY, KEY.numbers)
+
+    async def committed() -> int:
+        row = await (await observer.execute(COMMITTED)).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    async def commits(follow: Callable[[], Coroutine[None, None, None]], stay_s: float) -> int:
+        before = await committed()
+        tasks = [asyncio.create_task(follow()) for _ in range(number)]
+        await asyncio.sleep(stay_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(2.0)  # a session's count is complete only when it is gone, after its slice at the latest
+        return await committed() - before
+
+    async def rate(follow: Callable[[], Coroutine[None, None, None]]) -> float:
+        """Compare a long stay with a short one: what it takes to come and go is not idle."""
+        return (await commits(follow, 2.0 + seconds) - await commits(follow, 2.0)) / seconds / number
+
+    async def stand_in_line() -> None:
+        async with LeaderLock(dsn, key=KEY, settle_s=0):
+            await asyncio.Event().wait()
+
+    async def poll() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as raw:
+            while True:
+                await (await raw.execute(TRY, KEY.numbers)).fetchone()
+                await asyncio.sleep(1.0)
+
+    ours, floor = await rate(stand_in_line), await rate(poll)
+    await observer.close()
+    report("statements of an idle follower", ours, floor, "/s", "floor: a poller that asks once a second")
+
+
 # --- Memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +388,9 @@ def main() -> None:
         asyncio.run(bench_acquire_release(dsn, options.rounds))
         asyncio.run(bench_memory(dsn, options.locks))
         bench_failover(dsn, options.failovers)
+        asyncio.run(bench_loss(dsn, options.failovers))
         bench_idle_cpu(dsn, options.idle_seconds)
+        asyncio.run(bench_idle_statements(dsn, 10, options.idle_seconds / 2))
 
 
 if __name__ == "__main__":
