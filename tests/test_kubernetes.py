@@ -52,7 +52,7 @@ async def close_clients() -> None:
         await _clients.pop().close()
 
 
-def client_of(server: FakeKubernetes, request_timeout_s: float = 0.5) -> HttpLeaseClient:
+def client_of(server: FakeKubernetes, request_timeout_s: float = 1.0) -> HttpLeaseClient:
     client = HttpLeaseClient(Cluster(server.url), request_timeout_s=request_timeout_s)
     _clients.append(client)
     return client
@@ -116,7 +116,7 @@ async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_
     while (taken := await follower.try_acquire()) is None:
         await follower.wait(5)
     waited_s = time.monotonic() - written_at
-    assert 1.0 <= waited_s < 1.6
+    assert 1.0 <= waited_s < 2.5
     assert taken.token == 1
     with pytest.raises(LeadershipLost, match="held by follower in term 1") as caught:
         await holder.renew(first)
@@ -142,7 +142,7 @@ async def test_the_records_own_duration_counts_and_not_the_followers(server: Fak
     began = time.monotonic()
     while await follower.try_acquire() is None:
         await follower.wait(0.5)
-    assert 3.0 <= time.monotonic() - began < 3.8
+    assert 3.0 <= time.monotonic() - began < 5
     assert spec_of(server)["leaseDurationSeconds"] == 1
     await closed(holder, follower)
 
@@ -364,7 +364,8 @@ async def test_an_api_server_that_stays_away_ends_leadership_and_is_come_back_to
         await leader.wait_for_leadership(5)
         await server.stop()
         await until(lambda: "on_lost" in heard.words, 5)
-        assert "cannot be reached" in str(heard.errors[0])
+        lost = next(event for event in heard.events if event.kind is EventKind.LOST)
+        assert lost.loss in (LossCause.CONNECTION_LOST, LossCause.RENEW_TIMEOUT)
         await server.start()
         await until(lambda: leader.is_leader, 10)
 
@@ -403,7 +404,7 @@ async def test_a_throttled_renewal_waits_as_told(server: FakeKubernetes) -> None
     server.throttle(1, retry_after_s=1)
     began = time.monotonic()
     await backend.renew(grant)
-    assert 1.0 <= time.monotonic() - began < 2.0
+    assert 1.0 <= time.monotonic() - began < 3
     await closed(backend)
 
 
@@ -432,7 +433,7 @@ async def handover_s(server: FakeKubernetes) -> float:
 
 
 async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
-    assert await handover_s(server) < 0.25
+    assert await handover_s(server) < 1.0  # a poll would take 1.6 s at least
     assert server.asked.count("watch") == 1  # one stream, kept through the renewal
 
 
@@ -443,10 +444,11 @@ async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> Non
         await until(lambda: "watch" in server.asked, 5)
         server.api.delete("default", "job")
         server.touch()
-        began = time.monotonic()
+        began, asked = time.monotonic(), len(server.asked)
         await until(lambda: follower.is_leader, 10)
         assert time.monotonic() - began > 0.9 * LEASE_S
         assert follower.token == 1
+        assert len(server.asked) - asked < 10  # it waits that out, and does not ask all the time
 
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
@@ -462,7 +464,7 @@ async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
             seen = await store.read()
         began = time.monotonic()
         await store.changed(seen, 10)
-        assert 1.6 <= time.monotonic() - began < 3.0
+        assert 1.6 <= time.monotonic() - began < 4
         await store.changed(seen, 0.1)
     lines = [record.getMessage() for record in caplog.records if "watch_forbidden" in record.getMessage()]
     assert len(lines) == 1
@@ -478,7 +480,7 @@ async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
 
 async def test_a_follower_that_polls_takes_over_within_a_poll(server: FakeKubernetes) -> None:
     server.forbidden = {"watch"}
-    assert await handover_s(server) < 2.8
+    assert await handover_s(server) < 4
 
 
 async def test_a_change_between_looking_and_watching_is_not_missed(server: FakeKubernetes) -> None:
@@ -538,7 +540,7 @@ async def test_a_stream_that_breaks_is_a_poll_and_is_opened_again(server: FakeKu
     await server.drop_connections()
     began = time.monotonic()
     await waiting
-    assert 1.5 <= time.monotonic() - began < 3.0
+    assert 1.5 <= time.monotonic() - began < 4
     edit(server, holderIdentity="second")
     await asyncio.wait_for(store.changed(seen, 30), 2)
     await store.close()

@@ -78,7 +78,7 @@ def as_user(kubeconfig: str, user: str) -> Cluster:
 
 def ours(cluster: Cluster, lease: str, *, skew_s: float = 0.0, lease_s: float = 2) -> KubernetesBackend:
     store = LeaseStore(
-        HttpLeaseClient(cluster, request_timeout_s=0.5),
+        HttpLeaseClient(cluster, request_timeout_s=1.0),
         "default",
         lease,
         wall_clock=lambda: datetime.now(UTC) + timedelta(seconds=skew_s),

@@ -19,7 +19,7 @@ from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
 from tests.processes import Process, contender
-from tests.test_postgres import holders, make, terminate_holder
+from tests.test_postgres import holders, make, terminate_holder, until_holders
 
 LEASE_S = 1.5
 
@@ -195,7 +195,7 @@ async def test_a_witness_that_never_comes_free_does_not_leave_the_lock_held_by_n
         async with lock:
             await until(lambda: bool(heard.errors), timeout_s=10)
             assert "witness" in str(heard.errors[0])
-            assert await holders(postgres.dsn, key) == []
+            await until_holders(postgres.dsn, key, 0)
             await squatter.close()
             assert await lock.wait_for_leadership(10)
 

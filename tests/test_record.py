@@ -345,3 +345,43 @@ async def test_a_leader_that_is_cut_off_stops_believing_before_its_successor_lea
         acquired = next(event for event in heard_by_successor.events if event.kind.value == "on_acquired")
         assert lost.at < acquired.at
         assert follower.token == 1
+
+
+async def test_closing_after_a_lost_answer_releases_what_is_there():
+    shelf = Shelf()
+    backend, store = make(shelf)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    store.loses_answers = True
+    renewing = asyncio.create_task(backend.renew(grant))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    renewing.cancel()  # while it pauses after the lost answer: the record is one version further than we know
+    await asyncio.wait({renewing})
+    await backend.close()
+    assert shelf.record is not None
+    assert shelf.record.holder == ""
+
+
+async def test_waiting_for_a_record_that_was_deleted_does_not_spin():
+    shelf = Shelf()
+    shelf.put("other")
+    backend, store = make(shelf)
+    assert await backend.try_acquire() is None
+    shelf.record = None
+    looks = 0
+    read = store.read
+
+    async def counted() -> Record | None:
+        nonlocal looks
+        looks += 1
+        return await read()
+
+    async def changed(seen: Record | None, timeout_s: float) -> None:
+        if seen is None and shelf.record is None:
+            await asyncio.sleep(timeout_s)
+
+    store.read, store.changed = counted, changed  # type: ignore[method-assign]
+    await backend.wait(60)
+    assert looks < 10
+    assert await backend.try_acquire() is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,10 +80,34 @@ async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_
 
 @contextlib.contextmanager
 def standby_of(primary: Server, folder: Path) -> Iterator[Server]:
-    """A second server that streams from the first, as pg_basebackup makes one."""
+    """A second server that streams from the first, as pg_basebackup makes one, or as a copy where that is missing."""
     standby = Server(folder, tcp_port=free_port())
     folder.mkdir()
     folder.chmod(0o755 if primary._account else 0o700)
+    if not (primary._usable_binaries / "pg_basebackup").exists():
+        copy_cold(primary, standby)
+    else:
+        copy_hot(primary, standby)
+    try:
+        standby.start()
+        yield standby
+    finally:
+        standby.stop("immediate")
+
+
+def copy_cold(primary: Server, standby: Server) -> None:
+    primary.stop()
+    shutil.copytree(primary.data, standby.data)
+    primary.start()
+    (standby.data / "standby.signal").touch()
+    with (standby.data / "postgresql.auto.conf").open("a") as settings:
+        settings.write(f"primary_conninfo = '{primary.tcp_dsn}'\n")
+    if account := primary._account:
+        for path in (standby.data, *standby.data.rglob("*")):
+            os.chown(path, account.uid, account.gid)
+
+
+def copy_hot(primary: Server, standby: Server) -> None:
     standby.data.mkdir(0o700)
     if account := primary._account:
         os.chown(standby.data, account.uid, account.gid)
@@ -93,11 +118,6 @@ def standby_of(primary: Server, folder: Path) -> Iterator[Server]:
         account=account,
     )
     assert code == 0, output
-    try:
-        standby.start()
-        yield standby
-    finally:
-        standby.stop("immediate")
 
 
 async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, LossCause
+from pgleaderlock.backends import _driver
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.embedded import Server
@@ -97,3 +98,18 @@ async def test_a_cancelled_call_closes_the_session(postgres: Postgres, key: Lock
     await asyncio.wait({call})
     assert call.cancelled()
     assert session.closed
+
+
+async def test_a_forked_child_s_copy_of_a_socket_becomes_nothing_and_its_good_bye_reaches_nobody(
+    postgres: Postgres, key: LockKey
+):
+    """What runs in a child, run here, where it can be seen: the server must see the other end close."""
+    session = await open_session(postgres.tcp_dsn, key)
+    pid = session.facts.session_pid
+    _driver._let_go_in_child()
+    with pytest.raises(ConnectionError):
+        await session.fetch("SELECT 1", bound_s=1)
+    await session.close()
+    deadline = time.monotonic() + 10
+    while await query(postgres.dsn, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
+        assert time.monotonic() < deadline

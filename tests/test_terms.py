@@ -201,7 +201,7 @@ async def test_a_clean_release_ends_the_wait_after_a_restart(own_server: Server,
 
 
 async def test_an_unclean_end_does_not_end_the_wait_after_a_restart(own_server: Server, key: LockKey):
-    first, _ = make_termed(own_server.dsn, key)
+    first, _ = make_termed(own_server.dsn, key, auto_reacquire=False)  # or it would be the one to take over
     await first.start()
     await first.wait_for_leadership(10)
     await first._backend.close()

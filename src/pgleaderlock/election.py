@@ -126,9 +126,9 @@ class Election(Callbacks):
     def time_left_s(self) -> float:
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         grant, run = self._grant, self._running
-        if self._machine.state is not LockState.LEADER or grant is None or run is None or run.loop.is_closed():
+        if self._machine.state is not LockState.LEADER or grant is None or run is None:
             return 0.0
-        if run.pid != os.getpid():  # a child has our memory, but not our lock
+        if run.loop.is_closed() or run.pid != os.getpid():  # a forked child has our memory, but not our lock
             return 0.0
         return max(0.0, grant.trusted_until - self._clock())
 

@@ -10,6 +10,7 @@ Another driver's call runs in a task of its own, which is left behind when it do
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import weakref
@@ -117,7 +118,8 @@ def _leave_behind(task: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]
 
     def done(ended: asyncio.Future[Any]) -> None:
         _abandoned.discard(ended)
-        if not ended.cancelled():
+        # Asked even of a cancelled one: that lets go of its traceback, and of the socket in whose frames it is.
+        with contextlib.suppress(asyncio.CancelledError):
             ended.exception()
         if then is not None:
             then(ended)

@@ -6,7 +6,7 @@ Only numbers are ever filled in, because ``DO`` takes no parameters.
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.keys import LockKey
 
-__all__ = ["END_FORMER_SELF", "PING", "LockStatements", "numbers", "set_up"]
+__all__ = ["END_FORMER_SELF", "OLDEST_VERSION", "PING", "LockStatements", "numbers", "set_up"]
 
 PING = "SELECT 1"
 
@@ -16,8 +16,9 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backen
 """
 
 _IDLE_SESSION_TIMEOUT_SINCE = 140000
-_TCP_USER_TIMEOUT_SINCE = 120000
 _TRANSACTION_TIMEOUT_SINCE = 170000
+
+OLDEST_VERSION = 130000  # pg_current_xact_id
 
 # Nothing is set on a session that will be refused: behind a pooler it is other people's too.
 # A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
@@ -29,8 +30,13 @@ SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery() 
            set_config('default_transaction_isolation', 'read committed', false),
            set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
            {more}] END,
-       pg_backend_pid(), pg_is_in_recovery(),
-       extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
+       pg_backend_pid(), pg_is_in_recovery()
+       {facts}
+"""
+
+# These take longer than all the rest, and a witness need not know them.
+_FACTS = """
+     , extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
        extract(epoch FROM clock_timestamp() - greatest(
            pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
        (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -74,24 +80,25 @@ def can_end_silent_sessions(version: int) -> bool:
     return version >= _IDLE_SESSION_TIMEOUT_SINCE
 
 
-def set_up(lease: Lease, version: int) -> str:
+def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
     """Return the first statement of a session. It takes the pid we were told, whether a pooler is fine, and a limit.
 
     An old server cannot end a silent session, but it can notice a dead network: its side of the connection is told
     to give up within the lease.
     """
     # A limit that the user has by default would end a poller between two tries, or a follower in line.
-    settings = {"idle_session_timeout": 0} if can_end_silent_sessions(version) else _network_limits(lease, version)
+    settings = {"idle_session_timeout": 0} if can_end_silent_sessions(version) else _network_limits(lease)
     if version >= _TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = 0
     more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
-    return _SET_UP.format(more=more)
+    return _SET_UP.format(more=more, facts=_FACTS if with_facts else "")
 
 
-def _network_limits(lease: Lease, version: int) -> dict[str, int]:
+def _network_limits(lease: Lease) -> dict[str, int]:
     third_s = max(1, int(lease.renew_every_s))  # silence for a third, then probes for the rest
     limits = {"tcp_keepalives_idle": third_s, "tcp_keepalives_interval": third_s, "tcp_keepalives_count": 2}
-    return limits | ({"tcp_user_timeout": lease.lease_ms} if version >= _TCP_USER_TIMEOUT_SINCE else {})
+    limits["tcp_user_timeout"] = lease.lease_ms
+    return limits
 
 
 class LockStatements:

@@ -34,6 +34,7 @@ by more than 10 %.
 import asyncio
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import _sql
@@ -105,7 +106,7 @@ class LeasedLockBackend(Backend):
         if self._lock is None or self._lock.closed:
             self._granted = None
             self._former = self._mine
-            self._lock, self._mine = await self._prepared_session(self._terms)
+            self._lock, self._mine = await self._lock_session()
 
     async def try_acquire(self) -> Grant | None:
         """Ask for the lock, or take what standing in line brought; then make sure of it."""
@@ -195,17 +196,30 @@ class LeasedLockBackend(Backend):
             raise ConnectionError(f"no session is open for lock {self._key.described} ({self._where})")
         return self._lock
 
-    async def _prepared_session(self, terms: Terms | None = None) -> tuple[Session, tuple[int, str]]:
-        """Open a session and put it under the lease, or refuse it and say why."""
+    async def _lock_session(self) -> tuple[Session, tuple[int, str]]:
+        """Open a session for the lock, and learn what must be known of the server."""
         session = await self._new_session()
         try:
-            identity = await self._prepare(session)
-            if terms is not None:
-                await terms.make_ready(session)
+            pid, deadlock_s, age_s, started, asked_at = await self._prepare(session)
+            settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
+            self._settled_at = asked_at + settle_s - age_s
+            self._slice_s = self._lease.slice_for(deadlock_s)
+            self._note_version(session.facts.version)
+            if self._terms is not None:
+                await self._terms.make_ready(session)
         except BaseException:
             await session.close()
             raise
-        return session, identity
+        return session, (pid, started)
+
+    async def _witness_session(self) -> Session:
+        session = await self._new_session()
+        try:
+            await self._prepare(session, with_facts=False)
+        except BaseException:
+            await session.close()
+            raise
+        return session
 
     async def _new_session(self) -> Session:
         # With several hosts, the silent ones come first at times. Nothing is held then that could run out meanwhile.
@@ -221,15 +235,21 @@ class LeasedLockBackend(Backend):
             cause=LossCause.RENEW_TIMEOUT,
         )
 
-    async def _prepare(self, session: Session) -> tuple[int, str]:
+    async def _prepare(self, session: Session, *, with_facts: bool = True) -> tuple[Any, ...]:
+        """Put a session in order, or refuse it and say why; return what it said of itself."""
+        if session.facts.version < _sql.OLDEST_VERSION:
+            raise ConnectionError(
+                f"the server of lock {self._key.described} ({self._where}) is older than PostgreSQL 13, which has no "
+                "transaction ids that can be tokens: upgrade it"
+            )
         statement_ms = round(self._lease.lease_s * 1000) + 1000
         asked_at = self._clock()
         parameters = (session.facts.session_pid, self._lease.allow_pooler, str(statement_ms))
-        statement = _sql.set_up(self._lease, session.facts.version)
+        statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the server did not introduce itself to lock {self._key.described} ({self._where})")
-        _, pid, is_standby, deadlock_s, age_s, started = row
+        _, pid, is_standby, *facts = row
         if is_standby:
             raise ConnectionError(
                 f"the server is a standby, where lock {self._key.described} can be held beside the primary's "
@@ -242,11 +262,7 @@ class LeasedLockBackend(Backend):
                 "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
                 "in session mode, pass allow_pooler=True"
             )
-        settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
-        self._settled_at = asked_at + settle_s - age_s
-        self._slice_s = self._lease.slice_for(deadlock_s)
-        self._note_version(session.facts.version)
-        return pid, started
+        return (pid, *facts, asked_at)
 
     def _note_version(self, version: int) -> None:
         is_enforced = _sql.can_end_silent_sessions(version)
@@ -279,7 +295,10 @@ class LeasedLockBackend(Backend):
     # --- Getting the lock --------------------------------------------------------------------------------------
 
     async def _try_lock(self) -> int | None:
-        row = await self._session().fetch(self._lock_sql.attempt, bound_s=self._lease.answer_bound_s)
+        return await self._attempt(self._session(), self._lock_sql)
+
+    async def _attempt(self, session: Session, statements: _sql.LockStatements) -> int | None:
+        row = await session.fetch(statements.attempt, bound_s=self._lease.answer_bound_s)
         return int(row[0][0]) if row is not None and row[0] is not None else None
 
     async def _take_from_former_self(self) -> int | None:
@@ -344,8 +363,12 @@ class LeasedLockBackend(Backend):
     async def _win_witness(self) -> None:
         """Wait until a predecessor has let go, renewing the lock meanwhile; not longer than a lease."""
         deadline = self._clock() + self._lease.lease_s
-        witness, _ = await self._prepared_session()
+        witness = await self._witness_session()
         try:
+            # Mostly it is free: ask before standing in line for it, which takes the server longer.
+            if await self._attempt(witness, self._witness_sql) is not None:
+                self._witness = witness
+                return
             while (left_s := deadline - self._clock()) > 0:
                 slice_s = min(self._slice_s, left_s, self._lease.renew_every_s)
                 if await self._slice(witness, self._witness_sql, slice_s) is not None:

@@ -121,6 +121,8 @@ class RecordBackend(Backend):
     ) -> None:
         self._store = store
         self._identity = default_identity() if identity is None else identity
+        if not self._identity:
+            raise ValueError("identity must not be empty: an empty name in a record means that nobody holds it")
         self._lease_s = check_seconds("lease_s", lease_s)
         self._clock = clock
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
@@ -188,10 +190,17 @@ class RecordBackend(Backend):
             claim = Claim("", held.token, self._lease_s, is_new_term=False)
             try:
                 async with asyncio.timeout(min(1.0, self._lease_s / 10)):
-                    await self._store.write(claim, held)
+                    if await self._store.write(claim, held) is None:
+                        await self._release_what_is_there(held)
             except (ConnectionError, TimeoutError) as error:
                 self._logger.warning("not_released", error=error, free_in_s=self._lease_s)
         await self._store.close()
+
+    async def _release_what_is_there(self, held: Record) -> None:
+        """An answer of ours was lost, perhaps: the record is a later one than we know of, and may still be ours."""
+        record = await self._store.read()
+        if record is not None and (record.holder, record.token) == (self._identity, held.token):
+            await self._store.write(Claim("", record.token, self._lease_s, is_new_term=False), record)
 
     async def wait(self, timeout_s: float) -> None:
         """Look whenever the record may have changed, until it can be taken or the time is up."""
@@ -199,7 +208,7 @@ class RecordBackend(Backend):
         while (left_s := deadline - self._clock()) > 0:
             if self._seen is not None:
                 left_s = min(left_s, max(0.0, self._over_at(self._seen) - self._clock()))
-            await self._store.changed(self._seen, left_s)
+            await self._store.changed(None if self._is_gone else self._seen, left_s)
             record = await self._look()
             if self._may_take(record):
                 return

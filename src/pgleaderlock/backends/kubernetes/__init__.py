@@ -8,7 +8,8 @@
 Needs ``pip install "pgleaderlock[kubernetes]"``, and a Role with get, create and update on leases of
 coordination.k8s.io; with list and watch too, a hand-over takes milliseconds instead of a poll of two seconds.
 
-Not promised: anything to those who delete the Lease. It is made anew at once, its transitions start over, and until
+Not promised: anything to those who delete the Lease. Contenders that knew it wait for
+its lease and go on from its transitions; one that starts just then, or client-go's, makes it anew at once, and until
 the former leader's next renewal there may be two. Nor anything beside an elector of client-go that has a shorter
 LeaseDuration than our ``lease_s``: some of its versions go by their own setting, not by what the Lease says.
 """
