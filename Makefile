@@ -25,7 +25,7 @@ setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it 
 	@touch $@
 
 run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
-	@exec .venv/bin/pgleaderlock run --quiet --role demo --retry-base 0.5 --retry-max 0.5 $(ARGS)
+	@exec .venv/bin/pgleaderlock run --quiet --role demo --settle 0 --retry-base 0.5 --retry-max 0.5 $(ARGS)
 
 test: setup ## Run all tests (ARGS="-k name" for some)
 	$(RUN) pytest --numprocesses=auto --dist=loadfile $(ARGS)

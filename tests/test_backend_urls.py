@@ -47,7 +47,7 @@ def test_a_lease_of_kubernetes_is_named_by_its_place(tmp_path: Path):
         ("just-words", {}, "begins with a scheme"),
         ("postgresql://h/d", {}, "name one with role="),
         ("memory://", {}, "needs a name"),
-        ("memory://x", {"identity": ""}, "identity must not be empty"),
+        ("memory://x", {"identity": ""}, "an empty one would mean nobody"),
         ("memory://x", {"lease_s": 0}, "lease_s"),
     ],
 )

@@ -35,7 +35,7 @@ def test_two_processes_elect_one_and_a_stop_hands_over(url: str):
             line = second.wait_for('"event": "on_acquired"')
             fields: dict[str, Any] = json.loads(line)
             assert (fields["role"], fields["token"]) == (role, 1)
-            assert fields["url"].startswith("postgresql+lease://127.0.0.1:")
+            assert fields["url"].startswith("postgresql+lease:// host=127.0.0.1 port=")
 
 
 def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys: pytest.CaptureFixture[str]):
@@ -58,7 +58,9 @@ def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys:
     [
         (["run", "--url", "nope://x"], "no backend for nope://"),
         (["run", "--url", "memory://x", "--dsn", "postgresql://h/d"], "name the store twice"),
-        (["run", "--url", "postgresql://h/d", "--role", "x"], "is --dsn"),
+        (["run", "--url", "postgresql://h/d"], "name the lock in exactly one way"),
+        (["status", "--url", "memory://x", "--role", "billing"], "names one lock by itself"),
+        (["status", "--url", "memory://x", "--role", "postgresql://u:p@h/d"], "takes a name"),
         (["run", "--url", "memory://x", "--no-witness"], "--no-witness can only be had with --dsn"),
         (["run", "--url", "memory://x", "--key1", "1", "--key2", "2"], "--key1, --key2 can only"),
         (["run", "--url", "postgresql+lease://h/d"], "name one with role="),
@@ -110,3 +112,32 @@ def test_a_url_in_the_environment_gives_way_to_a_dsn_on_the_command_line(
     assert "bigint:" in capsys.readouterr().out
     assert invoke(["status"]) == exit_codes.CLEAN
     assert capsys.readouterr().out == "memory://x is free\n"
+
+
+def test_an_empty_url_in_the_environment_is_not_another_way_to_say_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PGLEADERLOCK_URL", "")
+    assert invoke(["status", "--role", "x"]) == exit_codes.USAGE
+    assert "set but empty" in capsys.readouterr().err
+
+
+def test_a_postgresql_url_is_a_dsn(postgres: Postgres, capsys: pytest.CaptureFixture[str]):
+    assert invoke(["status", "--url", postgres.tcp_dsn, "--role", "cli/x"]) == exit_codes.CLEAN
+    assert "bigint:" in capsys.readouterr().out
+
+
+def test_a_schema_is_not_made_in_another_database_than_was_asked_for():
+    command = (sys.executable, "-m", "pgleaderlock.cli", "schema", "apply", "--url", "postgresql://u:p@h/d")
+    with Process(*command) as process:
+        assert process.wait() == exit_codes.USAGE
+        process.wait_for("No such option")
+
+
+def test_a_folder_that_is_missing_is_said_at_the_pace_of_the_back_off_and_a_stop_is_heard(tmp_path: Path):
+    url = f"file://{tmp_path}/missing/lock"
+    with Process(sys.executable, "-m", "pgleaderlock.cli", "run", "--url", url) as process:
+        process.wait_for("does not exist")
+        process.signal(signal.SIGTERM)
+        assert process.wait(timeout_s=10) == exit_codes.CLEAN
+    assert len(process.lines) < 30

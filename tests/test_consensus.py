@@ -198,3 +198,24 @@ async def test_a_built_in_backend_is_used_by_its_url_or_as_it_is():
         await first.stop()
         assert await other.wait_for_leadership(1)
         assert other.token == 1
+
+
+async def test_an_answer_that_is_no_yes_or_no_is_an_error_and_not_a_yes():
+    class Wordy(Plain):
+        async def try_acquire(self, identity: str, lease_s: float) -> bool:
+            return "held by another"  # type: ignore[return-value]
+
+    manager = Manager(Wordy({}), Config("a"), clock=asyncio.get_running_loop().time)
+    errors: list[Exception] = []
+    manager.on_error(errors.append)
+    async with manager as lease:
+        assert not await lease.wait_for_leadership(10)
+    assert "True or False" in str(errors[0])
+
+
+async def test_two_processes_of_one_pod_name_are_two_contenders():
+    clock = asyncio.get_running_loop().time
+    managers = [Manager("memory://pods", Config("pod-0"), clock=clock) for _ in range(2)]
+    async with managers[0] as first, managers[1] as second:
+        assert await first.wait_for_leadership(10)
+        assert not await second.wait_for_leadership(60)

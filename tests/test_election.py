@@ -1,6 +1,7 @@
 """The engine on a double and on virtual time: every wait is a jump of the clock."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
@@ -1253,3 +1254,32 @@ async def test_any_storm_of_calls_ends_in_a_sane_state(seed):
     assert not backend.holds
     assert not any("engine_failed" in str(error) for error in heard.errors)
     assert all(not isinstance(error, LockError) or "failed and was stopped" not in str(error) for error in heard.errors)
+
+
+async def test_a_stop_is_heard_although_every_call_fails_at_once():
+    class AtOnce:
+        def next_delay_s(self, ctx: RetryContext) -> float:
+            return 0.0
+
+    backend = ScriptedBackend()
+    backend.defaults["open"] = ConnectionError("no")
+    election, _, heard = make_election(backend, retry_strategy=AtOnce())
+    await election.start()
+    for _ in range(200):  # the clock stands still here, because somebody is always busy
+        await asyncio.sleep(0)
+    assert len(heard.errors) > 3
+    await election.shutdown()
+    assert election.state is LockState.STOPPED
+
+
+async def test_a_wait_that_fails_while_reconnecting_is_waited_on():
+    class Waiting(ScriptedBackend):
+        async def wait(self, timeout_s: float) -> None:
+            raise ConnectionError("no news here")
+
+    scripts: dict[str, list[Any]] = {"renew": [ConnectionError("gone")], "open": [None, ConnectionError("down")] * 5}
+    election, backend, heard = make_election(Waiting(**scripts), reconnect_grace_s=60)
+    async with election:
+        await until(lambda: "recovered" in heard.words)
+        attempts = backend.times("open")[1:]
+        assert all(later - earlier >= 1.9 for earlier, later in itertools.pairwise(attempts))

@@ -456,9 +456,10 @@ async def main(dsn, key):
         await lock.wait_for_leadership()
         child = os.fork()
         if child == 0:
-            print("child leads", lock.is_leader, flush=True)
-            time.sleep(600)
-        print("leads", lock.is_leader, child, flush=True)
+            os.write(1, f"child leads {lock.is_leader}\\n".encode())
+            time.sleep(15)
+            os._exit(0)
+        os.write(1, f"leads {lock.is_leader} {child}\\n".encode())
         await asyncio.Event().wait()
 
 asyncio.run(main(*sys.argv[1:]))

@@ -175,3 +175,16 @@ async def test_a_database_clock_that_steps_by_an_hour_elects_nobody(
             assert first.is_leader
             assert not second.is_leader
         assert "on_lost" not in heard.words
+
+
+async def test_a_row_that_was_deleted_and_made_anew_is_not_taken_for_the_one_that_was_known(
+    postgres: Postgres, role: str
+):
+    leader, usurper = (LeaseRowStore(postgres.tcp_dsn, role) for _ in range(2))
+    known = await leader.write(Claim("a", 0, 15.0, is_new_term=True), None)
+    assert known is not None
+    await query(postgres.dsn, "DELETE FROM pgleaderlock.leases WHERE role = %s", role)
+    assert await usurper.write(Claim("c", 0, 15.0, is_new_term=True), None) is not None
+    assert await leader.write(Claim("a", 0, 15.0, is_new_term=False), known) is None
+    for store in (leader, usurper):
+        await store.close()

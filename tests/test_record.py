@@ -385,3 +385,109 @@ async def test_waiting_for_a_record_that_was_deleted_does_not_spin():
     await backend.wait(60)
     assert looks < 10
     assert await backend.try_acquire() is not None
+
+
+async def test_another_of_our_own_name_is_another():
+    shelf = Shelf()
+    first, _ = make(shelf, "pod-0")
+    second, _ = make(shelf, "pod-0")
+    assert await first.try_acquire() is not None
+    assert await second.try_acquire() is None
+
+
+@pytest.mark.parametrize("identity", ["", "a\0b", "two\nlines", 7])
+async def test_an_identity_that_is_no_name_is_refused(identity: Any):
+    with pytest.raises(ValueError, match="identity"):
+        make(Shelf(), identity)
+
+
+async def test_a_backend_that_was_made_before_a_fork_gets_a_name_of_its_own_in_each_child(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    shelf = Shelf()
+    clock = asyncio.get_running_loop().time
+    backend = RecordBackend(ShelfStore(shelf), lease_s=LEASE_S, clock=clock)
+    named, _ = make(shelf, "me")
+    parent = backend.identity
+    assert await backend.try_acquire() is not None
+    monkeypatch.setattr("os.getpid", lambda: 1)  # as a child would find
+    assert await backend.try_acquire() is None
+    assert backend.identity != parent
+    with pytest.raises(LockError, match="before a fork"):
+        await named.open()
+
+
+@pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1.0])
+async def test_a_lease_that_makes_no_sense_is_waited_out_for_one_of_ours(lease_s: float):
+    shelf = Shelf()
+    shelf.put("other", lease_s=lease_s)
+    backend, _ = make(shelf)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(LEASE_S)
+    assert await backend.try_acquire() is not None
+
+
+async def test_a_record_that_somebody_keeps_touching_is_not_fought_over_for_ever():
+    shelf = Shelf()
+    backend, store = make(shelf)
+    grant = await backend.try_acquire()
+    assert grant is not None
+
+    async def write(claim: Claim, replacing: Record | None) -> Record | None:
+        store.writes.append((0.0, claim))
+        shelf.put("me", token=0)
+        return None
+
+    store.write = write  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="under our hands"):
+        await backend.renew(grant)
+    with pytest.raises(ConnectionError, match="not released"):
+        await backend.release(grant)
+    assert len(store.writes) < 100
+
+
+async def test_tokens_do_not_go_back_for_one_who_has_seen_greater_ones():
+    shelf = Shelf()
+    shelf.put("other", token=9)
+    backend, _ = make(shelf)
+    assert await backend.try_acquire() is None
+    shelf.put("", token=0)  # deleted and made anew by somebody who knew nothing
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 10
+
+
+async def test_a_wait_is_over_when_its_time_is_whatever_the_store_does():
+    shelf = Shelf()
+    shelf.put("other", lease_s=1000.0)
+    backend, store = make(shelf)
+    assert await backend.try_acquire() is None
+
+    async def never(seen: Record | None, timeout_s: float) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    store.changed = never  # type: ignore[method-assign]
+    began = now()
+    await backend.wait(2.0)
+    assert now() == began + 2.0
+
+
+async def test_a_store_in_trouble_is_asked_at_the_pace_of_the_retry_strategy():
+    shelf = Shelf()
+    election, store, heard = elect(shelf, "a")
+    store.failures = [ConnectionError("down")] * 10_000
+    async with election:
+        await asyncio.sleep(60)
+        assert len(heard.errors) < 40  # at every two seconds, each time in vain
+    assert election.state is LockState.STOPPED
+
+
+async def test_a_health_interval_longer_than_the_lease_does_not_keep_a_leader_from_renewing():
+    shelf = Shelf()
+    backend, _ = make(shelf)
+    election = Election(backend, clock=asyncio.get_running_loop().time, health_interval_s=1000.0)
+    async with election:
+        await election.wait_for_leadership(5)
+        for _ in range(100):
+            await asyncio.sleep(1)
+            assert election.is_leader

@@ -4,8 +4,7 @@ For those who have a store of their own, and for those who come from the Go pack
 
     manager = Manager("k8s://default/my-app-leader", Config(identity=os.environ["POD_NAME"]))
     lease = manager.start()
-    while True:
-        await lease.wait_for_leadership()
+    while await lease.wait_for_leadership():
         while lease.is_leader():
             await do_one_thing()
 
@@ -20,6 +19,7 @@ last renewal, by a clock that the holder's is not compared with.
 """
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -106,10 +106,15 @@ class Manager:
     """Takes part in an election until it is stopped. If its event loop ends, it releases what it holds."""
 
     def __init__(
-        self, backend: Backend | base.Backend | str, config: Config, *, clock: Clock = suspend_aware_clock
+        self,
+        backend: Backend | base.Backend | str,
+        config: Config,
+        *,
+        role: str | None = None,
+        clock: Clock = suspend_aware_clock,
     ) -> None:
         self._election = Election(
-            _as_backend(backend, config, clock),
+            _as_backend(backend, config, role, clock),
             retry_strategy=FixedInterval(config.retry_interval_s),
             health_interval_s=config.renew_interval_s,
             clock=clock,
@@ -154,9 +159,11 @@ class Manager:
         await self.stop()
 
 
-def _as_backend(backend: Backend | base.Backend | str, config: Config, clock: Clock) -> base.Backend:
+def _as_backend(backend: Backend | base.Backend | str, config: Config, role: str | None, clock: Clock) -> base.Backend:
     if isinstance(backend, str):
-        return open_backend(backend, lease_s=config.lease_duration_s, identity=config.identity, clock=clock)
+        # Unique per process whatever the pod is called: an old container and a new one have the same name.
+        identity = f"{config.identity}_{secrets.token_hex(4)}"
+        return open_backend(backend, role=role, lease_s=config.lease_duration_s, identity=identity, clock=clock)
     if isinstance(backend, base.Backend):
         return backend
     if not isinstance(backend, Backend):
@@ -188,7 +195,10 @@ class _Adapted(base.Backend):
         sent = self._clock()
         self._may_hold = True  # until it says no, for all we know
         async with _translated("try_acquire", self._lease_s):
-            self._may_hold = await self._backend.try_acquire(self._identity, self._lease_s)
+            answer = await self._backend.try_acquire(self._identity, self._lease_s)
+            if not isinstance(answer, bool):
+                raise TypeError(f"try_acquire must answer True or False, not {answer!r}")
+            self._may_hold = answer
         return base.leased_grant(None, sent, self._lease_s) if self._may_hold else None
 
     async def renew(self, grant: Grant) -> Grant:

@@ -277,6 +277,8 @@ class Election(Callbacks):
             await self._end_run(run, error)
 
     async def _next_fact(self, run: Run) -> Fact:
+        if run.inbox.news.done():  # a call that fails at once would otherwise always come first
+            return run.inbox.take()
         try:
             return await self._work[self.state](run)
         except Asked:
@@ -416,7 +418,9 @@ class Election(Callbacks):
         try:
             if delay_s > 0:
                 # After a step-down nobody stands in line: whoever else is there, or is just starting, goes first.
-                wait = asyncio.sleep if self._cycle.after_release else self._backend.wait
+                # After an error the store is in trouble: a wait that fails at once would be no delay.
+                rests = self._cycle.after_release or self._cycle.last_error is not None
+                wait = asyncio.sleep if rests else self._backend.wait
                 await run.calls.call(partial(wait, delay_s))
             self._cycle.begin_attempt()
             await run.calls.call(self._backend.open)
@@ -451,7 +455,7 @@ class Election(Callbacks):
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
-            why = await run.calls.call_within(self._backend.lost, self._health_interval_s)
+            why = await run.calls.call_within(self._backend.lost, self._renew_in_s(self._grant))
         except Asked:
             await run.calls.cancel()
             raise
@@ -468,6 +472,10 @@ class Election(Callbacks):
         if grant is None:
             return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
         return Fact(Input.HEALTH_OK, grant=grant)
+
+    def _renew_in_s(self, grant: Grant) -> float:
+        """When to renew: at the health interval, but in any case while a failure can still be repeated."""
+        return min(self._health_interval_s, max(0.0, (grant.lost_at - self._clock()) / 2))
 
     def _lost(self, what: str, cause: LossCause) -> LeadershipLost:
         return LeadershipLost(f"{what}: leadership of {self._labels_text()} ends", cause=cause)
@@ -495,7 +503,16 @@ class Election(Callbacks):
             delay_s = self._next_delay_s()
             if isinstance(delay_s, Fact):
                 return delay_s
+            await self._wait_out(delay_s)
+
+    async def _wait_out(self, delay_s: float) -> None:
+        """Let the backend wait, and wait on if it cannot."""
+        ends_at = self._clock() + delay_s
+        try:
             await guarded(partial(self._backend.wait, delay_s))
+        except PgLeaderLockError as error:
+            self._cycle.fail_attempt(error)
+            await asyncio.sleep(max(0.0, ends_at - self._clock()))
 
     async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""

@@ -38,11 +38,11 @@ CREATE TABLE IF NOT EXISTS {schema}.leases (
     holder       text        NOT NULL,
     token        bigint      NOT NULL,
     lease_s      double precision NOT NULL,
-    version      bigint      NOT NULL,
+    version      uuid        NOT NULL,
     acquired_at  timestamptz NOT NULL,
     renewed_at   timestamptz NOT NULL
 );
 
 COMMENT ON TABLE {schema}.leases IS 'pgleaderlock: leases that need no session. Do not delete rows: tokens go on from them';
 COMMENT ON COLUMN {schema}.leases.holder IS 'who leads; empty when nobody does';
-COMMENT ON COLUMN {schema}.leases.version IS 'grows with every write; a write replaces the version that it has read';
+COMMENT ON COLUMN {schema}.leases.version IS 'another with every write; a write replaces the version that it has read';

@@ -11,6 +11,7 @@ from pgleaderlock.models import Grant
 __all__ = ["renew_patiently"]
 
 _TRIES_PER_LEASE = 15
+_QUICK_TRIES = 3
 
 
 async def renew_patiently(
@@ -23,8 +24,10 @@ async def renew_patiently(
     pause_s = lease_s / _TRIES_PER_LEASE
     while True:
         try:
-            if (renewed := await attempt()) is not None:
-                return renewed
+            for _ in range(_QUICK_TRIES):
+                if (renewed := await attempt()) is not None:
+                    return renewed
+            raise ConnectionError("the record changes under our hands")  # noqa: TRY301 - to be tried again, later
         except ConnectionError as error:
             if clock() + pause_s >= grant.lost_at:
                 raise

@@ -30,6 +30,7 @@ def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
 
 def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
     """A Kubernetes Lease."""
+    _check_no_role(settings, "k8s://")
     from pgleaderlock.backends import kubernetes  # noqa: PLC0415
 
     return kubernetes.open_kubernetes(
@@ -39,6 +40,7 @@ def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
 
 def open_file(url: str, settings: BackendSettings) -> Backend:
     """A file."""
+    _check_no_role(settings, "file://")
     from pgleaderlock.backends import file  # noqa: PLC0415
 
     return file.open_file(
@@ -48,6 +50,7 @@ def open_file(url: str, settings: BackendSettings) -> Backend:
 
 def open_memory(url: str, settings: BackendSettings) -> Backend:
     """A variable."""
+    _check_no_role(settings, "memory://")
     from pgleaderlock.backends.memory import MemoryStore  # noqa: PLC0415
 
     parts = urlsplit(url)
@@ -65,3 +68,8 @@ def _role(settings: BackendSettings, scheme: str) -> str:
     if settings.role is None:
         raise ValueError(f"{scheme} holds many locks: name one with role=, such as role='billing/scheduler'")
     return settings.role
+
+
+def _check_no_role(settings: BackendSettings, scheme: str) -> None:
+    if settings.role is not None:
+        raise ValueError(f"{scheme} names one lock by itself: two roles would share it, so put the name into the URL")

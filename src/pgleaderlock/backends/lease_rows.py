@@ -38,6 +38,7 @@ _POLL_S = 1.0
 
 _COLUMNS = "holder, token, lease_s, version, acquired_at::text"
 
+# A version is never used again, also not for a row that was deleted and made anew: whoever remembers one is not misled.
 _READ = "SELECT {columns} FROM {table} WHERE role = %(role)s"
 
 # Tells the followers of a new term and of a release, not of a renewal. Flushes whatever the user's default is.
@@ -49,13 +50,13 @@ RETURNING {columns},
 
 _FIRST = """
 INSERT INTO {table} (role, holder, token, lease_s, version, acquired_at, renewed_at)
-VALUES (%(role)s, %(holder)s, %(token)s, %(lease_s)s, 1, clock_timestamp(), clock_timestamp())
+VALUES (%(role)s, %(holder)s, %(token)s, %(lease_s)s, gen_random_uuid(), clock_timestamp(), clock_timestamp())
 ON CONFLICT (role) DO NOTHING
 """
 
 _REPLACE = """
 UPDATE {table}
-   SET holder = %(holder)s, token = %(token)s, lease_s = %(lease_s)s, version = version + 1,
+   SET holder = %(holder)s, token = %(token)s, lease_s = %(lease_s)s, version = gen_random_uuid(),
        acquired_at = CASE WHEN %(is_new_term)s THEN clock_timestamp() ELSE acquired_at END,
        renewed_at = clock_timestamp()
  WHERE role = %(role)s AND version = %(version)s AND token = %(old_token)s

@@ -21,6 +21,8 @@ Not promised: a store whose replacement is not atomic. Clock rates that differ b
 """
 
 import asyncio
+import contextlib
+import math
 import os
 import secrets
 import socket
@@ -42,10 +44,20 @@ __all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "default_identity"
 
 T = TypeVar("T")
 
+_MOST_TRIES = 5  # to replace a record that somebody else keeps touching
+
 
 def default_identity() -> str:
     """Return a name that no other process has, on this host or another, now or later."""
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+
+
+def _check_identity(identity: object) -> str:
+    if not isinstance(identity, str) or not identity or not identity.isprintable():
+        raise ValueError(
+            f"identity must be a name of printable characters, got {identity!r}: an empty one would mean nobody"
+        )
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +132,11 @@ class RecordBackend(Backend):
         clock: Clock = suspend_aware_clock,
     ) -> None:
         self._store = store
-        self._identity = default_identity() if identity is None else identity
-        if not self._identity:
-            raise ValueError("identity must not be empty: an empty name in a record means that nobody holds it")
+        self._has_own_name = identity is not None
+        self._identity = default_identity() if identity is None else _check_identity(identity)
+        self._pid = os.getpid()
+        self._attempted: int | None = None  # the token that we tried to write last, whatever became of it
+        self._highest = -1
         self._lease_s = check_seconds("lease_s", lease_s)
         self._clock = clock
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
@@ -145,16 +159,18 @@ class RecordBackend(Backend):
 
     async def open(self) -> None:
         """Get the store ready."""
+        self._be_one_process()
         await self._bounded(self._store.open())
 
     async def try_acquire(self) -> Grant | None:
         """Write our name over a record that is free, over, or ours from an attempt whose outcome we never learned."""
+        self._be_one_process()
         record = await self._look()
         if not self._may_take(record):
             return None
-        last = record or self._seen
         sent = self._clock()
-        claim = Claim(self._identity, 0 if last is None else last.token + 1, self._lease_s, is_new_term=True)
+        self._attempted = self._highest + 1
+        claim = Claim(self._identity, self._attempted, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         return None if self._held is None else leased_grant(self._held.token, sent, self._lease_s)
 
@@ -171,8 +187,10 @@ class RecordBackend(Backend):
     async def release(self, grant: Grant) -> None:
         """Write an empty name."""
         try:
-            while not await self._write_again(grant, ""):
-                pass
+            for _ in range(_MOST_TRIES):
+                if await self._write_again(grant, ""):
+                    return
+            raise ConnectionError(f"the record of {self._labels_text()} changes under our hands: it was not released")
         except LeadershipLost as error:
             raise LockError(f"there was nothing to release: {error}", cause=error.cause) from error
         finally:
@@ -208,7 +226,10 @@ class RecordBackend(Backend):
         while (left_s := deadline - self._clock()) > 0:
             if self._seen is not None:
                 left_s = min(left_s, max(0.0, self._over_at(self._seen) - self._clock()))
-            await self._store.changed(None if self._is_gone else self._seen, left_s)
+            await asyncio.sleep(0)  # whatever the store does, others get their turn
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._store.changed(None if self._is_gone else self._seen, left_s)
             record = await self._look()
             if self._may_take(record):
                 return
@@ -223,20 +244,34 @@ class RecordBackend(Backend):
                 self._is_gone, self._seen_at = True, self._clock()
         elif self._seen is None or self._is_gone or record.version != self._seen.version:
             self._is_gone, self._seen, self._seen_at = False, record, self._clock()
+        if record is not None:
+            self._highest = max(self._highest, record.token)
         return record
+
+    def _be_one_process(self) -> None:
+        """A forked child must not compete under its parent's name: each would take the other's record for its own."""
+        if self._pid == os.getpid():
+            return
+        if self._has_own_name:
+            raise LockError(f"this backend was made as {self._identity} before a fork: make one in each process")
+        self._pid, self._identity = os.getpid(), default_identity()
+        self._held = self._seen = self._attempted = None
+        self._is_gone = False
 
     def _may_take(self, record: Record | None) -> bool:
         if record is None:
             return self._seen is None or not self._seen.holder or self._clock() >= self._over_at(self._seen)
         return (
             not record.holder
-            or record.holder == self._identity
+            or (record.holder == self._identity and record.token == self._attempted)
             or self._clock() >= self._over_at(record)
             or self._store.is_abandoned(record)
         )
 
     def _over_at(self, record: Record) -> float:
-        return self._seen_at + record.lease_s
+        # A number that makes no sense was not written by any of us: then our own lease is all that we have.
+        lease_s = record.lease_s if math.isfinite(record.lease_s) and record.lease_s >= 0 else self._lease_s
+        return self._seen_at + lease_s
 
     async def _write_again(self, grant: Grant, holder: str) -> bool:
         """Replace what we wrote last. False when it was touched and is still ours: then try once more."""

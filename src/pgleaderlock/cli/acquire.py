@@ -74,7 +74,7 @@ class _Attempt:
         if asked.done() and asked.result() is not None:
             return exit_codes.TERMINATED if asked.result() is signal.SIGTERM else exit_codes.INTERRUPTED
         silence = ConnectionError(f"the store did not answer about lock {self._name} in {ANSWER_TIMEOUT_S:g} s")
-        raise UnreachableError.from_error(self._error or silence)
+        raise UnreachableError.from_error(self._error or silence, self._target.advice)
 
     async def _end_term(self) -> int:
         await self.participant.leave()

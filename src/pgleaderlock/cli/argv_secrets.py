@@ -42,6 +42,8 @@ def move_secrets_to_environment() -> None:
     """Replace this process by one without the options that hold a password. Returns when none does."""
     rest = arguments = sys.argv[1:]
     moved: dict[str, str] = {}
+    if arguments[:1] == ["schema"] and take_out("--url", rest)[1] is not None:
+        return  # it has no such option, and must not seem to
     for option, variable, has_secret in (
         ("--dsn", DSN_VARIABLE, _dsn.has_password),
         ("--url", URL_VARIABLE, _has_user),

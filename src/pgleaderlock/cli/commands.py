@@ -13,7 +13,7 @@ from pgleaderlock.cli.acquire import OneAttempt, acquire_once
 from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.elect import Common, LeaseOptions, check_url, choose_key, elected
+from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.options import (
     check_option_seconds,
@@ -204,6 +204,7 @@ def status(
     poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
+    url, dsn = as_dsn(url, dsn)
     if check_url(url, dsn, key1=key1, key2=key2) is not None:
         asyncio.run(show_status(in_store(str(url), role), as_json=as_json))
         return
@@ -244,6 +245,7 @@ def doctor(
     """
     from pgleaderlock.cli.doctor import show_doctor  # noqa: PLC0415 - its tables take a while to import
 
+    url, dsn = as_dsn(url, dsn)
     if url is not None:
         raise click.UsageError("doctor examines a PostgreSQL: give it --dsn.")
     names_lock = not (key1 is None and key2 is None and role is None)

@@ -19,9 +19,9 @@ class UnreachableError(click.ClickException):
     exit_code = exit_codes.UNREACHABLE
 
     @classmethod
-    def from_error(cls, error: Exception) -> "UnreachableError":
+    def from_error(cls, error: Exception, advice: str) -> "UnreachableError":
         """Say what went wrong and where, which the library's error does, and what to do."""
-        return cls(f"{error} - check --dsn or $PG_DSN, and that the server is up and lets this user in.")
+        return cls(f"{error} - {advice}" if advice else str(error))
 
 
 @dataclass(frozen=True, slots=True)

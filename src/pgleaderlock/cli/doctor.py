@@ -27,6 +27,8 @@ from pgleaderlock.keys import LockKey
 
 __all__ = ["show_doctor"]
 
+_ADVICE = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
+
 _COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 _VERDICT_WIDTH = max(map(len, Verdict))
 
@@ -38,7 +40,7 @@ async def show_doctor(
     try:
         examination = await examine(dsn, key, lease_s, allow_pooler=allow_pooler)
     except ConnectionError as error:
-        raise UnreachableError.from_error(error) from error
+        raise UnreachableError.from_error(error, _ADVICE) from error
     if as_json:
         _print_as_json(examination, key, lease_s)
     else:

@@ -19,7 +19,12 @@ from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock, choose_lease_s
 from pgleaderlock.retry import RetryStrategy
 
-__all__ = ["Common", "LeaseOptions", "check_url", "choose_key", "elected"]
+__all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "choose_key", "elected"]
+
+
+def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
+    """Return both as they are meant: a URL of PostgreSQL's is a connection string."""
+    return (None, url) if url is not None and dsn is None and is_postgres(url) else (url, dsn)
 
 
 def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str | None:
@@ -31,8 +36,6 @@ def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str |
         if by("url") is ParameterSource.ENVIRONMENT:
             return None  # what was said here and now counts
         raise click.UsageError("--url and --dsn name the store twice: give one of them.")
-    if is_postgres(url):
-        raise click.UsageError("--url postgresql://... is --dsn: its lock needs --role or --key1 and --key2 as well.")
     given = [name for name, value in for_postgres.items() if value]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -102,6 +105,7 @@ def elected(
 ) -> Iterator[tuple[Election, Target]]:
     """Yield the election that was asked for, not yet started, and what it is about."""
     key1, key2, role = named
+    url, dsn = as_dsn(url, dsn)
     is_strict, polls = lease.takeover == "strict", lease.wake == "poll"
     settles = lease.settle_s is not None
     only_postgres = {"key1": key1, "key2": key2, "takeover": is_strict, "wake": polls, "settle": settles}

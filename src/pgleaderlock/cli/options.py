@@ -39,6 +39,12 @@ def _check_option_dsn(context: click.Context, _option: click.Parameter, value: s
     return value
 
 
+def _check_option_url(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is None and URL_VARIABLE in os.environ:  # as with the other: a value that was not filled in
+        raise click.UsageError(f"${URL_VARIABLE} is set but empty: give it a value, or unset it.", context)
+    return value
+
+
 schema_option = click.option(
     "--schema", default="pgleaderlock", show_default=True, metavar="NAME", help="Where the term table is."
 )
@@ -65,6 +71,7 @@ def lock_options(command: F) -> F:
             envvar=URL_VARIABLE,
             show_envvar=True,
             metavar="URL",
+            callback=_check_option_url,
             help="Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://...",
         ),
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),

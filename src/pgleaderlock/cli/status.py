@@ -23,10 +23,10 @@ async def show_status(target: Target, *, as_json: bool) -> None:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             found = await target.look()
     except PgLeaderLockError as error:
-        raise UnreachableError.from_error(error) from error
+        raise UnreachableError.from_error(error, target.advice) from error
     except TimeoutError as error:
         silence = ConnectionError(f"the store did not answer about lock {target.name} within {ANSWER_TIMEOUT_S:g} s")
-        raise UnreachableError.from_error(silence) from error
+        raise UnreachableError.from_error(silence, target.advice) from error
     if as_json:
         _print_as_json(target, found)
     else:

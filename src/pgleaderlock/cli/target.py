@@ -7,11 +7,10 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
-from pgleaderlock.backends import open_backend
+from pgleaderlock.backends import _dsn, open_backend
 from pgleaderlock.backends._pg_status import Contender, look_at_lock
 from pgleaderlock.cli.console import key_fields
 from pgleaderlock.errors import PgLeaderLockError
@@ -33,6 +32,8 @@ class Target:
     """For programs. Never a secret."""
     look: Callable[[], Awaitable[list[Contender]]]
     """Who holds it, and who waits for it where the store shows that; ConnectionError if it does not say."""
+    advice: str = ""
+    """What to check when the store does not answer."""
 
 
 def is_postgres(url: str) -> bool:
@@ -42,11 +43,14 @@ def is_postgres(url: str) -> bool:
 
 def in_postgres(dsn: str, key: LockKey) -> Target:
     """The session lock of this key."""
-    return Target(key.name or str(key), key.described, key_fields(key), lambda: look_at_lock(dsn, key))
+    advice = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
+    return Target(key.name or str(key), key.described, key_fields(key), lambda: look_at_lock(dsn, key), advice)
 
 
 def in_store(url: str, role: str | None) -> Target:
     """The lock that this URL names, in whatever store."""
+    if role is not None and "://" in role:
+        raise click.UsageError("--role takes a name, and this is a connection string.")
     try:
         backend = open_backend(url, role=role)  # to be asked, not to compete
     except (ValueError, TypeError, PgLeaderLockError) as error:
@@ -66,8 +70,8 @@ def in_store(url: str, role: str | None) -> Target:
 
 def _without_secrets(url: str) -> str:
     """Keep what names the store; a user's password and the options after it are nobody's business."""
-    parts = urlsplit(url)
-    place = parts.hostname or ""
-    if parts.port:
-        place += f":{parts.port}"
-    return f"{parts.scheme}://{place}{parts.path}"
+    scheme, _, rest = url.partition("://")
+    if scheme == "postgresql+lease":  # of which a password may have anything in it
+        return f"{scheme}:// {_dsn.describe(_dsn.check_dsn('postgresql://' + rest))}"
+    place = rest.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{place.rpartition('@')[2]}"

@@ -219,11 +219,14 @@ def _ssl_context(cluster: Cluster, credential: Credential) -> ssl.SSLContext:
     return context
 
 
+_SHORTEST_PAUSE_S = 0.5  # "0" is said by servers that have no time to count
+
+
 def _retry_after_s(response: httpx.Response) -> float | None:
     """How long the server asks us to stay away; None when it does not."""
     text = response.headers.get("Retry-After", "")
     is_refusal = response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error
-    return float(text) if is_refusal and text.isascii() and text.isdigit() else None
+    return max(_SHORTEST_PAUSE_S, float(text)) if is_refusal and text.isascii() and text.isdigit() else None
 
 
 def _decode(ask: _Ask, body: bytes | str) -> LeaseObject:
