@@ -318,3 +318,20 @@ async def test_trust_counts_from_when_a_request_was_sent_however_long_the_answer
     assert clock() > sent + 1.9
     assert grant.trusted_until == pytest.approx(sent + 0.9 * LEASE_S)
     assert grant.lost_at == pytest.approx(sent + LEASE_S * 2 / 3)
+
+
+async def test_a_session_that_was_lost_is_replaced_with_the_patience_that_several_hosts_need():
+    lost, late = ModelSession(), ModelSession()
+    sessions = [lost, late]
+
+    async def open_session() -> ModelSession:
+        if len(sessions) == 1:
+            await asyncio.sleep(LEASE_S + 5)  # a silent host is tried before the one that answers
+        return sessions.pop(0)
+
+    clock = asyncio.get_running_loop().time
+    backend = LeasedLockBackend(KEY, open_session, Lease(LEASE_S), clock, "the model", connect_s=LEASE_S + 10)
+    await backend.open()
+    lost.closed = True
+    await backend.open()
+    assert not late.closed

@@ -19,11 +19,13 @@ def listener(dsn: str) -> Listener:
     return Listener(Connector(LockKey.pair(1, 2), dsn=dsn, connect_fn=None), "rare", "me")
 
 
-async def test_a_listener_without_a_server_hears_nothing_and_does_not_fail():
+async def test_a_listener_without_a_server_hears_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture):
     deaf = listener("postgresql://u@127.0.0.1:1/d")
-    assert not await deaf.listen()
+    for _ in range(3):
+        assert not await deaf.listen()
     await deaf.heard(10)
     await deaf.close()
+    assert sum("Connection refused" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_listener_hears_what_is_meant_for_it_and_nothing_else(postgres: Postgres):

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends._fence import AsyncConnection, Connection, run_fence
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.backends.postgres import ConnectFn, Lease, PostgresBackend
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
@@ -59,7 +60,7 @@ class LeaderLock(Election):
         clock: Clock = suspend_aware_clock,
         takeover: Literal["fast", "strict"] = "fast",
         term_table: bool = False,
-        schema: str = "pgleaderlock",
+        schema: str = DEFAULT_SCHEMA,
         fence_wait_s: float | None = None,
         hard_fence: bool = False,
     ) -> None:

@@ -27,7 +27,7 @@ class Listener:
         self._payload = payload
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._is_possible = True
-        self._heard = asyncio.Event()
+        self._was_told = False
 
     async def listen(self) -> bool:
         """Begin to listen, unless it has begun; False where it cannot be done."""
@@ -37,9 +37,17 @@ class Listener:
             return False
         try:
             self._connection = await self._connect()
-        except (ConnectionError, psycopg.Error):
+        except (ConnectionError, psycopg.Error) as error:
+            self._tell_once(error)
             return False  # it is only a quicker way to what polling brings as well
+        self._was_told = False
         return self._connection is not None
+
+    def _tell_once(self, error: Exception) -> None:
+        """A wrong ``listen_dsn`` would otherwise never show; told at each try, it would hide everything else."""
+        if not self._was_told:
+            self._was_told = True
+            get_logger().warning("not_notified", reason="followers poll", error=error)
 
     async def _connect(self) -> psycopg.AsyncConnection[Any] | None:
         connection: psycopg.AsyncConnection[Any] = await self._connector.connect()

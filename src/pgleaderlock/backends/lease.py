@@ -13,9 +13,10 @@ from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant
 
-__all__ = ["Lease", "check_schema", "fence_key", "witness_key"]
+__all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "witness_key"]
 
-_DEFAULT_SCHEMA = "pgleaderlock"
+DEFAULT_SCHEMA = "pgleaderlock"
+"""Where our tables are, unless somebody says otherwise."""
 _LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
@@ -58,7 +59,7 @@ class Lease:
     """Strict waits out the recorded lease of a leader that did not release cleanly."""
     term_table: bool = False
     """Whether each term is written down before it begins."""
-    schema: str = _DEFAULT_SCHEMA
+    schema: str = DEFAULT_SCHEMA
     """Where the term table is."""
     fence_wait_s: float | None = None
     """How long a new term waits for the fenced transactions of the last; by default the lease."""
@@ -82,11 +83,6 @@ class Lease:
         if self.takeover == "strict" and not self.term_table:
             raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
 
-    @staticmethod
-    def schema_by_default() -> str:
-        """Return where the term table is unless somebody says otherwise."""
-        return _DEFAULT_SCHEMA
-
     @property
     def agreement(self) -> str:
         """What all contenders must have in common, short enough for the name of a session.
@@ -97,7 +93,7 @@ class Lease:
         table = ""
         if self.term_table:
             digest = hashlib.sha256(self.schema.encode()).hexdigest()[:4]
-            table = "t" if self.schema == _DEFAULT_SCHEMA else f"t-{digest}"
+            table = "t" if self.schema == DEFAULT_SCHEMA else f"t-{digest}"
         return f"{self.lease_s:g}s {'w' if self.witness else 'n'}{self.takeover[0]}{table}"
 
     @property

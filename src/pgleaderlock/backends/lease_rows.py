@@ -27,6 +27,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._pg_listener import Listener
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.backends.record import Claim, Record, RecordStore
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.errors import ConnectionError
@@ -75,7 +76,7 @@ class LeaseRowStore(RecordStore):
         dsn: str,
         role: str,
         *,
-        schema: str = "pgleaderlock",
+        schema: str = DEFAULT_SCHEMA,
         listen_dsn: str | None = None,
         poll_s: float = _POLL_S,
     ) -> None:

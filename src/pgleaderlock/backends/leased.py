@@ -104,7 +104,7 @@ class LeasedLockBackend(Backend):
         """Have a session for the lock. A witness that another waits for is let go first."""
         await self._let_contested_witness_go()
         if self._lock is None or self._lock.closed:
-            self._granted = None
+            self._granted = self._lock = None
             self._former = self._mine
             self._lock, self._mine = await self._lock_session()
 
@@ -328,7 +328,8 @@ class LeasedLockBackend(Backend):
                 ours=self._lease.agreement,
                 theirs=theirs,
                 holder=holder.name,
-                advice="lease_s, witness and takeover must be the same for all contenders: two may lead at once",
+                advice="lease_s, witness, takeover, term_table and schema must be the same for all contenders: two may "
+                "lead at once",
             )
 
     async def _stand_in_line(self, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ from importlib import resources
 
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends._sql import numbers
-from pgleaderlock.backends.lease import Lease, check_schema, fence_key
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, Lease, check_schema, fence_key
 from pgleaderlock.backends.session import Session
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.keys import LockKey
@@ -114,7 +114,7 @@ END $fence$
 """
 
 
-def schema_sql(schema: str = "pgleaderlock") -> str:
+def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
     """Return the statements that make the tables, as ``pgleaderlock schema apply`` runs them."""
     text = resources.files("pgleaderlock").joinpath("schema.sql").read_text("utf-8")
     return text.replace("{schema}", _quoted(schema))
@@ -175,7 +175,7 @@ class Terms:
             await session.fetch(create_sql(self._lease.schema), bound_s=self._lease.lease_s)
         elif not usable:
             trouble = f"may not read and write {self._table}" if exists else f"may not create {self._table}, needed by"
-            named = "" if self._lease.schema == Lease.schema_by_default() else f" --schema {self._lease.schema}"
+            named = "" if self._lease.schema == DEFAULT_SCHEMA else f" --schema {self._lease.schema}"
             advice = f"pgleaderlock schema apply{named} --grant-to {user}"
             raise ConnectionError(
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "

@@ -8,6 +8,7 @@ import click
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends import _dsn
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, URL_VARIABLE
 
 __all__ = ["check_option_seconds", "dsn_option", "health_interval", "lease_options", "lock_options", "schema_option"]
@@ -46,7 +47,7 @@ def _check_option_url(context: click.Context, _option: click.Parameter, value: s
 
 
 schema_option = click.option(
-    "--schema", default="pgleaderlock", show_default=True, metavar="NAME", help="Where the term table is."
+    "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="Where the term table is."
 )
 
 
