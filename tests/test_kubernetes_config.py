@@ -589,3 +589,21 @@ async def test_another_certificate_from_a_plugin_is_shown_on_new_connections(
     with pytest.raises(ConnectionError):
         await client.get("default", "job")
     await client.close()
+
+
+def test_a_token_loses_the_line_end_that_yaml_gave_it_and_is_never_quoted() -> None:
+    assert Credential("a-secret\n").token == "a-secret"
+    with pytest.raises(ValueError, match="not shown") as caught:
+        Credential("a-sec\nret")
+    assert "a-sec" not in str(caught.value)
+
+
+def test_a_password_in_the_server_s_address_is_refused_and_not_shown(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "clusters: [{name: c, cluster: {server: 'https://admin:a-secret@127.0.0.1:1'}}]\n"
+        "contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+    )
+    with pytest.raises(ValueError, match="not shown") as caught:
+        find_cluster({"KUBECONFIG": str(config)})
+    assert "a-secret" not in str(caught.value)

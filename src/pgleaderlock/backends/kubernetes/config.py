@@ -87,6 +87,11 @@ def read_kubeconfig(*paths: Path) -> Cluster:
     server = cluster.get("server")
     if not isinstance(server, str) or not server.startswith(("https://", "http://")):
         raise ValueError(f"{merged.where}: cluster {context.get('cluster')!r} has no server to connect to")
+    if "@" in server:  # every error names the server
+        raise ValueError(
+            f"{merged.where}: the server of cluster {context.get('cluster')!r} (not shown) has a user name in it: name "
+            "the user under users instead"
+        )
     return Cluster(
         server=server.rstrip("/"),
         credentials=_credentials(user, user_folder, cluster, str(context.get("user"))),

@@ -35,6 +35,14 @@ class Credential:
     certificate: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        # A header that cannot be sent is quoted in the error of whoever tries, and this one is a secret.
+        if self.token is not None:
+            token = str(self.token).strip()  # YAML's "|" adds a line end
+            if not token.isascii() or not token.isprintable():
+                raise ValueError("a Kubernetes token (not shown) holds characters that no token has")
+            object.__setattr__(self, "token", token or None)
+
 
 class CredentialSource(Protocol):
     """Where credentials come from."""
