@@ -188,3 +188,20 @@ async def test_a_row_that_was_deleted_and_made_anew_is_not_taken_for_the_one_tha
     assert await leader.write(Claim("a", 0, 15.0, is_new_term=False), known) is None
     for store in (leader, usurper):
         await store.close()
+
+
+@pytest.mark.parametrize("verb", ["read", "write"])
+async def test_only_a_write_can_lose_a_race(postgres: Postgres, role: str, verb: str, monkeypatch: pytest.MonkeyPatch):
+    """Of a read it would mean that there is no row, and so an end of leadership that never was."""
+    store = LeaseRowStore(postgres.tcp_dsn, role)
+
+    async def collide(*_: object) -> None:
+        raise psycopg.errors.SerializationFailure("could not serialize access")
+
+    monkeypatch.setattr(store, "_run", collide)
+    if verb == "write":
+        assert await store.write(Claim("me", 0, 15.0, is_new_term=True), None) is None
+    else:
+        with pytest.raises(ConnectionError, match="could not serialize"):
+            await store.read()
+    await store.close()

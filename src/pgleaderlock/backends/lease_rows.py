@@ -23,7 +23,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgleaderlock._logging import get_logger
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._pg_listener import Listener
@@ -87,7 +86,6 @@ class LeaseRowStore(RecordStore):
         self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, connect_fn=None), "pgleaderlock", role)
         self._poll_s = poll_s
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._logger = get_logger().bind(**self.labels)
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -109,9 +107,9 @@ class LeaseRowStore(RecordStore):
             "is_news": claim.is_new_term or not claim.holder,
         }
         if replacing is None:
-            return _record(await self._execute(_FIRST + _WRITTEN, parameters))
+            return _record(await self._execute(_FIRST + _WRITTEN, parameters, can_lose=True))
         parameters |= {"version": replacing.version, "old_token": replacing.token}
-        return _record(await self._execute(_REPLACE + _WRITTEN, parameters))
+        return _record(await self._execute(_REPLACE + _WRITTEN, parameters, can_lose=True))
 
     async def changed(self, seen: Record | None, timeout_s: float) -> None:
         """Wait for a notification where that is possible, else for about a second."""
@@ -129,12 +127,17 @@ class LeaseRowStore(RecordStore):
             await close_connection(connection)
         await self._listener.close()
 
-    async def _execute(self, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Run one statement in a transaction of its own; where the table is missing, make it first."""
+    async def _execute(
+        self, statement: str, parameters: Mapping[str, Any], *, can_lose: bool = False
+    ) -> tuple[Any, ...] | None:
+        """Run one statement in a transaction of its own; where the table is missing, make it first.
+
+        Only a write can lose a race. A read that fails like one has not found out that there is no row.
+        """
         try:
             return await self._run(statement, parameters)
         except psycopg.Error as error:
-            if error.sqlstate in _LOST_RACES:
+            if can_lose and error.sqlstate in _LOST_RACES:
                 return None
             if error.sqlstate not in _NO_TABLE:
                 raise await self._failed(error) from error

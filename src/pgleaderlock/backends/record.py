@@ -172,7 +172,10 @@ class RecordBackend(Backend):
         self._attempted = self._highest + 1
         claim = Claim(self._identity, self._attempted, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
-        return None if self._held is None else leased_grant(self._held.token, sent, self._lease_s)
+        if self._held is None:
+            return None
+        self._highest = self._held.token
+        return leased_grant(self._held.token, sent, self._lease_s)
 
     async def renew(self, grant: Grant) -> Grant:
         """Write our name again, and again until it works or leadership is declared lost."""
