@@ -1,8 +1,10 @@
-"""The public contract suite over every built-in backend, and over one that somebody else wrote."""
+"""The public contract suite over memory, over sessions, and over a backend that somebody else wrote.
+
+Over the other stores it runs in the files of their tests.
+"""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -11,13 +13,11 @@ from pgleaderlock import open_backend
 from pgleaderlock.backends import BackendSettings
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore
-from pgleaderlock.embedded import Server
-from pgleaderlock.testing import BackendContract
-from tests.conftest import Postgres, free_port
-from tests.pooler import pgbouncer
+from pgleaderlock.testing import BackendContract, InProcessContract
+from tests.conftest import Postgres
 
 
-class TestMemory(BackendContract):
+class TestMemory(InProcessContract):
     lease_s = 1.0
 
     def make_backend(self, name: str, **settings: Any) -> Backend:
@@ -36,38 +36,6 @@ class TestPostgres(BackendContract):
 class TestPostgresWithTermTable(TestPostgres):
     def make_backend(self, name: str, **settings: Any) -> Backend:
         return open_backend(_url(self.dsn), role=name, settle_s=0, term_table=True, **settings)
-
-
-class TestLeaseRows(BackendContract):
-    @pytest.fixture(autouse=True)
-    def _server(self, postgres: Postgres) -> None:
-        self.dsn = postgres.tcp_dsn
-
-    def make_backend(self, name: str, **settings: Any) -> Backend:
-        url = self.dsn.replace("postgresql://", "postgresql+lease://")
-        return open_backend(url, role=name, **settings)
-
-
-@pytest.fixture(scope="module")
-def pooled_dsn(server_folder_root: Path) -> Iterator[str]:
-    """A PgBouncer in transaction mode before a server of its own."""
-    server = Server(server_folder_root / "pooled", tcp_port=free_port())
-    server.start()
-    try:
-        with pgbouncer(server, "transaction") as dsn:
-            yield dsn
-    finally:
-        server.stop("immediate")
-
-
-class TestLeaseRowsThroughAPooler(BackendContract):
-    @pytest.fixture(autouse=True)
-    def _pooler(self, pooled_dsn: str) -> None:
-        self.dsn = pooled_dsn
-
-    def make_backend(self, name: str, **settings: Any) -> Backend:
-        url = self.dsn.replace("postgresql://", "postgresql+lease://")
-        return open_backend(url, role=name, **settings)
 
 
 # --- Somebody else's ------------------------------------------------------------------------------------------------
@@ -90,7 +58,8 @@ class ToyStore(RecordStore):
         return self.shelf.get(self.name)
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
-        if self.shelf.get(self.name) != replacing:
+        now = self.shelf.get(self.name)
+        if (now and now.version) is not (replacing and replacing.version):
             return None
         record = Record(claim.holder, claim.token, claim.lease_s, object())
         self.shelf[self.name] = record
@@ -102,7 +71,7 @@ def open_toy(url: str, settings: BackendSettings) -> Backend:
     return RecordBackend(ToyStore(url), lease_s=settings.lease_s, clock=settings.clock)
 
 
-class TestSomebodyElses(BackendContract):
+class TestSomebodyElses(InProcessContract):
     lease_s = 1.0
 
     def make_backend(self, name: str, **settings: Any) -> Backend:

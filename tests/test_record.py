@@ -112,6 +112,43 @@ async def test_another_s_record_is_over_when_it_has_not_changed_for_its_own_leas
     assert grant.token == 6
 
 
+async def test_whoever_was_quicker_is_waited_for_from_then_and_not_from_the_next_look():
+    shelf = Shelf()
+    shelf.put("")
+    backend, store = make(shelf)
+    write = store.write
+
+    async def too_late(claim: Claim, replacing: Record | None) -> Record | None:
+        shelf.put("other")
+        return await write(claim, replacing)
+
+    store.write = too_late  # type: ignore[method-assign]
+    assert await backend.try_acquire() is None
+    store.write = write  # type: ignore[method-assign]
+    await asyncio.sleep(LEASE_S)
+    assert await backend.try_acquire() is not None
+
+
+async def test_a_forgotten_grant_of_an_earlier_term_touches_nothing():
+    shelf = Shelf()
+    backend, store = make(shelf)
+    old = await backend.try_acquire()
+    assert old is not None
+    await backend.release(old)
+    new = await backend.try_acquire()
+    assert new is not None
+    written = len(store.writes)
+    with pytest.raises(LeadershipLost, match="in term 1: our term 0 is over"):
+        await backend.renew(old)
+    with pytest.raises(LockError, match="nothing to release"):
+        await backend.release(old)
+    assert len(store.writes) == written
+    await backend.renew(new)
+    await backend.close()
+    assert shelf.record is not None
+    assert shelf.record.holder == ""
+
+
 async def test_any_change_starts_the_time_anew():
     shelf = Shelf()
     shelf.put("other")

@@ -46,7 +46,7 @@ from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.backends.terms import Terms, past_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
-from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant, Holder
 
@@ -82,6 +82,7 @@ class LeasedLockBackend(Backend):
         self._granted: int | None = None  # a token that standing in line brought, not yet handed out
         self._terms = Terms(key, lease, where) if lease.term_table else None
         self._claimed: int | None = None  # the token of our last term, if it was written down
+        self._term: int | None = None  # the token of the term that was handed out last
         self._settled_at = 0.0
         self._lock_sql = _sql.LockStatements(key, lease, is_enforced=True)
         self._witness_sql = _sql.LockStatements(self._witness_key, lease, is_enforced=True)
@@ -130,6 +131,7 @@ class LeasedLockBackend(Backend):
 
     async def renew(self, grant: Grant) -> Grant:
         """Show on both sessions that we live. A lost witness is replaced while the lock still protects."""
+        self._check_current(grant)
         sent = self._clock()
         await self._ping_lock()
         if self._lease.witness and not await self._witness_lives():
@@ -141,6 +143,7 @@ class LeasedLockBackend(Backend):
 
     async def release(self, grant: Grant) -> None:
         """Write down that the term is over, unlock, and end the witness."""
+        self._check_current(grant)
         statement = self._lock_sql.unlock
         if self._terms is not None and grant.token is not None:
             statement = self._terms.mark_released_sql(grant.token) + statement
@@ -151,6 +154,14 @@ class LeasedLockBackend(Backend):
             raise LockError(
                 f"PostgreSQL answered that lock {self._key.described} was not held by this session ({self._where}): "
                 "something else released it. The session is closed."
+            )
+
+    def _check_current(self, grant: Grant) -> None:
+        """A grant of an earlier term says nothing about the lock that is held now, and must not touch it."""
+        if grant.token != self._term:
+            raise LeadershipLost(
+                f"term {grant.token} of lock {self._key.described} is over, this is term {self._term} ({self._where})",
+                cause=LossCause.HELD_BY_ANOTHER,
             )
 
     async def holder(self) -> Holder | None:
@@ -359,6 +370,7 @@ class LeasedLockBackend(Backend):
             token = await self._claim(self._terms, token)
         sent = self._clock()
         await self._ping_both()
+        self._term = token
         return self._lease.grant(token, sent)
 
     async def _win_witness(self) -> None:

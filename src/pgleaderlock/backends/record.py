@@ -173,6 +173,7 @@ class RecordBackend(Backend):
         claim = Claim(self._identity, self._attempted, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         if self._held is None:
+            await self._look()  # at whoever was quicker: its lease counts from here, not from when we look next
             return None
         self._highest = self._held.token
         return leased_grant(self._held.token, sent, self._lease_s)
@@ -197,7 +198,8 @@ class RecordBackend(Backend):
         except LeadershipLost as error:
             raise LockError(f"there was nothing to release: {error}", cause=error.cause) from error
         finally:
-            self._held = None
+            if self._held is not None and self._held.token == grant.token:
+                self._held = None
 
     async def holder(self) -> Holder | None:
         """Say whose name is in the record."""
@@ -279,6 +281,8 @@ class RecordBackend(Backend):
     async def _write_again(self, grant: Grant, holder: str) -> bool:
         """Replace what we wrote last. False when it was touched and is still ours: then try once more."""
         assert grant.token is not None  # noqa: S101 - every grant of ours has one
+        if grant.token < self._highest:
+            raise self._over(grant, f"was taken anew, in term {self._highest}")
         claim = Claim(holder, grant.token, self._lease_s, is_new_term=False)
         if self._held is not None:
             written = await self._bounded(self._store.write(claim, self._held))
@@ -289,12 +293,15 @@ class RecordBackend(Backend):
         if record is None or record.holder != self._identity or record.token != grant.token:
             self._held = None
             now = "gone" if record is None else f"held by {record.holder or 'nobody'} in term {record.token}"
-            raise LeadershipLost(
-                f"the lease of {self._labels_text()} is {now}: our term {grant.token} is over",
-                cause=LossCause.HELD_BY_ANOTHER,
-            )
+            raise self._over(grant, f"is {now}")
         self._held = record
         return False
+
+    def _over(self, grant: Grant, what_happened: str) -> LeadershipLost:
+        return LeadershipLost(
+            f"the lease of {self._labels_text()} {what_happened}: our term {grant.token} is over",
+            cause=LossCause.HELD_BY_ANOTHER,
+        )
 
     async def _bounded(self, call: Awaitable[T]) -> T:
         """Wait for the store no longer than its answer could be of use."""

@@ -1,0 +1,103 @@
+"""What the contract's tests are written with."""
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.models import Grant
+
+__all__ = ["ContractTools", "acquired", "assert_growing", "assert_over", "assert_refused", "token_of"]
+
+_numbers = itertools.count(1)
+
+
+class ContractTools:
+    """How contenders are made, and how long things may take."""
+
+    lease_s = 1.5
+    """Long enough for the store to answer several times within a third of it."""
+    margin_s = 1.0
+    """How much later than its lease a silent holder's lock may become free."""
+    tasks = 8
+    """How many contenders compete in the tests with many."""
+    processes = 3
+    """How many of them are processes, in the test with processes."""
+
+    def make_backend(self, name: str, **settings: Any) -> Backend:
+        """Return a contender for the lock of that name, with ``lease_s`` among the settings."""
+        raise NotImplementedError
+
+    def new_name(self) -> str:
+        """Return the name of a lock that nobody has used."""
+        return f"contract-{os.getpid()}-{next(_numbers)}"
+
+    @contextlib.asynccontextmanager
+    async def contender(self, name: str, *, lease_s: float | None = None) -> AsyncIterator[Backend]:
+        """Open one contender for that lock, and close it at the end."""
+        backend = self.make_backend(name, lease_s=lease_s or self.lease_s)
+        try:
+            await backend.open()
+            yield backend
+        finally:
+            await backend.close()
+
+    @contextlib.asynccontextmanager
+    async def contenders(self, number: int) -> AsyncIterator[list[Backend]]:
+        """Open so many contenders for one new lock, and close them at the end."""
+        name = self.new_name()
+        async with contextlib.AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(self.contender(name)) for _ in range(number)]
+
+    async def taken_over(self, backend: Backend, lease_s: float | None = None) -> Grant:
+        """Wait, as a follower does, until the lock of a silent holder with that lease is ours."""
+        deadline = suspend_aware_clock() + (lease_s or self.lease_s) + self.margin_s
+        while (grant := await backend.try_acquire()) is None:
+            assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
+            await backend.wait(max(0.01, deadline - suspend_aware_clock()))
+        return grant
+
+
+async def acquired(backend: Backend) -> Grant:
+    """Return what a lock that is free must be granted with."""
+    grant = await backend.try_acquire()
+    assert grant is not None, "a free lock was not granted"
+    assert not math.isinf(grant.trusted_until), "nothing ends this grant"
+    return grant
+
+
+async def assert_refused(backend: Backend) -> None:
+    """While another holds the lock, that is the answer."""
+    grant = await backend.try_acquire()
+    assert grant is None, f"a lock that another holds was granted: {grant}"
+
+
+def assert_growing(tokens: list[int]) -> None:
+    """A number that comes twice, or a smaller one, would let an old leader through a fence."""
+    assert tokens == sorted(set(tokens)), f"tokens must grow from term to term: {tokens}"
+
+
+async def assert_over(backend: Backend, grant: Grant) -> None:
+    """A holder that comes back must learn that it is one no longer, whatever it tries."""
+    try:
+        renewed = await backend.renew(grant)
+    except (ConnectionError, LockError):
+        pass
+    else:
+        raise AssertionError(f"a term that was over was renewed: {renewed}")
+    try:
+        await backend.release(grant)
+    except (ConnectionError, LockError):
+        return
+    raise AssertionError("a term that was over was released")
+
+
+def token_of(grant: Grant) -> int:
+    """Return the number that every grant must have."""
+    assert isinstance(grant.token, int), "a grant without a token fences nothing"
+    return grant.token

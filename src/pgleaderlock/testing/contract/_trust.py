@@ -1,0 +1,109 @@
+"""For how long a holder may believe, and that nobody else begins before that is over."""
+
+import asyncio
+import threading
+import time
+
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.models import Grant
+from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_growing, assert_refused, token_of
+
+__all__ = ["TrustTests"]
+
+
+class TrustTests(ContractTools):
+    """Trust ends first, then the lease."""
+
+    async def test_trust_ends_within_the_lease(self) -> None:
+        """Leadership is declared lost a little before, so that work can stop."""
+        async with self.contenders(1) as (only,):
+            before = suspend_aware_clock()
+            grant = await acquired(only)
+            self._assert_within_the_lease(grant, before)
+            for _ in range(3):
+                before = suspend_aware_clock()
+                grant = await only.renew(grant)
+                self._assert_within_the_lease(grant, before)
+
+    async def test_silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended(self) -> None:
+        """The old holder's trust is over when the new one's begins."""
+        async with self.contenders(2) as (first, second):
+            old = await acquired(first)
+            await assert_refused(second)
+            await asyncio.sleep(self.lease_s / 4)
+            old = await first.renew(old)
+            new = await self.taken_over(second)
+            assert_disbelieved(old)
+            assert_growing([token_of(old), token_of(new)])
+
+    async def test_silence_lasts_as_long_as_the_lease_of_the_holder(self) -> None:
+        """Not as long as that of the one who waits: the two may differ, during an upgrade for example."""
+        name, lease_s = self.new_name(), 2 * self.lease_s
+        async with self.contender(name, lease_s=lease_s) as holder, self.contender(name) as follower:
+            old = await acquired(holder)
+            await assert_refused(follower)
+            await self.taken_over(follower, lease_s)
+            assert_disbelieved(old)
+
+    async def test_a_renewal_extends_trust_and_keeps_others_out(self) -> None:
+        """For longer than a lease, without a gap."""
+        async with self.contenders(2) as (first, second):
+            grant = await acquired(first)
+            end = suspend_aware_clock() + 1.5 * self.lease_s
+            while suspend_aware_clock() < end:
+                await second.wait(self.lease_s / 4)
+                await assert_refused(second)
+                renewed = await first.renew(grant)
+                assert renewed.token == grant.token, "a renewal changed the token"
+                assert renewed.trusted_until > grant.trusted_until, "a renewal added no trust"
+                grant = renewed
+
+    async def test_an_answer_that_takes_its_time_adds_no_trust(self) -> None:
+        """While it is on its way the lease is running: trust counts from when the request was sent.
+
+        Here the answer waits because our event loop stands still. The follower lives in a thread, and does not.
+        """
+        name, was_refused = self.new_name(), threading.Event()
+        async with self.contender(name) as holder:
+            grant = await acquired(holder)
+            takeover = asyncio.create_task(asyncio.to_thread(asyncio.run, self._take_over(name, was_refused)))
+            await asyncio.to_thread(was_refused.wait, self.lease_s / 3)
+            renewal = asyncio.create_task(holder.renew(grant))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            time.sleep(self.lease_s * 0.3)  # noqa: ASYNC251 - that is the point
+            grant = await renewal
+            assert await takeover > grant.trusted_until, "two may believe: trust must count from sending"
+
+    async def test_a_holder_in_good_health_is_not_called_lost(self) -> None:
+        """And whoever watches for the loss can be told to stop."""
+        async with self.contenders(1) as (only,):
+            grant = await acquired(only)
+            watch = asyncio.create_task(only.lost())
+            await asyncio.wait({watch}, timeout=self.lease_s / 4)
+            assert not watch.done(), "a healthy holder was called lost"
+            watch.cancel()
+            await asyncio.wait({watch}, timeout=self.lease_s)
+            assert watch.cancelled(), "a watch for the loss that was cancelled went on"
+            await only.renew(grant)
+
+    # --- Helpers -----------------------------------------------------------------------------------------------
+
+    def _assert_within_the_lease(self, grant: Grant, before: float) -> None:
+        end = suspend_aware_clock() + self.lease_s
+        assert before < grant.lost_at < grant.trusted_until < end, f"trust must end within the lease: {grant}"
+
+    async def _take_over(self, name: str, was_refused: threading.Event) -> float:
+        """Ask again and again, on an event loop of its own, and return when the lock was ours."""
+        deadline = suspend_aware_clock() + 2 * self.lease_s + self.margin_s
+        async with self.contender(name) as follower:
+            while await follower.try_acquire() is None:
+                was_refused.set()
+                assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
+                await asyncio.sleep(self.lease_s / 50)
+            return suspend_aware_clock()
+
+
+def assert_disbelieved(grant: Grant) -> None:
+    """Whoever had it must have stopped believing, now that another was granted the lock."""
+    assert suspend_aware_clock() > grant.trusted_until, "two may believe: the lock was granted before trust had ended"

@@ -1,0 +1,51 @@
+"""Waiting for one's turn: woken in time, and not a moment busy before."""
+
+import asyncio
+
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused
+
+__all__ = ["WaitingTests"]
+
+_MOST_RETURNS_PER_S = 20
+
+
+class WaitingTests(ContractTools):
+    """``wait`` returns when asking again is worth while, and not otherwise."""
+
+    async def test_whoever_waits_is_woken_by_a_release(self) -> None:
+        """Or looks again by itself: in either case before the lease would be over."""
+        async with self.contenders(2) as (first, second):
+            grant = await first.renew(await acquired(first))
+            await assert_refused(second)
+            waiting = asyncio.create_task(second.wait(60))
+            await asyncio.sleep(0.1)
+            await first.release(grant)
+            await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
+            assert waiting.done(), "whoever waits was not woken, neither by the release nor by its own clock"
+            await waiting
+            await acquired(second)
+
+    async def test_a_wait_is_over_when_its_time_is(self) -> None:
+        """Others wait for the engine, which waits here."""
+        async with self.contenders(2) as (first, second):
+            await acquired(first)
+            await assert_refused(second)
+            waiting = asyncio.create_task(second.wait(self.lease_s / 4))
+            await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
+            assert waiting.done(), "a wait went on after its time"
+            await waiting
+
+    async def test_waiting_is_not_asking_in_a_circle(self) -> None:
+        """One that returns at once, again and again, keeps a processor busy, and the store."""
+        async with self.contenders(2) as (first, second):
+            await acquired(first)
+            await assert_refused(second)
+            returns, spell_s = 0, self.lease_s / 2
+            end = suspend_aware_clock() + spell_s
+            while (left_s := end - suspend_aware_clock()) > 0:
+                await second.wait(left_s)
+                returns += 1
+                await asyncio.sleep(0)
+            assert returns <= 1 + _MOST_RETURNS_PER_S * spell_s, f"wait returned {returns} times for nothing"
+            await assert_refused(second)
