@@ -63,9 +63,23 @@ def test_a_url_is_a_text():
         open_backend(Path("/x"))  # type: ignore[arg-type]
 
 
-def test_an_option_that_a_backend_does_not_know_is_refused():
-    with pytest.raises(TypeError, match="colour"):
-        open_backend("memory://x", colour="red")
+@pytest.mark.parametrize(
+    ("url", "role", "known"),
+    [
+        ("memory://x", None, "It has: none"),
+        ("file:///tmp/x", None, "It has: none"),
+        ("k8s://a/b", None, "It has: client, request_timeout_s"),
+        ("postgresql://h/d", "x", "It has: wake, slice_s"),
+        ("postgresql+lease://h/d", "x", "It has: schema, listen_dsn, poll_s"),
+    ],
+)
+def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_does(
+    url: str, role: str | None, known: str
+):
+    with pytest.raises(
+        TypeError, match=f"{url.partition('//')[0]}// has no option colour. {known}".replace("+", r"\+")
+    ):
+        open_backend(url, role=role, colour="red")
 
 
 def test_somebody_else_s_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):

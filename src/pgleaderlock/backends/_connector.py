@@ -32,10 +32,17 @@ class Connector:
     """Opens connections for one lock, and explains what goes wrong with them."""
 
     def __init__(
-        self, key: LockKey, *, dsn: str | None, connect_fn: ConnectFn | None, lease: Lease | None = None
+        self,
+        key: LockKey,
+        *,
+        dsn: str | None,
+        connect_fn: ConnectFn | None = None,
+        lease: Lease | None = None,
+        lease_s: float | None = None,
     ) -> None:
         self._key = key
-        self._lease = lease
+        self._agreement = "" if lease is None else lease.agreement
+        self._lease_s = lease_s if lease is None else lease.lease_s
         if connect_fn is not None:
             if not callable(connect_fn):
                 raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
@@ -50,7 +57,7 @@ class Connector:
             self.where = _dsn.describe(self._parts)
             self.database = _dsn.database(self._parts)
             self.names_database = _dsn.names_database(self._parts)
-            self.connect_s = _dsn.connect_s(self._parts, lease.lease_s) if lease is not None else 0.0
+            self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
             self._connect = self._connect_by_dsn
 
     async def connect(self) -> Any:
@@ -76,10 +83,8 @@ class Connector:
             return None, error
 
     async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
-        defaults: dict[str, Any] = {}
-        if self._lease is not None:
-            defaults = {"agreement": self._lease.agreement, "lease_s": self._lease.lease_s}
-        connection = await psycopg.AsyncConnection.connect(_dsn.with_defaults(self._parts, **defaults), autocommit=True)
+        conninfo = _dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s)
+        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
         # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
         self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
         return connection

@@ -51,7 +51,9 @@ def path_of(url_or_path: str | os.PathLike[str]) -> Path:
 def _path_of_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"{url!r} names a host: a path begins with a third slash, as in file:///{parts.netloc}…")
+        raise ValueError(
+            f"after file:// a host is named, {parts.netloc}: a path begins with a third slash, as in file:///{parts.netloc}…"
+        )
     if parts.query or parts.fragment:
         raise ValueError(f"{url!r} has a ? or a #: in a file's name they are written as %3F and %23")
     return os.fsdecode(unquote_to_bytes(parts.path))

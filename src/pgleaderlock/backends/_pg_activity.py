@@ -16,7 +16,7 @@ _UINT32 = 2**32 - 1
 
 _QUERY = """
 SELECT l.granted, l.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start::text,
-       (to_jsonb(l) ->> 'waitstart')
+       (to_jsonb(l) ->> 'waitstart')::timestamptz::text
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
  WHERE l.locktype = 'advisory'
@@ -24,7 +24,8 @@ SELECT l.granted, l.pid, a.application_name, a.usename, host(a.client_addr), a.b
    AND l.classid::text::bigint = %s AND l.objid::text::bigint = %s AND l.objsubid = %s
  ORDER BY l.granted DESC, 7, a.backend_start
 """
-# to_jsonb, because waitstart exists from PostgreSQL 14 on and the same query must work before.
+# to_jsonb, because waitstart exists from PostgreSQL 14 on and the same query must work before. Whoever stands in line
+# does so in slices: it is when the last of them began.
 
 
 @dataclass(frozen=True, slots=True)

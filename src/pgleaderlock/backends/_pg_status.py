@@ -13,7 +13,7 @@ __all__ = ["Contender", "look_at_lock"]
 
 async def look_at_lock(dsn: str, key: LockKey) -> list[Contender]:
     """Return who holds the lock and then who waits for it; ConnectionError if the database does not say."""
-    observer = PlainLockBackend(key, Connector(key, dsn=dsn, connect_fn=None))
+    observer = PlainLockBackend(key, Connector(key, dsn=dsn))
     try:
         await observer.open()
         return await observer.contenders()

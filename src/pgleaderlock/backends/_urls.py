@@ -1,5 +1,8 @@
 """How each built-in backend is made from its URL. Wrong ones are ValueError, before anything is connected."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pgleaderlock.backends import BackendSettings
@@ -16,7 +19,8 @@ def open_postgres(url: str, settings: BackendSettings) -> Backend:
     from pgleaderlock.backends.postgres import PostgresBackend  # noqa: PLC0415
 
     key = LockKey.named(_role(settings, "postgresql://"))
-    return PostgresBackend(key, Lease(settings.lease_s, **settings.options), settings.clock, dsn=url)
+    lease = Lease(settings.lease_s, **_options(settings, "postgresql://", Lease))
+    return PostgresBackend(key, lease, settings.clock, dsn=url)
 
 
 def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
@@ -25,7 +29,8 @@ def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
 
     dsn = url.replace("postgresql+lease://", "postgresql://", 1)
     role = _role(settings, "postgresql+lease://")
-    return _on_record(LeaseRowStore(dsn, role, **settings.options), settings)
+    options = _options(settings, "postgresql+lease://", LeaseRowStore)
+    return _on_record(LeaseRowStore(dsn, role, lease_s=settings.lease_s, **options), settings)
 
 
 def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
@@ -33,8 +38,9 @@ def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
     _check_no_role(settings, "k8s://")
     from pgleaderlock.backends import kubernetes  # noqa: PLC0415
 
+    options = _options(settings, "k8s://", kubernetes.open_kubernetes)
     return kubernetes.open_kubernetes(
-        url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **settings.options
+        url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **options
     )
 
 
@@ -43,9 +49,8 @@ def open_file(url: str, settings: BackendSettings) -> Backend:
     _check_no_role(settings, "file://")
     from pgleaderlock.backends import file  # noqa: PLC0415
 
-    return file.open_file(
-        url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **settings.options
-    )
+    options = _options(settings, "file://", file.open_file)
+    return file.open_file(url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **options)
 
 
 def open_memory(url: str, settings: BackendSettings) -> Backend:
@@ -57,11 +62,25 @@ def open_memory(url: str, settings: BackendSettings) -> Backend:
     name = unquote(parts.netloc + parts.path)
     if not name:
         raise ValueError("memory:// needs a name, as in memory://scheduler")
-    return _on_record(MemoryStore(name, **settings.options), settings)
+    _options(settings, "memory://", MemoryStore)
+    return _on_record(MemoryStore(name), settings)
 
 
 def _on_record(store: RecordStore, settings: BackendSettings) -> RecordBackend:
     return RecordBackend(store, identity=settings.identity, lease_s=settings.lease_s, clock=settings.clock)
+
+
+def _options(settings: BackendSettings, scheme: str, make: Callable[..., object]) -> Mapping[str, Any]:
+    """Return the options, all of which the backend must know."""
+    known = [
+        name
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.default is not parameter.empty and name not in {"lease_s", "identity", "clock"}
+    ]
+    unknown = ", ".join(sorted(set(settings.options) - set(known)))
+    if unknown:
+        raise TypeError(f"{scheme} has no option {unknown}. It has: {', '.join(known) or 'none'}")
+    return settings.options
 
 
 def _role(settings: BackendSettings, scheme: str) -> str:

@@ -43,7 +43,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock._logging import get_logger
@@ -52,7 +51,7 @@ from pgleaderlock.backends._file_folder import Draft, Folder, Live
 from pgleaderlock.backends._file_record import Entry, digest_of, encode, now_text
 from pgleaderlock.backends._file_view import Version, View, record_of
 from pgleaderlock.backends._file_watch import Watch
-from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, default_identity
+from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
 
@@ -85,7 +84,7 @@ class FileStore(RecordStore):
         self, url_or_path: str | os.PathLike[str], *, lease_s: float = 15.0, identity: str | None = None
     ) -> None:
         self._path = place.path_of(url_or_path)
-        self._identity = None if identity is None else _check_identity(identity)
+        self._identity = None if identity is None else check_identity(identity)
         self._folder = Folder(self._path)
         self._view = View(self._folder, check_seconds("lease_s", lease_s))
         self._watch = Watch(self._path)
@@ -242,9 +241,3 @@ async def _is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
-
-
-def _check_identity(identity: Any) -> str:
-    if not isinstance(identity, str) or not identity or not identity.isprintable():
-        raise ValueError(f"identity must be a name of printable characters, got {identity!r}")
-    return identity

@@ -75,6 +75,7 @@ class LeaseRowStore(RecordStore):
         dsn: str,
         role: str,
         *,
+        lease_s: float = 15.0,
         schema: str = DEFAULT_SCHEMA,
         listen_dsn: str | None = None,
         poll_s: float = _POLL_S,
@@ -82,8 +83,8 @@ class LeaseRowStore(RecordStore):
         self._key = LockKey.named(role)
         self._role = role
         self._schema = schema
-        self._connector = Connector(self._key, dsn=dsn, connect_fn=None)
-        self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, connect_fn=None), "pgleaderlock", role)
+        self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
+        self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
         self._poll_s = poll_s
         self._connection: psycopg.AsyncConnection[Any] | None = None
 

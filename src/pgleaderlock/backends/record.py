@@ -40,7 +40,7 @@ from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
 from pgleaderlock.models import Grant, Holder
 
-__all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "default_identity"]
+__all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "check_identity", "default_identity"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ def default_identity() -> str:
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
-def _check_identity(identity: object) -> str:
+def check_identity(identity: object) -> str:
+    """Return the name if it can be one. An empty one would mean nobody, and a line end is not to be seen."""
     if not isinstance(identity, str) or not identity or not identity.isprintable():
         raise ValueError(
             f"identity must be a name of printable characters, got {identity!r}: an empty one would mean nobody"
@@ -98,6 +99,15 @@ class RecordStore(ABC):
     async def read(self) -> Record | None:
         """Return the record; None when there is none yet."""
 
+    async def peek(self) -> Record | None:
+        """Return the record for people to look at, also where :meth:`read` refuses what must not be decided by."""
+        return await self.read()
+
+    @property
+    def absence(self) -> str:
+        """What it may mean that there is no record, as a sentence for people; empty where it means a free lock."""
+        return ""
+
     @abstractmethod
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
         """Replace exactly that record, or make the first; None when another was quicker."""
@@ -133,7 +143,7 @@ class RecordBackend(Backend):
     ) -> None:
         self._store = store
         self._has_own_name = identity is not None
-        self._identity = default_identity() if identity is None else _check_identity(identity)
+        self._identity = default_identity() if identity is None else check_identity(identity)
         self._pid = os.getpid()
         self._attempted: int | None = None  # the token that we tried to write last, whatever became of it
         self._highest = -1
@@ -203,8 +213,12 @@ class RecordBackend(Backend):
 
     async def holder(self) -> Holder | None:
         """Say whose name is in the record."""
-        record = await self._bounded(self._store.read())
+        record = await self._bounded(self._store.peek())
         return None if record is None or not record.holder else Holder(record.holder, since=record.since)
+
+    async def explain_absence(self) -> str:
+        """Look once more, and say what is odd about a lock that :meth:`holder` found free; empty when nothing is."""
+        return self._store.absence if await self._bounded(self._store.peek()) is None else ""
 
     async def close(self) -> None:
         """Release what may be ours, if the store answers quickly; then let go of the store."""

@@ -22,6 +22,8 @@ from pgleaderlock.models import Event, EventKind, RetryContext
 
 __all__ = ["OneAttempt", "acquire_once"]
 
+_SILENT_S = 2.0
+
 
 class OneAttempt:
     """The retry strategy that does not retry."""
@@ -57,7 +59,10 @@ class _Attempt:
     async def run(self, hold_s: float) -> int:
         await self._lock.start()
         ends: set[asyncio.Future[Any]] = {self._answer, self.participant.ended, self.participant.stop_asked}
-        await asyncio.wait(ends, timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not any(end.done() for end in ends):
+            click.echo(f"still asking for {self._name}: nobody leads for a lease after a server's start", err=True)
+            await asyncio.wait(ends, timeout=ANSWER_TIMEOUT_S - _SILENT_S, return_when=asyncio.FIRST_COMPLETED)
         if not self._answer.done():
             return await self._end_without_answer()
         if self._answer.result() is EventKind.ACQUIRE_FAILED:

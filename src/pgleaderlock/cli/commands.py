@@ -16,12 +16,12 @@ from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.options import (
-    check_option_seconds,
     dsn_option,
     health_interval,
     lease_options,
     lock_options,
     schema_option,
+    seconds_option,
 )
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.schema import apply_schema, statements_of
@@ -69,34 +69,9 @@ def cli() -> None:
 @lock_options
 @health_interval
 @lease_options
-@click.option(
-    "--retry-base",
-    "retry_base_s",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=check_option_seconds(),
-    help="Base delay of the exponential back-off between attempts.",
-)
-@click.option(
-    "--retry-max",
-    "retry_max_s",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=check_option_seconds(),
-    help="Longest delay of the back-off.",
-)
-@click.option(
-    "--reconnect-grace",
-    "reconnect_grace_s",
-    type=float,
-    metavar="SECONDS",
-    callback=check_option_seconds(),
-    help="Try to win leadership back for so long before calling it lost. [default: off]",
-)
+@seconds_option("--retry-base", "Base delay of the exponential back-off between attempts.", default=1.0)
+@seconds_option("--retry-max", "Longest delay of the back-off.", default=30.0)
+@seconds_option("--reconnect-grace", "Try to win leadership back for so long before calling it lost. [default: off]")
 @click.option("--no-auto-reacquire", is_flag=True, help="Exit after a loss instead of becoming a follower.")
 @click.option("-q", "--quiet", is_flag=True, help="Leave out a follower's attempts: log only what changes who leads.")
 @click.pass_context
@@ -151,15 +126,11 @@ def run(
 @lock_options
 @health_interval
 @lease_options
-@click.option(
+@seconds_option(
     "--hold",
-    "hold_s",
-    type=float,
+    "Keep the lock for so long. A signal ends it early, with a release and exit code 0.",
     default=0.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=check_option_seconds(zero_ok=True),
-    help="Keep the lock for so long. A signal ends it early, with a release and exit code 0.",
+    zero_ok=True,
 )
 @click.pass_context
 def acquire(
@@ -215,16 +186,7 @@ def status(
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @lock_options
-@click.option(
-    "--lease",
-    "lease_s",
-    type=float,
-    default=15.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=check_option_seconds(),
-    help="The lease of your contenders: slices and round trips are judged by it.",
-)
+@seconds_option("--lease", "The lease of your contenders: slices and round trips are judged by it.", default=15.0)
 @click.option("--allow-pooler", is_flag=True, help="A pooler in session mode is meant to be there.")
 @click.pass_context
 def doctor(

@@ -11,12 +11,32 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, URL_VARIABLE
 
-__all__ = ["check_option_seconds", "dsn_option", "health_interval", "lease_options", "lock_options", "schema_option"]
+__all__ = ["dsn_option", "health_interval", "lease_options", "lock_options", "schema_option", "seconds_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def check_option_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def seconds_option(
+    flag: str,
+    help: str,  # noqa: A002 - the word of click
+    *,
+    default: float | None = None,
+    zero_ok: bool = False,
+) -> Callable[[F], F]:
+    """Return an option that is a duration, whose argument is called as the flag is, with its unit."""
+    return click.option(
+        flag,
+        f"{flag.removeprefix('--').replace('-', '_')}_s",
+        type=float,
+        default=default,
+        show_default=default is not None,
+        metavar="SECONDS",
+        callback=_check_seconds(zero_ok=zero_ok),
+        help=help,
+    )
+
+
+def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Return a callback that refuses what is not a duration, in the library's words and under the option's name."""
 
     def check(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -85,37 +105,18 @@ def lock_options(command: F) -> F:
     return command
 
 
-health_interval = click.option(
-    "--health-interval",
-    "health_interval_s",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    callback=check_option_seconds(),
-    help="How often to see whether the lock is still held.",
-)
+health_interval = seconds_option("--health-interval", "How often to see whether the lock is still held.", default=5.0)
 
 
 def lease_options(command: F) -> F:
     """Add the options on which all contenders for one lock must agree."""
     options = (
-        click.option(
-            "--lease",
-            "lease_s",
-            type=float,
-            metavar="SECONDS",
-            callback=check_option_seconds(),
-            help="How long a silent leader keeps the lock. [default: three health intervals]",
-        ),
-        click.option(
+        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three health intervals]"),
+        seconds_option(
             "--settle",
-            "settle_s",
-            type=float,
-            metavar="SECONDS",
-            callback=check_option_seconds(zero_ok=True),
-            help="How long after the server's start nobody leads yet. 0 only for a server without a past. "
+            "How long after the server's start nobody leads yet. 0 only for a server without a past. "
             "[default: the lease]",
+            zero_ok=True,
         ),
         click.option(
             "--wake",

@@ -4,10 +4,9 @@ import asyncio
 
 import click
 
-from pgleaderlock.backends._pg_status import Contender
 from pgleaderlock.cli.console import describe_holder, holder_fields, print_json
 from pgleaderlock.cli.database import UnreachableError
-from pgleaderlock.cli.target import Target
+from pgleaderlock.cli.target import Sight, Target
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
 
@@ -21,44 +20,45 @@ async def show_status(target: Target, *, as_json: bool) -> None:
     """Print what the store shows; UnreachableError if it does not answer."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            found = await target.look()
+            seen = await target.look()
     except PgLeaderLockError as error:
         raise UnreachableError.from_error(error, target.advice) from error
     except TimeoutError as error:
         silence = ConnectionError(f"the store did not answer about lock {target.name} within {ANSWER_TIMEOUT_S:g} s")
         raise UnreachableError.from_error(silence, target.advice) from error
     if as_json:
-        _print_as_json(target, found)
+        _print_as_json(target, seen)
     else:
-        _print_as_text(target, found)
+        _print_as_text(target, seen)
 
 
 async def find_holder(target: Target) -> Holder | None:
     """Say who holds the lock, for a message that is as good without it: None also when nobody can tell."""
     try:
         async with asyncio.timeout(_GLANCE_TIMEOUT_S):
-            found = await target.look()
+            seen = await target.look()
     except (PgLeaderLockError, TimeoutError):
         return None
-    return next((contender.holder for contender in found if contender.granted), None)
+    return next((contender.holder for contender in seen.contenders if contender.granted), None)
 
 
-def _print_as_json(target: Target, found: list[Contender]) -> None:
-    holders = [holder_fields(contender.holder) for contender in found if contender.granted]
+def _print_as_json(target: Target, seen: Sight) -> None:
+    holders = [holder_fields(contender.holder) for contender in seen.contenders if contender.granted]
     waiting = [
         {**holder_fields(contender.holder), "waiting_since": contender.waiting_since}
-        for contender in found
+        for contender in seen.contenders
         if not contender.granted
     ]
     state = "held" if holders else "free"
-    print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting})
+    note = {"note": seen.note} if seen.note else {}
+    print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting, **note})
 
 
-def _print_as_text(target: Target, found: list[Contender]) -> None:
+def _print_as_text(target: Target, seen: Sight) -> None:
     name = target.described
-    if not any(contender.granted for contender in found):
-        click.echo(f"{name} is free")
-    for contender in found:
+    if not any(contender.granted for contender in seen.contenders):
+        click.echo(f"{name} has no holder: {seen.note}" if seen.note else f"{name} is free")
+    for contender in seen.contenders:
         if contender.granted:
             click.echo(f"{name} is held by {describe_holder(contender.holder)}")
         else:

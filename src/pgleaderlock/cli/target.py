@@ -1,7 +1,7 @@
 """Which lock, in which store: what the commands need to know of it, whatever keeps it.
 
 ``--dsn`` and a ``--url`` of PostgreSQL mean the session lock, of which the server shows who waits as well. Any other
-``--url`` is a backend that can at least name its holder.
+``--url`` is a backend that can at least name its holder, or say why it might have none.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,23 @@ import click
 
 from pgleaderlock.backends import _dsn, open_backend
 from pgleaderlock.backends._pg_status import Contender, look_at_lock
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli.console import key_fields
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
-from pgleaderlock.models import Holder
 
-__all__ = ["Target", "in_postgres", "in_store", "is_postgres"]
+__all__ = ["Sight", "Target", "in_postgres", "in_store", "is_postgres"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a store showed of a lock."""
+
+    contenders: list[Contender]
+    """Who holds it, and then who waits for it where the store shows that."""
+    note: str = ""
+    """What "free" does not say: why nobody may be able to take it either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +41,8 @@ class Target:
     """The same, with everything that tells it from others."""
     fields: dict[str, Any]
     """For programs. Never a secret."""
-    look: Callable[[], Awaitable[list[Contender]]]
-    """Who holds it, and who waits for it where the store shows that; ConnectionError if it does not say."""
+    look: Callable[[], Awaitable[Sight]]
+    """Ask the store; ConnectionError if it does not say."""
     advice: str = ""
     """What to check when the store does not answer."""
 
@@ -43,8 +54,12 @@ def is_postgres(url: str) -> bool:
 
 def in_postgres(dsn: str, key: LockKey) -> Target:
     """The session lock of this key."""
+
+    async def look() -> Sight:
+        return Sight(await look_at_lock(dsn, key))
+
     advice = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
-    return Target(key.name or str(key), key.described, key_fields(key), lambda: look_at_lock(dsn, key), advice)
+    return Target(key.name or str(key), key.described, key_fields(key), look, advice)
 
 
 def in_store(url: str, role: str | None) -> Target:
@@ -56,16 +71,22 @@ def in_store(url: str, role: str | None) -> Target:
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error
 
-    async def look() -> list[Contender]:
+    async def look() -> Sight:
         try:
             await backend.open()
-            holder: Holder | None = await backend.holder()
+            return await _sight_of(backend)
         finally:
             await backend.close()
-        return [] if holder is None else [Contender(granted=True, holder=holder)]
 
     shown = _without_secrets(url)
     return Target(role or shown, f"{role} ({shown})" if role else shown, {"url": shown, "role": role}, look)
+
+
+async def _sight_of(backend: Backend) -> Sight:
+    holder = await backend.holder()
+    if holder is not None:
+        return Sight([Contender(granted=True, holder=holder)])
+    return Sight([], await backend.explain_absence() if isinstance(backend, RecordBackend) else "")
 
 
 def _without_secrets(url: str) -> str:
