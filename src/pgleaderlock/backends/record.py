@@ -34,6 +34,7 @@ from typing import TypeVar
 from pgleaderlock._checks import check_seconds
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends._patience import renew_patiently
+from pgleaderlock.backends._sighting import Record, Sighting
 from pgleaderlock.backends.base import Backend, leased_grant
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
@@ -59,21 +60,6 @@ def check_identity(identity: object) -> str:
             f"identity must be a name of printable characters, got {identity!r}: an empty one would mean nobody"
         )
     return identity
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What the store holds now."""
-
-    holder: str
-    """Empty when it is free."""
-    token: int
-    lease_s: float
-    """As its holder wrote it: whoever waits goes by this, not by a setting of its own."""
-    version: object
-    """Changes with every write. Compared for equality, and handed back to the store with the next write."""
-    since: str | None = None
-    """For people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +132,10 @@ class RecordBackend(Backend):
         self._identity = default_identity() if identity is None else check_identity(identity)
         self._pid = os.getpid()
         self._attempted: int | None = None  # the token that we tried to write last, whatever became of it
-        self._highest = -1
         self._lease_s = check_seconds("lease_s", lease_s)
         self._clock = clock
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
-        self._seen: Record | None = None
-        self._seen_at = 0.0
-        self._is_gone = False  # it was seen, and is no more
+        self._sighting = Sighting(self._lease_s)
         self._logger = get_logger().bind(**store.labels)
 
     @property
@@ -179,13 +162,13 @@ class RecordBackend(Backend):
         if not self._may_take(record):
             return None
         sent = self._clock()
-        self._attempted = self._highest + 1
+        self._attempted = self._sighting.highest + 1
         claim = Claim(self._identity, self._attempted, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         if self._held is None:
             await self._look()  # at whoever was quicker: its lease counts from here, not from when we look next
             return None
-        self._highest = self._held.token
+        self._sighting.highest = self._held.token
         return leased_grant(self._held.token, sent, self._lease_s)
 
     async def renew(self, grant: Grant) -> Grant:
@@ -243,12 +226,12 @@ class RecordBackend(Backend):
         """Look whenever the record may have changed, until it can be taken or the time is up."""
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
-            if self._seen is not None:
-                left_s = min(left_s, max(0.0, self._over_at(self._seen) - self._clock()))
+            if math.isfinite(self._sighting.over_at):
+                left_s = min(left_s, max(0.0, self._sighting.over_at - self._clock()))
             await asyncio.sleep(0)  # whatever the store does, others get their turn
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._store.changed(None if self._is_gone else self._seen, left_s)
+                    await self._store.changed(self._sighting.current, left_s)
             record = await self._look()
             if self._may_take(record):
                 return
@@ -258,13 +241,7 @@ class RecordBackend(Backend):
     async def _look(self) -> Record | None:
         """Read the record, and note when we first saw it as it is."""
         record = await self._bounded(self._store.read())
-        if record is None:
-            if self._seen is not None and not self._is_gone:  # somebody deleted it: its holder may still believe
-                self._is_gone, self._seen_at = True, self._clock()
-        elif self._seen is None or self._is_gone or record.version != self._seen.version:
-            self._is_gone, self._seen, self._seen_at = False, record, self._clock()
-        if record is not None:
-            self._highest = max(self._highest, record.token)
+        self._sighting.note(record, self._clock())
         return record
 
     def _be_one_process(self) -> None:
@@ -274,29 +251,20 @@ class RecordBackend(Backend):
         if self._has_own_name:
             raise LockError(f"this backend was made as {self._identity} before a fork: make one in each process")
         self._pid, self._identity = os.getpid(), default_identity()
-        self._held = self._seen = self._attempted = None
-        self._is_gone = False
+        self._held = self._attempted = None
+        self._sighting.forget()
 
     def _may_take(self, record: Record | None) -> bool:
-        if record is None:
-            return self._seen is None or not self._seen.holder or self._clock() >= self._over_at(self._seen)
-        return (
-            not record.holder
-            or (record.holder == self._identity and record.token == self._attempted)
-            or self._clock() >= self._over_at(record)
-            or self._store.is_abandoned(record)
-        )
-
-    def _over_at(self, record: Record) -> float:
-        # A number that makes no sense was not written by any of us: then our own lease is all that we have.
-        lease_s = record.lease_s if math.isfinite(record.lease_s) and record.lease_s >= 0 else self._lease_s
-        return self._seen_at + lease_s
+        if self._sighting.is_free(self._clock()):
+            return True
+        is_ours = record is not None and (record.holder, record.token) == (self._identity, self._attempted)
+        return is_ours or (record is not None and self._store.is_abandoned(record))
 
     async def _write_again(self, grant: Grant, holder: str) -> bool:
         """Replace what we wrote last. False when it was touched and is still ours: then try once more."""
         assert grant.token is not None  # noqa: S101 - every grant of ours has one
-        if grant.token < self._highest:
-            raise self._over(grant, f"was taken anew, in term {self._highest}")
+        if grant.token < self._sighting.highest:
+            raise self._over(grant, f"was taken anew, in term {self._sighting.highest}")
         claim = Claim(holder, grant.token, self._lease_s, is_new_term=False)
         if self._held is not None:
             written = await self._bounded(self._store.write(claim, self._held))
