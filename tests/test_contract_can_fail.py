@@ -175,7 +175,9 @@ class GrantsEverybody(Sound):
     async def try_acquire(self) -> Grant | None:
         self._attempted = None
         await self._look()
-        return await super().try_acquire() or Grant(self._sighting.highest + 1, self._clock() + LEASE_S / 2, self._clock())
+        return await super().try_acquire() or Grant(
+            self._sighting.highest + 1, self._clock() + LEASE_S / 2, self._clock()
+        )
 
 
 class YieldsToThoseWhoAskOften(Sound):
