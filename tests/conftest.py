@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -112,3 +113,16 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for a server and one for a client, each signed by itself and trusted by the other."""
+    folder = tmp_path_factory.mktemp("pki")
+    for name in ("server", "me"):
+        words = (
+            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name} "
+            f"-addext subjectAltName=DNS:api.example,IP:127.0.0.1 -keyout {name}.key -out {name}.crt"
+        )
+        subprocess.run(words.split(), cwd=folder, check=True, capture_output=True)
+    return folder

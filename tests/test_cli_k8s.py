@@ -1,5 +1,11 @@
-"""``pgleaderlock k8s rbac``: a manifest that Kubernetes would take."""
+"""``pgleaderlock k8s rbac``: a manifest that Kubernetes would take; and what ``status`` says of a Lease."""
 
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +13,7 @@ import yaml
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 
 
 def manifest(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,3 +42,61 @@ def test_it_can_be_limited_to_some_leases_except_for_making_them(capsys: pytest.
 def test_what_is_no_name_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]):
     assert invoke(["k8s", "rbac", "--lease", name]) == exit_codes.USAGE
     assert "not a name in Kubernetes" in capsys.readouterr().err
+
+
+# --- status --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeKubernetes]:
+    async with FakeKubernetes(coordinated=True) as server:
+        yield server
+
+
+async def status(config: Path, url: str, *words: str) -> str:
+    """Ask as a person does: in a process of its own, since the server is in this one."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pgleaderlock.cli", "status", "--url", url, *words),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "KUBECONFIG": str(config)},
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == exit_codes.CLEAN
+    return output.decode()
+
+
+async def test_a_lease_that_is_not_there_is_not_called_free_since_its_namespace_may_be_missing(
+    server: FakeKubernetes, tmp_path: Path
+):
+    config = server.write_kubeconfig(tmp_path / "config")
+    for namespace in ("default", "missing"):
+        note = (
+            f"there is no Lease job in namespace {namespace} (nobody has led it yet, or the namespace does not exist)"
+        )
+        url = f"k8s://{namespace}/job"
+        assert await status(config, url) == f"{url} has no holder: {note}\n"
+        shown = json.loads(await status(config, url, "--json"))
+        assert (shown["state"], shown["holder"], shown["note"]) == ("free", None, note)
+
+
+async def test_a_lease_that_was_released_is_free(server: FakeKubernetes, tmp_path: Path):
+    config = server.write_kubeconfig(tmp_path / "config")
+    server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})
+    assert await status(config, "k8s://default/job") == "k8s://default/job is free\n"
+    assert "note" not in json.loads(await status(config, "k8s://default/job", "--json"))
+
+
+async def test_the_holder_of_a_coordinated_election_is_shown(server: FakeKubernetes, tmp_path: Path):
+    config = server.write_kubeconfig(tmp_path / "config")
+    spec = {"holderIdentity": "candidate", "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
+    server.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
+    assert await status(config, "k8s://default/job") == "k8s://default/job is held by candidate\n"
+
+
+def test_a_kubeconfig_that_is_wrong_is_wrong_usage_and_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config").write_text("contexts: 5\ncurrent-context: c\n")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert invoke(["status", "--url", "k8s://default/job"]) == exit_codes.USAGE
+    assert f"{tmp_path}/config: contexts must be a list" in capsys.readouterr().err

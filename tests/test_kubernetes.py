@@ -27,7 +27,7 @@ from pgleaderlock import (
 from pgleaderlock.backends.kubernetes import ApiError, KubernetesBackend, LeaseClient, LeaseObject, LeaseStore
 from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
 from pgleaderlock.backends.kubernetes.config import Cluster
-from pgleaderlock.backends.kubernetes.lease import micro_time, read_lease
+from pgleaderlock.backends.kubernetes.lease import LeaseVersion, claimed_lease, micro_time, read_lease
 from pgleaderlock.backends.record import Claim, RecordBackend
 from pgleaderlock.election import Election
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
@@ -229,6 +229,25 @@ async def test_holder_says_who_and_since_when(server: FakeKubernetes) -> None:
     assert (holder.name, holder.since) == ("me", spec_of(server)["acquireTime"])
     await backend.release(grant)
     assert await backend.holder() is None
+    await closed(backend)
+
+
+@pytest.mark.parametrize("namespace", ["default", "missing"])
+async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKubernetes, namespace: str) -> None:
+    backend = contender(server, namespace=namespace)
+    assert await backend.holder() is None
+    assert f"no Lease job in namespace {namespace} (nobody has led it yet, or the namespace does not exist)" in (
+        await backend.explain_absence()
+    )
+    assert set(server.asked) == {"get"}  # which needs no more permissions than an election does
+    await closed(backend)
+
+
+async def test_a_lease_that_was_released_is_free_and_nothing_more_is_said(server: FakeKubernetes) -> None:
+    server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})
+    backend = contender(server)
+    assert await backend.holder() is None
+    assert await backend.explain_absence() == ""
     await closed(backend)
 
 
@@ -569,6 +588,19 @@ async def test_a_lease_with_a_strategy_is_not_ours_to_take(modern: FakeKubernete
     assert spec_of(modern) == {name: value for name, value in coordinated.items() if value or name == "holderIdentity"}
 
 
+@pytest.mark.parametrize("holder", ["", "candidate"])
+async def test_whoever_asks_about_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
+    modern.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
+    backend = contender(modern)
+    found = await backend.holder()
+    assert (found.name if found is not None else "") == holder
+    assert await backend.explain_absence() == ""
+    with pytest.raises(LockError, match=r"has spec\.strategy"):  # to look is one thing, to take is another
+        await backend.try_acquire()
+    await closed(backend)
+
+
 async def test_a_leader_steps_down_for_a_preferred_holder_and_says_why(modern: FakeKubernetes) -> None:
     async with running(contender(modern)) as (leader, heard):
         await leader.wait_for_leadership(5)
@@ -670,6 +702,14 @@ async def test_a_renewal_that_is_a_second_after_the_last_is_told_as_it_is(server
     await store.close()
 
 
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59.000000Z", "2026-01-02T03:04:05", "soon"])
+def test_a_time_that_nothing_can_follow_is_no_reason_to_fail_a_renewal(text: str) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    version = LeaseVersion("u", "1", {"spec": {"renewTime": text}})
+    lease = claimed_lease(version, Claim("me", 0, 15, is_new_term=False), now)
+    assert lease["spec"]["renewTime"] == micro_time(now)
+
+
 # --- What a person at night reads ----------------------------------------------------------------------------------
 
 
@@ -714,6 +754,7 @@ async def test_a_namespace_that_does_not_exist_is_named(server: FakeKubernetes) 
         '{"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": {"leaseDurationSeconds": "15"}}',
         '{"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": {"leaseDurationSeconds": 0}}',
         '{"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": {"leaseTransitions": true}}',
+        f'{{"metadata": {{"uid": "u", "resourceVersion": "1"}}, "spec": {{"leaseDurationSeconds": 1{"0" * 400}}}}}',
         "<html>please log in</html>",
         "",
     ],

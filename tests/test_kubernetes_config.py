@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -16,10 +15,11 @@ import pytest
 
 from pgleaderlock import ConnectionError
 from pgleaderlock.backends import kubernetes
-from pgleaderlock.backends.kubernetes import ApiError, new_from_env, open_kubernetes
+from pgleaderlock.backends.kubernetes import ApiError, exec_plugin, new_from_env, open_kubernetes
 from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
 from pgleaderlock.backends.kubernetes.config import Cluster, find_cluster, in_cluster, read_kubeconfig
-from pgleaderlock.backends.kubernetes.credentials import Credential, ExecPlugin, FixedCredential, TokenFile
+from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential, TokenFile
+from pgleaderlock.backends.kubernetes.exec_plugin import ExecPlugin
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 
 SECRET = "s3cret-token"
@@ -185,7 +185,7 @@ async def test_an_exec_plugin_that_fails_is_named_and_what_it_printed_is_not(cod
 async def test_an_exec_plugin_that_cannot_be_started_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionError, match="cannot be started"):
         await ExecPlugin(["/no/such/program"], V1).get()
-    monkeypatch.setattr(kubernetes.credentials, "_PLUGIN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(exec_plugin, "_PLUGIN_TIMEOUT_S", 0.3)
     began = time.monotonic()
     with pytest.raises(ConnectionError, match=r"did not end within 0\.3 s"):
         await ExecPlugin([sys.executable, "-c", "import time; time.sleep(60)"], V1).get()
@@ -206,20 +206,22 @@ def test_what_a_kubeconfig_says(tmp_path: Path) -> None:
     assert (cluster.server_name, cluster.proxy) == ("api", "http://192.0.2.9:3128")
 
 
-async def test_paths_are_relative_to_their_file_and_data_wins_over_a_file(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("authority")
-    (tmp_path / "me.pem").write_text("certificate")
+async def test_paths_are_relative_to_their_file_and_data_wins_over_a_file(tmp_path: Path, pki: Path) -> None:
+    (tmp_path / "ca.pem").write_text((pki / "server.crt").read_text())
+    (tmp_path / "me.pem").write_text((pki / "me.crt").read_text())
     (tmp_path / "token").write_text("t0")
     user = {
         "client-certificate": "me.pem",
         "client-key": "missing",
-        "client-key-data": base64.b64encode(b"key").decode(),
+        "client-key-data": base64.encodebytes((pki / "me.key").read_bytes()).decode(),  # in several lines
         "tokenFile": "token",
         "token": "ignored",
     }
     cluster = read_kubeconfig(write_config(tmp_path / "config", user, **{"certificate-authority": "ca.pem"}))
-    assert cluster.authority == "authority"
-    assert await cluster.credentials.get() == Credential("t0", "certificate", "key")
+    assert cluster.authority == (pki / "server.crt").read_text()
+    assert await cluster.credentials.get() == Credential(
+        "t0", (pki / "me.crt").read_text(), (pki / "me.key").read_text()
+    )
 
 
 def test_of_several_files_the_first_that_knows_a_name_is_believed(tmp_path: Path) -> None:
@@ -235,11 +237,11 @@ def test_of_several_files_the_first_that_knows_a_name_is_believed(tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "not a mapping"),
+        ("", "is empty"),
         ("a: [s3cret", r"not YAML, line 1"),
         ("{}", "names no current-context"),
         ("current-context: x", "has no context 'x'"),
-        ("{current-context: x, contexts: [{name: x, context: text}]}", "context 'x' is not a mapping"),
+        ("{current-context: x, contexts: [{name: x, context: text}]}", "context 'x' must be a mapping"),
         ("{current-context: x, contexts: [{name: x, context: {cluster: c}}]}", "has no cluster 'c'"),
         (
             "{current-context: x, contexts: [{name: x, context: {cluster: c}}], clusters: [{name: c}]}",
@@ -265,8 +267,11 @@ def test_a_kubeconfig_that_cannot_be_read(tmp_path: Path) -> None:
     ("user", "said"),
     [
         ({"auth-provider": {}, "username": "x"}, "uses auth-provider, username, which is not supported"),
-        ({"client-certificate-data": "eA=="}, "certificate or a key, but not both"),
-        ({"client-certificate-data": "***"}, "client-certificate-data of the kubeconfig is not base64"),
+        (
+            {"client-certificate-data": base64.b64encode(b"-----BEGIN CERTIFICATE-----").decode()},
+            "certificate or a key, but not both",
+        ),
+        ({"client-certificate-data": "***"}, r"client-certificate-data of user 'u' \(not shown\) is not base64"),
         ({"client-key": "missing"}, "cannot read .*missing"),
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}, "v1alpha1.*supported are"),
         ({"exec": {"apiVersion": V1}}, "names no command"),
@@ -278,13 +283,13 @@ def test_a_user_that_we_cannot_be_is_refused_by_name(tmp_path: Path, user: dict[
         read_kubeconfig(write_config(tmp_path / "config", user))
 
 
-async def test_a_plugin_beside_the_kubeconfig_is_found_and_told_of_the_cluster(tmp_path: Path) -> None:
+async def test_a_plugin_beside_the_kubeconfig_is_found_and_told_of_the_cluster(tmp_path: Path, pki: Path) -> None:
     script = tmp_path / "plugin.py"
     settings = plugin(script, token=SECRET)
     (tmp_path / "run").symlink_to(sys.executable)
     settings |= {"command": "./run", "provideClusterInfo": True}
-    authority = base64.b64encode(b"ca").decode()
-    more = {"certificate-authority-data": authority, "tls-server-name": "api"}
+    authority = base64.b64encode((pki / "server.crt").read_bytes()).decode()
+    more = {"certificate-authority-data": authority, "tls-server-name": "api", "insecure-skip-tls-verify": False}
     cluster = read_kubeconfig(write_config(tmp_path / "config", {"exec": settings}, **more))
     assert (await cluster.credentials.get()).token == SECRET
     told = json.loads(beside(script, "info"))["spec"]["cluster"]
@@ -295,11 +300,11 @@ async def test_a_plugin_beside_the_kubeconfig_is_found_and_told_of_the_cluster(t
 
 
 @pytest.fixture
-def account(tmp_path: Path) -> Path:
+def account(tmp_path: Path, pki: Path) -> Path:
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
     (folder / "token").write_text(SECRET)
-    (folder / "ca.crt").write_text("authority")
+    (folder / "ca.crt").write_text((pki / "server.crt").read_text())
     (folder / "namespace").write_text("of-the-pod\n")
     return folder
 
@@ -308,10 +313,14 @@ def account(tmp_path: Path) -> Path:
     ("host", "port", "server"),
     [("192.0.2.1", "6443", "https://192.0.2.1:6443"), ("2001:db8::1", "", "https://[2001:db8::1]:443")],
 )
-async def test_in_a_pod(account: Path, host: str, port: str, server: str) -> None:
+async def test_in_a_pod(account: Path, pki: Path, host: str, port: str, server: str) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     cluster = find_cluster(environ, account)
-    assert (cluster.server, cluster.namespace, cluster.authority) == (server, "of-the-pod", "authority")
+    assert (cluster.server, cluster.namespace, cluster.authority) == (
+        server,
+        "of-the-pod",
+        (pki / "server.crt").read_text(),
+    )
     assert (await cluster.credentials.get()).token == SECRET
 
 
@@ -498,35 +507,6 @@ async def test_a_watch_that_is_refused(open_server: FakeKubernetes) -> None:
 
 
 # --- TLS -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the server and one for us, each signed by itself and trusted by the other."""
-    folder = tmp_path_factory.mktemp("pki")
-    for name in ("server", "me"):
-        subprocess.run(
-            [
-                *[
-                    "openssl",
-                    "req",
-                    "-x509",
-                    "-newkey",
-                    "ec",
-                    "-pkeyopt",
-                    "ec_paramgen_curve:P-256",
-                    "-nodes",
-                    "-days",
-                    "2",
-                ],
-                *f"-subj /CN={name} -addext subjectAltName=DNS:api.example,IP:127.0.0.1".split(),
-                *f"-keyout {name}.key -out {name}.crt".split(),
-            ],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    return folder
 
 
 @pytest.fixture

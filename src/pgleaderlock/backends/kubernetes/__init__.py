@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends.kubernetes.api import ApiError, LeaseClient, LeaseObject
-from pgleaderlock.backends.kubernetes.config import SERVICE_ACCOUNT, Cluster, find_cluster
+from pgleaderlock.backends.kubernetes.config import SERVICE_ACCOUNT, Cluster, find_cluster, namespace_of_pod
 from pgleaderlock.backends.kubernetes.lease import WallClock, utc_now
 from pgleaderlock.backends.kubernetes.store import LeaseStore
 from pgleaderlock.backends.record import RecordBackend, default_identity
@@ -87,10 +87,10 @@ def new_from_env(
         cluster = find_cluster(environ)
         namespace = namespace or cluster.namespace
         client = _http_client(
-            cluster, _default_request_timeout_s(lease_s) if request_timeout_s is None else request_timeout_s
+            cluster, lease_s, _default_request_timeout_s(lease_s) if request_timeout_s is None else request_timeout_s
         )
-    elif namespace is None and (SERVICE_ACCOUNT / "namespace").exists():
-        namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    elif namespace is None:
+        namespace = namespace_of_pod(SERVICE_ACCOUNT)
     store = LeaseStore(client, namespace or "default", lease_name, wall_clock=wall_clock)
     return KubernetesBackend(store, identity=identity or _pod_identity(environ), lease_s=lease_s, clock=clock)
 
@@ -106,17 +106,12 @@ def open_kubernetes(
     clock: Clock = suspend_aware_clock,
 ) -> RecordBackend:
     """Return a contender for the Lease of ``k8s://namespace/name``; ``k8s:///name`` is in the environment's."""
-    parts = urlsplit(url)
-    name = parts.path.removeprefix("/")
-    if parts.scheme != "k8s" or not name or "/" in name or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(
-            "a Lease is named as k8s://namespace/name, or k8s:///name for the namespace of the environment"
-        )
+    namespace, name = _parse_url(url)
     return new_from_env(
         name,
         lease_s=lease_s,
         identity=identity,
-        namespace=parts.netloc or None,
+        namespace=namespace,
         client=client,
         request_timeout_s=request_timeout_s,
         environ=environ,
@@ -124,19 +119,33 @@ def open_kubernetes(
     )
 
 
+def _parse_url(url: str) -> tuple[str | None, str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket that is none of an address
+        parts = urlsplit("")
+    name = parts.path.removeprefix("/")
+    if parts.scheme != "k8s" or not name or "/" in name or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(
+            "a Lease is named as k8s://namespace/name, or k8s:///name for the namespace of the environment"
+        )
+    return parts.netloc or None, name
+
+
 def _default_request_timeout_s(lease_s: float) -> float:
     """Return how long one request may take: a renewal that got no answer is tried again while there is time."""
     return min(5.0, max(0.5, lease_s / 6))
 
 
-def _http_client(cluster: Cluster, request_timeout_s: float) -> LeaseClient:
+def _http_client(cluster: Cluster, lease_s: float, request_timeout_s: float) -> LeaseClient:
     try:
         from pgleaderlock.backends.kubernetes.client import HttpLeaseClient  # noqa: PLC0415 - only where it is used
     except ImportError as error:  # pragma: no cover - the tests have it
         raise MissingExtra(
             f"k8s:// needs the package {error.name}: pip install 'pgleaderlock[kubernetes]', or pass a client"
         ) from error
-    return HttpLeaseClient(cluster, request_timeout_s=request_timeout_s)
+    # Just before the backend itself gives up, at 2/3, so that the error is the one that names the plug-in.
+    return HttpLeaseClient(cluster, request_timeout_s=request_timeout_s, credential_timeout_s=lease_s * 0.65)
 
 
 def _pod_identity(environ: Mapping[str, str]) -> str:

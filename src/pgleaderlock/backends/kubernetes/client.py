@@ -9,20 +9,18 @@ import asyncio
 import contextlib
 import json
 import random
-import ssl
-import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends.kubernetes.api import LeaseClient, LeaseObject
-from pgleaderlock.backends.kubernetes.config import Cluster
+from pgleaderlock.backends.kubernetes.cluster import Cluster
 from pgleaderlock.backends.kubernetes.credentials import Credential
 from pgleaderlock.backends.kubernetes.refusals import explain
+from pgleaderlock.backends.kubernetes.tls import ssl_context
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 
@@ -31,6 +29,9 @@ __all__ = ["HttpLeaseClient", "LeaseClient"]
 _UNAUTHORIZED = 401
 _IDLE_S = 30.0  # longer than between two renewals, so that each of them does not begin with a handshake
 _WATCH_S = 300  # for one stream; the server ends it then, and a dead one is noticed soon after
+# What httpx lets through of an address that is none: a port too large, a host name that cannot be encoded. The group is
+# anyio's, around one of the others.
+_SLIPS = (httpx.InvalidURL, ValueError, OverflowError, ExceptionGroup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ class _Ask:
 class HttpLeaseClient:
     """A :class:`LeaseClient` over httpx. Connects with the first request."""
 
-    def __init__(self, cluster: Cluster, *, request_timeout_s: float = 5.0) -> None:
+    def __init__(self, cluster: Cluster, *, request_timeout_s: float = 5.0, credential_timeout_s: float = 30.0) -> None:
         self._cluster = cluster
         self._timeout_s = check_seconds("request_timeout_s", request_timeout_s)
+        self._credential_timeout_s = check_seconds("credential_timeout_s", credential_timeout_s)
         self._http: httpx.AsyncClient | None = None
         self._shown: Credential | None = None
 
@@ -124,10 +126,10 @@ class HttpLeaseClient:
 
     async def _open(self, ask: _Ask, read_s: float) -> httpx.Response:
         """Return an answer that is not an error, its body yet to be read."""
-        response = await self._send(ask, await self._cluster.credentials.get(), read_s)
+        response = await self._send(ask, await self._credential(ask), read_s)
         if response.status_code == _UNAUTHORIZED:  # the token may have been replaced since it was read
             await response.aclose()
-            response = await self._send(ask, await self._cluster.credentials.get(refused=True), read_s)
+            response = await self._send(ask, await self._credential(ask, refused=True), read_s)
         if response.is_success:
             return response
         try:
@@ -138,6 +140,17 @@ class HttpLeaseClient:
         finally:
             await response.aclose()
         raise explain(ask.verb, ask.namespace, ask.name, response.status_code, body)
+
+    async def _credential(self, ask: _Ask, *, refused: bool = False) -> Credential:
+        """Return what to show. Whoever does not tell in time is named: "no answer" alone would blame the server."""
+        try:
+            async with asyncio.timeout(self._credential_timeout_s):
+                return await self._cluster.credentials.get(refused=refused)
+        except TimeoutError:
+            raise ConnectionError(
+                f"cannot {ask}: {self._cluster.credentials} did not end within {self._credential_timeout_s:g} s: "
+                "run it by hand to see what it waits for"
+            ) from None
 
     async def _send(self, ask: _Ask, credential: Credential, read_s: float) -> httpx.Response:
         """Send it, and again whenever the server says to come back later and there is time for that."""
@@ -152,7 +165,7 @@ class HttpLeaseClient:
                     await asyncio.sleep(pause_s)
         except TimeoutError:
             raise self._late(ask) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, OSError, *_SLIPS) as error:
             raise self._unreachable(ask, error) from error
 
     async def _send_once(self, ask: _Ask, credential: Credential, read_s: float) -> httpx.Response:
@@ -175,7 +188,7 @@ class HttpLeaseClient:
             await self.close()
             self._http = httpx.AsyncClient(
                 base_url=self._cluster.server,
-                verify=_ssl_context(self._cluster, credential) if self._cluster.server.startswith("https:") else False,
+                verify=ssl_context(self._cluster, credential) if self._cluster.server.startswith("https:") else False,
                 proxy=self._cluster.proxy,
                 limits=httpx.Limits(keepalive_expiry=_IDLE_S),
                 trust_env=False,
@@ -197,28 +210,6 @@ class HttpLeaseClient:
         )
 
 
-def _ssl_context(cluster: Cluster, credential: Credential) -> ssl.SSLContext:
-    try:
-        if cluster.authority is not None and not cluster.authority.strip():
-            raise ValueError("the certificate authority is empty")  # which OpenSSL takes for that of the system  # noqa: TRY301
-        context = ssl.create_default_context(cadata=cluster.authority)
-        if not cluster.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if credential.certificate is not None and credential.key is not None:
-            # OpenSSL reads a key from files only; the folder is ours alone and lasts for this call.
-            with tempfile.TemporaryDirectory() as folder:
-                certificate, key = Path(folder, "certificate"), Path(folder, "key")
-                certificate.write_text(credential.certificate, encoding="utf-8")
-                key.write_text(credential.key, encoding="utf-8")
-                context.load_cert_chain(certificate, key)
-    except (ssl.SSLError, ValueError) as error:
-        raise ConnectionError(
-            f"the certificates of the Kubernetes configuration for {cluster.server} cannot be used: {error}"
-        ) from error
-    return context
-
-
 _SHORTEST_PAUSE_S = 0.5  # "0" is said by servers that have no time to count
 
 
@@ -232,7 +223,7 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 def _decode(ask: _Ask, body: bytes | str) -> LeaseObject:
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise ConnectionError(

@@ -26,6 +26,7 @@ WallClock = Callable[[], datetime]
 
 _UNKNOWN_LEASE_S = 15.0  # a holder that did not say: what client-go's users have by default
 _RELEASED_LEASE_S = 1  # the smallest that the API server accepts; 0 is refused
+_MOST = 2**31 - 1  # an int32 in the API
 
 
 def utc_now() -> datetime:
@@ -107,9 +108,10 @@ def _next_second(text: object, default: datetime) -> datetime:
     """
     try:
         last = datetime.fromisoformat(str(text))
-    except ValueError:
+        following = last.replace(microsecond=0) + timedelta(seconds=1)
+    except (ValueError, OverflowError):  # OverflowError: somebody wrote the end of the year 9999
         return default
-    return last.replace(microsecond=0) + timedelta(seconds=1)
+    return following if following.tzinfo is not None else default
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:
@@ -132,6 +134,6 @@ def _whole(fields: Mapping[str, Any], name: str, default: float, *, least: int) 
         return int(default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is not a whole number")
-    if value < least:
-        raise ValueError(f"{name} is {value}")
+    if not least <= value <= _MOST:
+        raise ValueError(f"{name} is out of range")
     return value

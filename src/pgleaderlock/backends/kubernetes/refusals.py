@@ -33,7 +33,7 @@ def _message(body: bytes) -> str:
     """Return the server's own words; of something that is no Status, such as a proxy's page, the beginning."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body[:_EXCERPT].decode("utf-8", "replace").strip()
     message = content.get("message") if isinstance(content, dict) else None
     return str(message)[: 3 * _EXCERPT] if message else ""

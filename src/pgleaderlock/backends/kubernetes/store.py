@@ -76,13 +76,14 @@ class LeaseStore(RecordStore):
     async def read(self) -> Record | None:
         """GET the Lease."""
         self._is_missing = False
-        try:
-            lease = await self._client.get(self._namespace, self._name)
-        except ApiError as error:
-            if error.status == _NOT_FOUND:
-                self._is_missing = True
-                return None
-            raise
+        lease = await self._get()
+        if lease is None:
+            self._is_missing = True
+            return None
+        return self._decidable(lease)
+
+    def _decidable(self, lease: LeaseObject) -> Record:
+        """Return the record of a Lease, unless somebody else decides who holds it."""
         record = self._record(lease)
         strategy = _spec(lease).get("strategy")
         if strategy and record.holder != self._held_as:
@@ -91,6 +92,19 @@ class LeaseStore(RecordStore):
                 "election decides who holds it. Use another lease name, or remove the strategy and its candidates"
             )
         return record
+
+    async def peek(self) -> Record | None:
+        """GET the Lease, whoever decides about it: a coordinated election has a holder as well."""
+        lease = await self._get()
+        return None if lease is None else self._record(lease)
+
+    @property
+    def absence(self) -> str:
+        """The API server answers alike for a Lease and for a namespace that it does not have."""
+        return (
+            f"there is no Lease {self._name} in namespace {self._namespace} (nobody has led it yet, or the namespace "
+            "does not exist)"
+        )
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
         """POST the first Lease, or PUT the one that was read."""
@@ -109,7 +123,7 @@ class LeaseStore(RecordStore):
             self._watch.stop()  # a leader has nothing to wait for
         return self._record(lease)
 
-    async def changed(self, seen: Record | None, timeout_s: float) -> None:
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
         """Watch the Lease. When that fails, the pause of a poll is the answer: it may have changed."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
@@ -117,12 +131,13 @@ class LeaseStore(RecordStore):
             # Whoever waits out a Lease that was deleted still has it in mind, and has seen that it is gone.
             version = None if seen is None or self._is_missing else _version(seen)
             try:
-                await self._watch.wait_for_change(version, timeout_s)
+                told = await self._watch.wait_for_change(version, timeout_s)
             except ConnectionError as error:
                 self._note_failed_watch(error)
             else:
-                return
+                return None if told is None else self._decidable(told.lease)
         await asyncio.sleep(min(max(0.0, deadline - clock()), _poll_pause_s()))
+        return None
 
     def _note_failed_watch(self, error: ConnectionError) -> None:
         if not isinstance(error, ApiError) or error.status != _FORBIDDEN:
@@ -139,6 +154,14 @@ class LeaseStore(RecordStore):
         await self._watch.close()
         self._held_as = None
         await self._client.close()
+
+    async def _get(self) -> LeaseObject | None:
+        try:
+            return await self._client.get(self._namespace, self._name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
 
     async def _send(self, claim: Claim, replacing: Record | None) -> LeaseObject:
         now = self._wall_clock()

@@ -37,14 +37,16 @@ class LeaseWatch:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def wait_for_change(self, seen: LeaseVersion | None, timeout_s: float) -> None:
-        """Return when the Lease is no longer the one that was seen, or the time is up."""
+    async def wait_for_change(self, seen: LeaseVersion | None, timeout_s: float) -> LeaseVersion | None:
+        """Return when the Lease is no longer the one that was seen, or the time is up; with what came by, if it did."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed(seen)
+                return self._went_by[-1] if self._is_over(seen) else None
         except TimeoutError:
             if seen not in self._went_by:
                 self.stop()
+            return None
 
     async def close(self) -> None:
         """Close the stream, and return when it is closed. A second is enough for that."""
