@@ -66,7 +66,7 @@ test-k8s: setup ## Run the Kubernetes tests against a real API server, which is 
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
 	$(RUN) python tools/pg_matrix.py $(ARGS)
 
-bench: setup ## Measure ourselves against raw psycopg, as ratios taken in one run
+bench: setup ## Measure ourselves against raw psycopg, and client-go if test-k8s has built it, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)
 
 docs: setup ## Write the generated parts of docs/ anew (the transition table and its diagram)

@@ -3,6 +3,8 @@
     make bench                      on the embedded PostgreSQL
     make bench ARGS="--dsn ..."     on yours
 
+Then how long a hand-over takes on each store, and on Kubernetes beside client-go's (``k8s.py``).
+
 The machine's speed cancels out of a ratio; absolute figures are printed to judge the noise by, not to quote.
 """
 
@@ -11,7 +13,6 @@ import asyncio
 import logging
 import os
 import resource
-import selectors
 import statistics
 import subprocess
 import sys
@@ -24,12 +25,15 @@ from pathlib import Path
 
 import psycopg
 
+from contenders import Contenders, bare_command, our_command, replace_in_turns, url_of
 from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey, suspend_aware_clock
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.plain import PlainLockBackend
 from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.embedded import Server
+from reporting import report
+from stores import bench_stores
 
 KEY = LockKey.pair(4242, 1)
 TRY, UNLOCK = "SELECT pg_try_advisory_lock(%s, %s)", "SELECT pg_advisory_unlock(%s, %s)"
@@ -48,11 +52,6 @@ def some_postgres(dsn: str | None) -> Iterator[str]:
             yield server.dsn
         finally:
             server.stop("immediate")
-
-
-def report(what: str, ours: float, floor: float, unit: str, note: str = "") -> None:
-    ratio = f"{ours / floor:5.2f}x" if floor > 0 else "    -"
-    print(f"  {what:<46} {ours:9.3f} {unit:<8} floor {floor:9.3f} {unit:<8} {ratio}  {note}")
 
 
 # --- Acquire and release ---------------------------------------------------------------------------------------------
@@ -116,90 +115,12 @@ async def bench_acquire_release(dsn: str, rounds: int) -> None:
 
 # --- Failover --------------------------------------------------------------------------------------------------------
 
-_CONTENDER = """
-import asyncio, sys, time
-import psycopg
-from pgleaderlock import LeaderLock
-
-def won():
-    print(time.monotonic(), flush=True)
-
-async def ours(dsn):
-    lock = LeaderLock(dsn, 4242, 3, settle_s=0)
-    lock.on_acquired(won)
-    async with lock:
-        await asyncio.to_thread(sys.stdin.readline)
-
-async def floor(dsn):
-    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-    await connection.execute("SELECT pg_advisory_lock(4242, 4)")
-    won()
-    await asyncio.to_thread(sys.stdin.readline)
-    await connection.close()
-
-asyncio.run(globals()[sys.argv[1]](sys.argv[2]))
-"""
-
-
-class Contenders:
-    """Three processes for one lock; the leader is ended again and again, and the next one's time is taken."""
-
-    def __init__(self, side: str, dsn: str) -> None:
-        self._command = [sys.executable, "-c", _CONTENDER, side, dsn]
-        self._selector = selectors.DefaultSelector()
-        for _ in range(3):
-            self._add()
-        self._leader, _ = self._next_leader()
-
-    def _add(self) -> None:
-        child = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._selector.register(child.stdout, selectors.EVENT_READ, child)  # type: ignore[arg-type]
-
-    def _next_leader(self) -> tuple[subprocess.Popen[str], float]:
-        while True:
-            for key, _ in self._selector.select(30):
-                child: subprocess.Popen[str] = key.data
-                assert child.stdout is not None
-                if line := child.stdout.readline():
-                    return child, float(line)
-                self._selector.unregister(child.stdout)
-
-    def replace_leader(self, *, by_kill: bool) -> float:
-        """End the leader and return the milliseconds until another led."""
-        old = self._leader
-        began = time.monotonic()
-        if by_kill:
-            old.kill()
-        else:
-            assert old.stdin is not None
-            old.stdin.write("\n")
-            old.stdin.flush()
-        self._leader, at = self._next_leader()
-        old.wait()
-        self._add()
-        time.sleep(0.7)  # until the newcomer stands in line
-        return (at - began) * 1e3
-
-    def stop(self) -> None:
-        """End them all."""
-        for key in list(self._selector.get_map().values()):
-            key.data.kill()
-            key.data.wait()
-
 
 def bench_failover(dsn: str, rounds: int) -> None:
-    ours, floor = Contenders("ours", dsn), Contenders("floor", dsn)
-    try:
-        time.sleep(1.0)
+    with Contenders(our_command(url_of("postgresql", dsn))) as ours, Contenders(bare_command(dsn)) as floor:
         for what, by_kill in (("failover by kill -9, 2 followers", True), ("hand-over by shutdown", False)):
-            times = [
-                (ours.replace_leader(by_kill=by_kill), floor.replace_leader(by_kill=by_kill)) for _ in range(rounds)
-            ]
-            mine, theirs = (statistics.median(side) for side in zip(*times, strict=True))
+            mine, theirs = map(statistics.median, replace_in_turns([ours, floor], rounds, by_kill=by_kill))
             report(what, mine, theirs, "ms", "floor: bare pg_advisory_lock")
-    finally:
-        ours.stop()
-        floor.stop()
 
 
 # --- Noticing a loss -------------------------------------------------------------------------------------------------
@@ -374,6 +295,18 @@ async def bench_memory(dsn: str, number: int) -> None:
         await each.shutdown()  # type: ignore[attr-defined]
 
 
+# --- Kubernetes ------------------------------------------------------------------------------------------------------
+
+
+def bench_kubernetes() -> None:
+    """Run ``k8s.py`` with the server that there is, or with one of its own if that is built: building takes minutes."""
+    here = Path(__file__).parent
+    command = [sys.executable, str(here / "k8s.py")]
+    if "PGLEADERLOCK_K8S_SERVER" not in os.environ:
+        command = [sys.executable, str(here.parent / "tools" / "k8s_server.py"), "run", "--if-built", "--", *command]
+    subprocess.run(command, check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dsn", default=os.environ.get("PGLEADERLOCK_TEST_DSN"))
@@ -391,6 +324,8 @@ def main() -> None:
         asyncio.run(bench_loss(dsn, options.failovers))
         bench_idle_cpu(dsn, options.idle_seconds)
         asyncio.run(bench_idle_statements(dsn, 10, options.idle_seconds / 2))
+        bench_stores(dsn, options.failovers)
+    bench_kubernetes()
 
 
 if __name__ == "__main__":

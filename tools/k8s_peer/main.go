@@ -9,6 +9,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand"
 	"os"
 	"os/signal"
 	"syscall"
@@ -33,6 +34,7 @@ func main() {
 	deadline := flag.Duration("deadline", 3*time.Second, "RenewDeadline")
 	period := flag.Duration("period", 500*time.Millisecond, "RetryPeriod")
 	flag.Parse()
+	rand.Seed(time.Now().UnixNano()) // as Kubernetes' own programs do: else all peers wait the same "random" times
 
 	rest, err := clientcmd.BuildConfigFromFlags("", *config)
 	if err != nil {

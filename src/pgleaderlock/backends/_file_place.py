@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["boot_id", "check_folder", "path_of"]
+__all__ = ["boot_id", "check_folder", "is_local", "path_of"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -66,7 +66,7 @@ def check_folder(path: Path) -> None:
         what = "is not a folder" if folder.exists() else "does not exist"
         raise ConnectionError(f"the folder of the lock file {path} {what}: create it, for every contender to write to")
     kind = _file_system_of(folder)
-    if _NETWORK.fullmatch(kind) or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
+    if _is_network(kind):
         raise ConnectionError(
             f"the lock file {path} is on a network file system ({kind}), where file locks may hold for one host only: "
             "two hosts could lead. Use the nfs:// backend there, or a folder on a local disk"
@@ -76,6 +76,16 @@ def check_folder(path: Path) -> None:
             f"the folder of the lock file {path} cannot be read and written by this process (uid {os.geteuid()}): "
             "a read-only file system, or its permissions; every contender must be able to create files there"
         )
+
+
+def is_local(folder: Path) -> bool:
+    """Whether this folder is on a file system of this host alone, as far as the system tells."""
+    kind = _file_system_of(folder)
+    return bool(kind) and not _is_network(kind)
+
+
+def _is_network(kind: str) -> bool:
+    return bool(_NETWORK.fullmatch(kind)) or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
 
 
 def _file_system_of(folder: Path) -> str:

@@ -1,8 +1,8 @@
 """News of the files: inotify, where there is one.
 
-Two things are watched. The folder, for a record that replaces another (``IN_MOVED_TO``); temporary files come and go
-there unheard. And the files of terms, for the end of their holders: only a holder has one open for writing, and the
-kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free opens it for reading,
+Two things are watched. The folder, for files that are given a name there (``IN_MOVED_TO``) which its owner calls news;
+temporary files come and go unheard. And the files of terms, for the end of their holders: only a holder has one open
+for writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free opens it for reading,
 and wakes nobody.
 
 The kernel reports that closing a moment *before* it frees the lock, so news means: look now, and again in a moment.
@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import select
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pgleaderlock.backends._file_descriptor import Descriptor
@@ -34,9 +36,9 @@ _BUFFER = 65536
 class Watch:
     """The news of one folder. Kept open between waits, because closing an inotify queue takes the kernel a while."""
 
-    def __init__(self, path: Path) -> None:
-        self._folder = path.parent
-        self._name = os.fsencode(path.name)
+    def __init__(self, folder: Path, is_news: Callable[[bytes], bool]) -> None:
+        self._folder = folder
+        self._is_news = is_news
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._queue: Descriptor | None = None
         self._folder_id = -1
@@ -75,6 +77,17 @@ class Watch:
             yield news
         finally:
             loop.remove_reader(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait without an event loop, after :meth:`start`. Whether there was news."""
+        queue, deadline = self._queue, time.monotonic() + timeout_s
+        assert queue is not None  # noqa: S101 - it was started
+        poll = select.poll()
+        poll.register(queue.number, select.POLLIN)
+        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if self._read(queue):
+                return True
+        return False
 
     def close(self) -> None:
         """Stop listening. May be repeated."""
@@ -122,7 +135,7 @@ class Watch:
             offset += _EVENT.size + length
             if watch_id != self._folder_id:
                 is_news = is_news or not mask & _IGNORED
-            elif not mask & _MOVED_TO or name == self._name:
+            elif not mask & _MOVED_TO or self._is_news(name):
                 is_news = True
             if mask & (_IGNORED | _MOVE_SELF):
                 self._note_end(watch_id)

@@ -87,7 +87,7 @@ class FileStore(RecordStore):
         self._identity = None if identity is None else check_identity(identity)
         self._folder = Folder(self._path)
         self._view = View(self._folder, check_seconds("lease_s", lease_s))
-        self._watch = Watch(self._path)
+        self._watch = Watch(self._path.parent, os.fsencode(self._path.name).__eq__)
         self._live: Live | None = None
         self._entry: Entry | None = None  # of our term
         self._is_open = self._polls = False

@@ -112,14 +112,17 @@ class LeaseRowStore(RecordStore):
         parameters |= {"version": replacing.version, "old_token": replacing.token}
         return _record(await self._execute(_REPLACE + _WRITTEN, parameters, can_lose=True))
 
-    async def changed(self, seen: Record | None, timeout_s: float) -> None:
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
         """Wait for a notification where that is possible, else for about a second."""
         if await self._listener.listen():
             now = await self.read()
-            if (now.version if now else None) == (seen.version if seen else None):
-                await self._listener.heard(timeout_s)
-            return
-        await asyncio.sleep(min(timeout_s, self._poll_s * random.uniform(0.75, 1.25)))  # noqa: S311 - spreads the load
+            if (now.version if now else None) != (seen.version if seen else None):
+                return now
+            await self._listener.heard(timeout_s)
+        else:
+            pause_s = self._poll_s * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the load
+            await asyncio.sleep(min(timeout_s, pause_s))
+        return None
 
     async def close(self) -> None:
         """Close both connections."""

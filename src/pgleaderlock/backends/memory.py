@@ -60,12 +60,12 @@ class MemoryStore(RecordStore):
                     loop.call_soon_threadsafe(event.set)
             return self._place.record
 
-    async def changed(self, seen: Record | None, timeout_s: float) -> None:
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
         """Wait for the next write."""
         waiter = asyncio.get_running_loop(), asyncio.Event()
         with self._place.guard:
             if self._place.record != seen:
-                return
+                return self._place.record
             self._place.waiters.add(waiter)
         try:
             async with asyncio.timeout(timeout_s):
@@ -75,3 +75,4 @@ class MemoryStore(RecordStore):
         finally:
             with self._place.guard:
                 self._place.waiters.discard(waiter)
+        return self._place.record

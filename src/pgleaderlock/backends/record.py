@@ -108,12 +108,14 @@ class RecordStore(ABC):
         """Whether the store knows for certain that the holder of this record is gone."""
         return False
 
-    async def changed(self, seen: Record | None, timeout_s: float) -> None:  # noqa: ARG002 - for those that can tell
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:  # noqa: ARG002 - for those that can
         """Return when the record may differ from the one that was seen, at the latest after ``timeout_s``.
 
-        A change between the two must not be missed: look after beginning to listen. May be cancelled.
+        A store that is told what the record is now returns it, and saves a reading; None means that it must be read. A
+        change between the two must not be missed: look after beginning to listen. May be cancelled.
         """
         await asyncio.sleep(timeout_s)
+        return None
 
 
 class RecordBackend(Backend):
@@ -136,6 +138,7 @@ class RecordBackend(Backend):
         self._clock = clock
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
         self._sighting = Sighting(self._lease_s)
+        self._ready: Record | None = None  # what waiting has shown to be free: replacing it will tell if it still is
         self._logger = get_logger().bind(**store.labels)
 
     @property
@@ -158,7 +161,8 @@ class RecordBackend(Backend):
     async def try_acquire(self) -> Grant | None:
         """Write our name over a record that is free, over, or ours from an attempt whose outcome we never learned."""
         self._be_one_process()
-        record = await self._look()
+        record = await self._look() if self._ready is None else self._ready
+        self._ready = None  # whatever becomes of this attempt
         if not self._may_take(record):
             return None
         sent = self._clock()
@@ -205,7 +209,7 @@ class RecordBackend(Backend):
 
     async def close(self) -> None:
         """Release what may be ours, if the store answers quickly; then let go of the store."""
-        held, self._held = self._held, None
+        held, self._held, self._ready = self._held, None, None
         if held is not None:
             claim = Claim("", held.token, self._lease_s, is_new_term=False)
             try:
@@ -225,22 +229,27 @@ class RecordBackend(Backend):
     async def wait(self, timeout_s: float) -> None:
         """Look whenever the record may have changed, until it can be taken or the time is up."""
         deadline = self._clock() + timeout_s
+        self._ready = None
         while (left_s := deadline - self._clock()) > 0:
             if math.isfinite(self._sighting.over_at):
                 left_s = min(left_s, max(0.0, self._sighting.over_at - self._clock()))
             await asyncio.sleep(0)  # whatever the store does, others get their turn
+            record = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._store.changed(self._sighting.current, left_s)
-            record = await self._look()
+                    record = await self._store.changed(self._sighting.current, left_s)
+            record = await self._look() if record is None else self._noted(record)
             if self._may_take(record):
+                self._ready = record
                 return
 
     # --- The decisions -----------------------------------------------------------------------------------------
 
     async def _look(self) -> Record | None:
         """Read the record, and note when we first saw it as it is."""
-        record = await self._bounded(self._store.read())
+        return self._noted(await self._bounded(self._store.read()))
+
+    def _noted(self, record: Record | None) -> Record | None:
         self._sighting.note(record, self._clock())
         return record
 
@@ -251,7 +260,7 @@ class RecordBackend(Backend):
         if self._has_own_name:
             raise LockError(f"this backend was made as {self._identity} before a fork: make one in each process")
         self._pid, self._identity = os.getpid(), default_identity()
-        self._held = self._attempted = None
+        self._held = self._attempted = self._ready = None
         self._sighting.forget()
 
     def _may_take(self, record: Record | None) -> bool:
