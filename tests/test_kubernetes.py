@@ -453,6 +453,7 @@ async def handover_s(server: FakeKubernetes) -> float:
 async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
     assert await handover_s(server) < 1.0  # a poll would take 1.6 s at least
     assert server.asked.count("watch") == 1  # one stream, kept through the renewal
+    assert server.asked.count("get") == 2  # one look by each at the beginning: the stream tells the rest
 
 
 async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> None:

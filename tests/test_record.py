@@ -129,6 +129,47 @@ async def test_whoever_was_quicker_is_waited_for_from_then_and_not_from_the_next
     assert await backend.try_acquire() is not None
 
 
+async def test_what_waiting_has_shown_to_be_free_is_taken_without_reading_it_again():
+    shelf = Shelf()
+    shelf.put("other")
+    backend, store = make(shelf)
+    assert await backend.try_acquire() is None
+
+    async def told(seen: Record | None, timeout_s: float) -> Record | None:
+        shelf.put("", token=5)
+        return shelf.record
+
+    store.changed = told  # type: ignore[method-assign]
+    reads = _counted_reads(store)
+    await backend.wait(60)
+    assert await backend.try_acquire() is not None
+    assert reads == []
+
+
+async def test_what_waiting_has_shown_is_worth_one_attempt_only():
+    shelf = Shelf()
+    shelf.put("")
+    backend, store = make(shelf)
+    await backend.wait(60)
+    shelf.put("other")
+    reads = _counted_reads(store)
+    assert await backend.try_acquire() is None  # refused by the replacement, and then looked at
+    assert len(reads) == 1
+    assert await backend.try_acquire() is None
+    assert len(reads) == 2
+
+
+def _counted_reads(store: ShelfStore) -> list[float]:
+    read, reads = store.read, []
+
+    async def counted() -> Record | None:
+        reads.append(now())
+        return await read()
+
+    store.read = counted  # type: ignore[method-assign]
+    return reads
+
+
 async def test_a_forgotten_grant_of_an_earlier_term_touches_nothing():
     shelf = Shelf()
     backend, store = make(shelf)

@@ -2,8 +2,8 @@
 
 Two things are watched. The folder, for files that are given a name there (``IN_MOVED_TO``) which its owner calls news;
 temporary files come and go unheard. And the files of terms, for the end of their holders: only a holder has one open
-for writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free opens it for reading,
-and wakes nobody.
+for writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free
+opens it for reading, and wakes nobody.
 
 The kernel reports that closing a moment *before* it frees the lock, so news means: look now, and again in a moment.
 
