@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.backends import _file_record
-from pgleaderlock.backends._file_descriptor import Descriptor
 from pgleaderlock.backends._file_folder import Draft
 from pgleaderlock.backends.file import FileStore, open_file
 from pgleaderlock.backends.record import RecordBackend

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.backends import _file_place as place
+from pgleaderlock._files import place
+from pgleaderlock._files.watch import Watch
 from pgleaderlock.backends import _file_record
 from pgleaderlock.backends._file_folder import Folder
-from pgleaderlock.backends._file_watch import Watch
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.file import FileStore, open_file
 from pgleaderlock.backends.record import RecordBackend
@@ -34,7 +34,7 @@ LEASE_S = 1.5
 
 _PROCESS = """
 import asyncio, os, subprocess, sys, time
-from pgleaderlock.backends import _file_place as place
+from pgleaderlock._files import place
 from pgleaderlock.backends.file import open_file
 from pgleaderlock.errors import PgLeaderLockError
 
@@ -752,12 +752,10 @@ def test_the_nearest_mount_decides(tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(_MOUNTINFO.format(kind="nfs"))
     monkeypatch.setattr(place, "_MOUNTS", mounts)
-    found = {
-        text: place._file_system_of(Path(text)) for text in ("/", "/mnt", "/mnt/a", "/mnt/local disk/a", "/mntx/a")
-    }
+    found = {text: place._mount_of(Path(text))[0] for text in ("/", "/mnt", "/mnt/a", "/mnt/local disk/a", "/mntx/a")}
     assert list(found.values()) == ["ext4", "nfs", "nfs", "xfs", "tmpfs"]
     monkeypatch.setattr(place, "_MOUNTS", tmp_path / "missing")
-    assert place._file_system_of(tmp_path) == ""
+    assert place._mount_of(tmp_path) == ("", "")
 
 
 @pytest.mark.parametrize(

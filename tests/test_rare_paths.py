@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pgleaderlock import ConnectionError, LockKey, LockState, hard_fence
-from pgleaderlock.backends import _file_descriptor, _file_place
+from pgleaderlock._files import descriptor as descriptors
+from pgleaderlock._files import place
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._pg_listener import Listener
 from tests.conftest import Postgres
@@ -41,25 +42,25 @@ async def test_a_listener_hears_what_is_meant_for_it_and_nothing_else(postgres: 
 
 def test_a_forked_child_lets_go_of_the_locks_in_files(tmp_path: Path):
     """What runs in a child, run here."""
-    descriptor = _file_descriptor.Descriptor(lambda: os.open(tmp_path / "x", os.O_CREAT | os.O_RDWR))
-    _file_descriptor._after_fork_in_child()
+    descriptor = descriptors.Descriptor(lambda: os.open(tmp_path / "x", os.O_CREAT | os.O_RDWR))
+    descriptors._after_fork_in_child()
     assert not descriptor.is_open
 
 
 def test_a_system_that_does_not_tell_its_boot_is_certain_of_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(_file_place, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(place, "_BOOT_ID", tmp_path / "missing")
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    _file_place.boot_id.cache_clear()
+    place.boot_id.cache_clear()
     try:
-        assert _file_place.boot_id() is None
+        assert place.boot_id() is None
     finally:
-        _file_place.boot_id.cache_clear()
+        place.boot_id.cache_clear()
 
 
 def test_a_folder_that_may_not_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("os.access", lambda *_, **__: False)
     with pytest.raises(ConnectionError, match="cannot be read and written"):
-        _file_place.check_folder(tmp_path / "lock")
+        place.check_folder(tmp_path / "lock")
 
 
 @pytest.mark.virtual_time

@@ -51,6 +51,7 @@ _BUILT_IN = {
     "postgresql+lease": ("pgleaderlock.backends._urls", "open_lease_rows", None),
     "k8s": ("pgleaderlock.backends._urls", "open_kubernetes", "kubernetes"),
     "file": ("pgleaderlock.backends._urls", "open_file", None),
+    "nfs": ("pgleaderlock.backends._urls", "open_nfs", None),
     "memory": ("pgleaderlock.backends._urls", "open_memory", None),
 }
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgleaderlock.backends._file_descriptor import Descriptor
+from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.backends._file_record import LARGEST_TOKEN
 from pgleaderlock.errors import ConnectionError
 

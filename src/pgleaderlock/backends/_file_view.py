@@ -6,7 +6,7 @@ newest term's holder has yet to replace it, or a thawed process replaced it too 
 
 from dataclasses import dataclass
 
-from pgleaderlock.backends import _file_place as place
+from pgleaderlock._files import place
 from pgleaderlock.backends._file_folder import Folder, Live
 from pgleaderlock.backends._file_record import Entry, decode, digest_of
 from pgleaderlock.backends.record import Record

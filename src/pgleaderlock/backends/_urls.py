@@ -10,7 +10,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import RecordBackend, RecordStore
 from pgleaderlock.keys import LockKey
 
-__all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "open_postgres"]
+__all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "open_nfs", "open_postgres"]
 
 
 def open_postgres(url: str, settings: BackendSettings) -> Backend:
@@ -51,6 +51,15 @@ def open_file(url: str, settings: BackendSettings) -> Backend:
 
     options = _options(settings, "file://", file.open_file)
     return file.open_file(url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **options)
+
+
+def open_nfs(url: str, settings: BackendSettings) -> Backend:
+    """A folder that hosts share."""
+    _check_no_role(settings, "nfs://")
+    from pgleaderlock.backends import nfs  # noqa: PLC0415
+
+    options = _options(settings, "nfs://", nfs.open_nfs)
+    return nfs.open_nfs(url, lease_s=settings.lease_s, identity=settings.identity, clock=settings.clock, **options)
 
 
 def open_memory(url: str, settings: BackendSettings) -> Backend:

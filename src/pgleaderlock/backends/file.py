@@ -45,12 +45,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pgleaderlock._checks import check_seconds
+from pgleaderlock._files import place
+from pgleaderlock._files.watch import Watch
 from pgleaderlock._logging import get_logger
-from pgleaderlock.backends import _file_place as place
 from pgleaderlock.backends._file_folder import Draft, Folder, Live
 from pgleaderlock.backends._file_record import Entry, digest_of, encode, now_text
 from pgleaderlock.backends._file_view import Version, View, record_of
-from pgleaderlock.backends._file_watch import Watch
 from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import ConnectionError

@@ -33,8 +33,8 @@ from typing import TypeVar
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock._logging import get_logger
+from pgleaderlock._sighting import Record, Sighting
 from pgleaderlock.backends._patience import renew_patiently
-from pgleaderlock.backends._sighting import Record, Sighting
 from pgleaderlock.backends.base import Backend, leased_grant
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock

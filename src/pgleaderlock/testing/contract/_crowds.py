@@ -98,7 +98,7 @@ def _received(answers: Connection) -> _Term:
     return term
 
 
-def _lead_and_die(contract: ProcessTests, name: str, answers: Connection) -> None:
+def _lead_and_die(contract: ProcessTests, name: str, answers: Connection) -> None:  # pragma: no cover - elsewhere
     """What such a process does. Its second term ends with the process, without a word to the store."""
     answers.send(asyncio.run(contract.lead_once(name)))
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pgleaderlock.backends._file_descriptor import Descriptor
+from pgleaderlock._files.descriptor import Descriptor
 
 __all__ = ["Watch"]
 

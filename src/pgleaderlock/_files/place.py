@@ -8,6 +8,7 @@ Not promised: on systems without /proc/self/mountinfo (macOS) a network file sys
 """
 
 import ctypes
+import errno
 import functools
 import os
 import re
@@ -16,7 +17,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["boot_id", "check_folder", "is_local", "path_of"]
+__all__ = ["boot_id", "check_folder", "check_shared_folder", "hint_for", "is_local", "path_of"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -29,13 +30,13 @@ _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
 _OURS = re.compile(r".*\.(live\.\d+|tmp\.[0-9a-f]{16}|unreadable)", re.DOTALL)
 
 
-def path_of(url_or_path: str | os.PathLike[str]) -> Path:
+def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file") -> Path:
     """Return the absolute path that is named; ValueError says what is wrong with it."""
     text = os.fspath(url_or_path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be a str or a Path, not {type(url_or_path).__name__}")
-    if text.startswith("file:"):
-        text = _path_of_url(text)
+    if text.startswith(f"{scheme}:"):
+        text = _path_of_url(text, scheme)
     if not text or "\0" in text:
         raise ValueError(f"this is not the path of a file: {text!r}")
     path = Path(text)
@@ -48,11 +49,12 @@ def path_of(url_or_path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link in place of the file
 
 
-def _path_of_url(url: str) -> str:
+def _path_of_url(url: str, scheme: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise ValueError(
-            f"after file:// a host is named, {parts.netloc}: a path begins with a third slash, as in file:///{parts.netloc}…"
+            f"after {scheme}:// a host is named, {parts.netloc}: a path begins with a third slash, as in "
+            f"{scheme}:///{parts.netloc}…"
         )
     if parts.query or parts.fragment:
         raise ValueError(f"{url!r} has a ? or a #: in a file's name they are written as %3F and %23")
@@ -61,11 +63,9 @@ def _path_of_url(url: str) -> str:
 
 def check_folder(path: Path) -> None:
     """Refuse a place where no lock can be kept, and say what to do."""
+    _check_parent(path)
     folder = path.parent
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise ConnectionError(f"the folder of the lock file {path} {what}: create it, for every contender to write to")
-    kind = _file_system_of(folder)
+    kind = _mount_of(folder)[0]
     if _is_network(kind):
         raise ConnectionError(
             f"the lock file {path} is on a network file system ({kind}), where file locks may hold for one host only: "
@@ -78,9 +78,38 @@ def check_folder(path: Path) -> None:
         )
 
 
+def check_shared_folder(path: Path) -> None:
+    """Refuse a place that hosts can share, but in which they would not see each other in time."""
+    _check_parent(path)
+    kind, options = _mount_of(path.parent)
+    if "nocto" in options.split(","):
+        raise ConnectionError(
+            f"the lock {path} is on a file system ({kind}) that is mounted with nocto: a heartbeat of another host "
+            "would be seen late, and two could lead. Mount it without"
+        )
+
+
+def _check_parent(path: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise ConnectionError(f"the folder of the lock file {path} {what}: create it, for every contender to write to")
+
+
+def hint_for(error: OSError, path: Path) -> str:
+    """Say what to do about an error of the system; empty where there is nothing to say."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f". Every contender must be able to create and remove files in {path} (uid {os.geteuid()} cannot)"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ". Free some space"
+    if error.errno == errno.EROFS:
+        return ". Mount it so that it can be written"
+    return ""
+
+
 def is_local(folder: Path) -> bool:
     """Whether this folder is on a file system of this host alone, as far as the system tells."""
-    kind = _file_system_of(folder)
+    kind = _mount_of(folder)[0]
     return bool(kind) and not _is_network(kind)
 
 
@@ -88,20 +117,21 @@ def _is_network(kind: str) -> bool:
     return bool(_NETWORK.fullmatch(kind)) or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
 
 
-def _file_system_of(folder: Path) -> str:
-    """Return the type of the file system; empty when this system does not tell."""
+def _mount_of(folder: Path) -> tuple[str, str]:
+    """Return the type of the file system, and its options; empty when this system does not tell."""
     try:
         mounts = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
     except OSError:
-        return ""
+        return "", ""
     here = os.path.realpath(folder)
-    found, depth = "", -1
+    found, depth = ("", ""), -1
     for line in mounts:
         left, _, right = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
         is_above = point in ("/", here) or here.startswith(point + "/")
         if is_above and len(point) >= depth:  # of two on one point, the later lies on top
-            found, depth = right.split()[0], len(point)
+            kind, *_, options = right.split()
+            found, depth = (kind, options), len(point)
     return found
 
 

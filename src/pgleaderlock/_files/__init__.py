@@ -1,0 +1,1 @@
+"""What every lock that is made of files needs: descriptors, places, and news. Nothing here knows of locks."""

@@ -1,0 +1,217 @@
+"""A lease in a folder that several hosts share, over NFS or any file system that has hard links.
+
+The folder is that of :mod:`pgleaderlock.nfs`: a term is an epoch, its number the token; a renewal is a heartbeat, which
+others see by opening the epoch's file. What follows from that is decided by :mod:`.record`, as for every lease store,
+with one thing more. A heartbeat is no compare-and-swap: it succeeds also while somebody is taking over. So it counts
+only while nobody can be: answered before the trust in the one before had ended.
+
+**Every call runs in a thread of its own.** A file server that does not answer keeps a thread for as long as it likes,
+never the event loop. What a cancelled call brings about later is undone by its thread.
+
+A :class:`pgleaderlock.nfs.Lock` with the same path competes with these elections: they see each other.
+
+Not promised: file systems whose link(2) is not atomic between hosts, or that show an opened file's times late (NFS
+mounted with ``nocto``, which is refused where the system tells; FUSE mounts with caches, such as sshfs); anybody who
+removes or writes the files by hand.
+"""
+
+import asyncio
+import math
+import os
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from pgleaderlock._checks import check_seconds
+from pgleaderlock._files import place
+from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
+from pgleaderlock.causes import LossCause
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.errors import ConnectionError, LeadershipLost, PgLeaderLockError
+from pgleaderlock.nfs import _threads
+from pgleaderlock.nfs._claim import Claimant
+from pgleaderlock.nfs._contender import Contender, as_record
+from pgleaderlock.nfs._folder import Folder
+
+__all__ = ["NfsStore", "open_nfs"]
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+_REFRESH_EVERY_S = 0.5
+_MOST_THREADS = 8  # that a silent file server keeps
+
+
+def open_nfs(
+    url_or_path: str | os.PathLike[str],
+    *,
+    lease_s: float = 15.0,
+    identity: str | None = None,
+    clock: Clock = suspend_aware_clock,
+    poll_s: float = _POLL_S,
+) -> RecordBackend:
+    """Return a contender for the lock in the folder with this path. Nothing is opened yet."""
+    identity = default_identity() if identity is None else identity
+    store = NfsStore(url_or_path, lease_s=lease_s, identity=identity, clock=clock, poll_s=poll_s)
+    return RecordBackend(store, identity=identity, lease_s=lease_s, clock=clock)
+
+
+class NfsStore(RecordStore):
+    """The newest epoch of a folder, as a record."""
+
+    def __init__(
+        self,
+        url_or_path: str | os.PathLike[str],
+        *,
+        lease_s: float = 15.0,
+        identity: str | None = None,
+        clock: Clock = suspend_aware_clock,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._path = place.path_of(url_or_path, scheme="nfs")
+        self._identity = None if identity is None else check_identity(identity)
+        self._lease_s = check_seconds("lease_s", lease_s)
+        self._poll_s = check_seconds("poll_s", poll_s)
+        self._clock = clock
+        self._folder = Folder(self._path)
+        self._term: Contender | None = None
+        self._guard = threading.Lock()  # a thread that was left behind may still be at it
+        self._claimfile = ""  # of our last attempt, whatever became of it
+        self._refreshed_at = -math.inf
+        self._threads = threading.Semaphore(_MOST_THREADS)
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """The folder's path."""
+        return {"nfs": str(self._path)}
+
+    async def open(self) -> None:
+        """See that this place can keep a lock."""
+        await self._run(lambda: place.check_shared_folder(self._path))
+
+    async def close(self) -> None:
+        """Let go of the term. It has been released, or its lease will end."""
+        term, self._term = self._term, None
+        if term is not None and self._guard.acquire(blocking=False):
+            try:
+                term.let_go()
+            finally:
+                self._guard.release()
+
+    async def read(self) -> Record | None:
+        """List the folder, and open the newest epoch."""
+        return await self._run(self._look)
+
+    def _look(self) -> Record | None:
+        if self._term is None and self._clock() >= self._refreshed_at + _REFRESH_EVERY_S:
+            self._refreshed_at = self._clock()
+            self._folder.refresh()
+        listing, seen = self._folder.look()
+        record = as_record(listing, seen, self._lease_s)
+        if record is None or seen is None or seen.claimant is None or seen.claimant.name != self._identity:
+            return record
+        if seen.claimant.claimfile == self._claimfile:
+            return record
+        # Another process has our name: it is not us.
+        shown = f"{record.holder} (pid {seen.claimant.pid} on {seen.claimant.host})"
+        return Record(shown, record.token, record.lease_s, record.version)
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:  # noqa: ARG002 - the epoch decides
+        """Begin an epoch, show a sign of life, or say that it is over."""
+        if claim.is_new_term:
+            return await self._begin(claim)
+        term = self._term
+        if term is None or term.epoch != claim.token:
+            return None
+        return await self._run(lambda: self._write_again(term, claim))
+
+    async def _begin(self, claim: Claim) -> Record | None:
+        self._identity = claim.holder
+        name = f"claim|{self._path.name[:80]}|{socket.gethostname()[:80]}|{os.getpid()}|{secrets.randbelow(2**63)}"
+        self._claimfile = f"{self._path}/{name}"
+        claimant = Claimant(
+            name=claim.holder,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lockfile=str(self._path),
+            lifetime_s=claim.lease_s,
+            boot_id=place.boot_id(),
+            claimfile=self._claimfile,
+        )
+        term = Contender(self._folder, self._claimfile, claimant, self._clock, is_local=False)
+        is_cancelled = threading.Event()
+
+        def take() -> bool:
+            if is_cancelled.is_set() or not term.take(claim.token):
+                term.withdraw()
+                return False
+            self._folder.make_durable()
+            return True
+
+        work = _threads.Undoable(self._counted(take), term.release, is_cancelled)
+        if not await self._explained(work.run()):
+            return None
+        self._term = term
+        return Record(claim.holder, claim.token, claim.lease_s, (claim.token, term.heartbeat))
+
+    def _write_again(self, term: Contender, claim: Claim) -> Record | None:
+        with self._guard:
+            if not claim.holder:
+                is_done = term.release()
+                return Record("", claim.token, claim.lease_s, (claim.token, "released")) if is_done else None
+            if term.renew_in_time():
+                return Record(claim.holder, claim.token, claim.lease_s, (claim.token, term.heartbeat))
+        if term.epoch is None:
+            return None  # whoever reads next will see who broke it
+        raise LeadershipLost(
+            f"the file server of {self._path} did not hear from us, or answered too late: another may be taking over",
+            cause=LossCause.RENEW_TIMEOUT,
+        )
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
+        """Look now and then: of other hosts' doings a file system brings no news."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left_s := deadline - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, self._poll_s * random.uniform(0.5, 1.5)))  # noqa: S311 - spreads the load
+            now = await self.read()
+            if now is None or seen is None or now.version != seen.version:
+                return now
+        return None
+
+    # --- Threads and errors ------------------------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._explained(_threads.run(self._counted(work)))
+
+    def _counted(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Refuse to begin what so many threads before are still waiting for."""
+        if not self._threads.acquire(blocking=False):
+            raise ConnectionError(
+                f"the file server of {self._path} has answered none of the last {_MOST_THREADS} calls: is it up, and "
+                "its network?",
+                cause=LossCause.RENEW_TIMEOUT,
+            )
+
+        def counted() -> T:
+            try:
+                return work()
+            finally:
+                self._threads.release()
+
+        return counted
+
+    async def _explained(self, answer: Awaitable[T]) -> T:
+        """Translate the system's errors, for whoever has to do something about them."""
+        try:
+            return await answer
+        except PgLeaderLockError:
+            raise
+        except OSError as error:
+            hint = place.hint_for(error, self._path)
+            raise ConnectionError(
+                f"the lock in {self._path} cannot be used: {error.strerror or error}{hint}"
+            ) from error

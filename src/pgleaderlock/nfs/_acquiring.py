@@ -1,0 +1,78 @@
+"""From wanting the lock to having it: look, wait, look again.
+
+Of the system's errors, ENOENT and ESTALE mean that the files changed under our hands, as they do on NFS, and whatever a
+user adds to them is treated alike: we look again in a moment. Any other is the user's to see.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pgleaderlock.nfs._contender import Contender
+from pgleaderlock.nfs._waiting import Turnstile
+
+__all__ = ["Patience", "acquire"]
+
+_RETRIED = frozenset({errno.ENOENT, errno.ESTALE})
+_TOUCH_EVERY_S = 60.0
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass
+class Patience:
+    """For how long, and in spite of what."""
+
+    deadline: float | None
+    """On the monotonic clock; None for ever."""
+    extra_errnos: frozenset[int]
+    is_cancelled: threading.Event = field(default_factory=threading.Event)
+    glance_s: float = _LONGEST_WAIT_S
+    """How often to see whether it was cancelled."""
+
+    @property
+    def left_s(self) -> float:
+        """How long to wait for the next look; none at all when time is up."""
+        if self.is_cancelled.is_set():
+            return 0.0
+        left_s = _LONGEST_WAIT_S if self.deadline is None else self.deadline - time.monotonic()
+        return min(self.glance_s, left_s)
+
+    def attempt(self, step: Callable[[], bool]) -> bool:
+        """Take a step. False also when it failed in a way that passes."""
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in _RETRIED | self.extra_errnos:
+                raise
+            return False
+
+
+def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, steps_back: bool) -> bool:
+    """Return whether the lock is ours; False when patience has run out."""
+
+    def may_take() -> bool:
+        contender.lay_claim()
+        return contender.may_take()
+
+    if patience.attempt(may_take):
+        if steps_back and contender.others:
+            turnstile.step_back(contender.others, lambda: patience.attempt(contender.may_take))
+        elif patience.attempt(contender.take_next):
+            return True
+    touched_at = time.monotonic()
+    while True:
+        # To listen comes before looking: what happens in between is then heard.
+        listens = turnstile.listen(None if contender.watched is None else Path(contender.watched))
+        if patience.attempt(contender.try_take):
+            contender.tidy()
+            return True
+        left_s = patience.left_s
+        if left_s <= 0:
+            return False
+        turnstile.wait(min(left_s, contender.over_in_s), contender.others, listens=listens)
+        if time.monotonic() > touched_at + _TOUCH_EVERY_S:
+            touched_at = time.monotonic()
+            contender.stay()

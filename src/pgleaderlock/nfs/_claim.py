@@ -1,0 +1,83 @@
+"""What is written into a claim, and read from it: who it is, and how long silence lasts before it is over.
+
+The first line says it all. When a holder changes its lifetime, it appends a line; the last complete one counts. What
+cannot be read is somebody unknown, with the lifetime of whoever asks.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Claimant", "decode", "encode", "encode_lifetime"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who made a claim."""
+
+    name: str
+    host: str
+    pid: int
+    lockfile: str
+    lifetime_s: float
+    boot_id: str | None = None
+    """Of the kernel that knows whether this process lives."""
+    claimfile: str = ""
+    """Which tells two claims of one name apart."""
+
+
+def encode(claimant: Claimant) -> bytes:
+    """Return the first line of a claim."""
+    fields = {
+        "name": claimant.name,
+        "host": claimant.host,
+        "pid": claimant.pid,
+        "lockfile": claimant.lockfile,
+        "lifetime_s": claimant.lifetime_s,
+        "boot_id": claimant.boot_id,
+        "claimfile": claimant.claimfile,
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+def encode_lifetime(lifetime_s: float) -> bytes:
+    """Return the line that changes the lifetime."""
+    return json.dumps({"lifetime_s": lifetime_s}).encode() + b"\n"
+
+
+def decode(text: bytes) -> Claimant | None:
+    """Return who wrote this; None when that cannot be told."""
+    lines = [_fields(line) for line in text.split(b"\n")[:-1]]  # what has no end is still being written
+    if not lines or lines[0] is None:
+        return None
+    fields = dict(lines[0])
+    for line in lines[1:]:
+        fields["lifetime_s"] = (line or {}).get("lifetime_s")
+    return _claimant(fields)
+
+
+def _fields(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _claimant(fields: dict[str, Any]) -> Claimant | None:
+    texts = [fields.get(name) for name in ("name", "host", "lockfile")]
+    pid, lifetime_s = fields.get("pid"), fields.get("lifetime_s")
+    if not all(isinstance(text, str) for text in texts) or not isinstance(pid, int):
+        return None
+    if isinstance(lifetime_s, bool) or not isinstance(lifetime_s, int | float):
+        return None
+    if not 0 < lifetime_s < math.inf:
+        return None
+    name, host, lockfile = map(str, texts)
+    boot_id, claimfile = _text(fields.get("boot_id")), _text(fields.get("claimfile"))
+    return Claimant(name, host, pid, lockfile, float(lifetime_s), boot_id or None, claimfile)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,268 @@
+"""One contender for a lock in a shared folder: the decisions, each of them a few system calls. Nothing here waits.
+
+**Expiry is judged on our own clock**: an epoch is over when *we* have not seen its heartbeat change for as long as its
+own claim says. No clock of another host is compared with anything, and no time of day.
+
+**Trust counts from before the step.** Whoever sent a heartbeat, or made an epoch, at *s* is believed in by others until
+*s* + lifetime at least, and believes in itself until *s* + 0.9 lifetimes.
+
+**An expired possession is not refreshed.** Somebody may be breaking it at this moment. It is taken anew, by the step
+that all others take too, under a new number. And a heartbeat counts only if it was *answered* before the trust of the
+one before had ended: one that was longer on its way may have arrived after somebody looked for it in vain.
+
+On a local disk a possession is also over when its holder has died: its claim was locked with flock(2), and the kernel
+says so at once. On a network's file system that is not asked for: there a lock may be silently local to one host.
+"""
+
+import contextlib
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+
+from pgleaderlock._files import place
+from pgleaderlock._files.descriptor import Descriptor
+from pgleaderlock._logging import get_logger
+from pgleaderlock._sighting import Record, Sighting
+from pgleaderlock.clock import Clock
+from pgleaderlock.nfs._claim import Claimant, encode, encode_lifetime
+from pgleaderlock.nfs._folder import Folder, Listing, Seen, heartbeat_of, remove
+
+__all__ = ["Contender", "as_record"]
+
+_TRUSTED = 0.9
+_NS = 1_000_000_000
+_TIDY_EVERY_S = 10.0
+_REFRESH_EVERY_S = 0.25
+_UNKNOWN = "(unreadable)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Possession:
+    epoch: int
+    trusted_until: float
+
+
+def as_record(listing: Listing, seen: Seen | None, lifetime_s: float) -> Record | None:
+    """Return what the folder shows, as a record. ``lifetime_s`` is for one that cannot be read."""
+    if listing.newest < 0:
+        return None
+    if seen is None:
+        return Record("", listing.newest, lifetime_s, (listing.newest, "released"))
+    holder, lasts_s = _UNKNOWN, lifetime_s
+    if seen.claimant is not None:
+        holder, lasts_s = seen.claimant.name, seen.claimant.lifetime_s
+    return Record(holder, seen.epoch, lasts_s, (seen.epoch, seen.heartbeat))
+
+
+class Contender:
+    """One claim, and what became of it. Not for two threads at once, and not for two processes."""
+
+    def __init__(self, folder: Folder, claimfile: str, claimant: Claimant, clock: Clock, *, is_local: bool) -> None:
+        self._folder = folder
+        self._claimfile = claimfile
+        self._claim_name = claimfile.rpartition("/")[2]
+        self._claimant = claimant
+        self._clock = clock
+        self._is_local = is_local
+        self._text = encode(claimant)
+        self._claim: Descriptor | None = None
+        self._possession: _Possession | None = None
+        self._sighting = Sighting(claimant.lifetime_s)
+        self._beat_ns = 0
+        self._tidied_at = self._refreshed_at = -math.inf
+        self.others = 0
+        """How many more had a claim when we looked last."""
+        self._logger = get_logger().bind(lockfile=str(folder.path))
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of our possession; None without one."""
+        return None if self._possession is None else self._possession.epoch
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the lock is ours, and nobody can have broken it yet."""
+        held = self._possession
+        return held is not None and self._has_claim and self._clock() < held.trusted_until
+
+    @property
+    def heartbeat(self) -> tuple[int, int, int]:
+        """What others see change with every sign of life of ours."""
+        assert self._claim is not None  # noqa: S101 - whoever asks has one
+        return heartbeat_of(os.fstat(self._claim.number))
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether nobody came after us, however long ago our possession expired."""
+        return self._possession is not None and self._has_claim and self._folder.listing().newest == self.epoch
+
+    @property
+    def watched(self) -> str | None:
+        """The file of whoever has the lock, as we saw it last."""
+        current = self._sighting.current
+        return None if current is None else self._folder.epoch_path(current.token)
+
+    @property
+    def over_in_s(self) -> float:
+        """In how much time whoever has the lock is over, unless there is a sign of life."""
+        return max(0.0, self._sighting.over_at - self._clock())
+
+    @property
+    def _has_claim(self) -> bool:
+        """False in a child that was forked since: what its parent has is not its own."""
+        return self._claim is not None and self._claim.is_open
+
+    # --- Acquiring ---------------------------------------------------------------------------------------------
+
+    def lay_claim(self) -> None:
+        """Make the claim, unless it is there."""
+        if not self._has_claim:
+            self._claim = self._folder.lay_claim(self._claimfile, self._text, is_local=self._is_local)
+
+    def withdraw(self) -> None:
+        """Remove the claim. What was ours is so no longer."""
+        claim, self._claim, self._possession = self._claim, None, None
+        if claim is not None:
+            remove(self._claimfile)
+            claim.close()
+
+    def let_go(self) -> None:
+        """Forget the claim without a word to the file server, which may not answer. It will be tidied up by others."""
+        claim, self._claim, self._possession = self._claim, None, None
+        if claim is not None:
+            claim.close()
+
+    def may_take(self) -> bool:
+        """Look whether nobody has the lock, or nobody can believe any more that it has."""
+        if not self._is_local and self._clock() >= self._refreshed_at + _REFRESH_EVERY_S:
+            self._refreshed_at = self._clock()
+            self._folder.refresh()
+        listing, seen = self._folder.look()
+        self.others = len(listing.claims) - (self._has_claim and self._claim_name in listing.claims)
+        self._sighting.note(as_record(listing, seen, self._claimant.lifetime_s), self._clock())
+        return self._sighting.is_free(self._clock()) or (seen is not None and self._is_abandoned(seen))
+
+    def try_take(self) -> bool:
+        """Take the lock if that may be done now. False when another has it, or was quicker."""
+        self.lay_claim()
+        return self.may_take() and self.take_next()
+
+    def take_next(self) -> bool:
+        """Take the lock, which may be done now. False when another was quicker."""
+        return self.take(self._sighting.highest + 1)
+
+    def take(self, epoch: int) -> bool:
+        """Take the lock under this number. False when another was quicker."""
+        self.lay_claim()
+        sent = self._clock()
+        self._beat()
+        try:
+            if not self._folder.take(epoch, self._claimfile):
+                return False
+        except FileNotFoundError:  # somebody took us for dead, and tidied up
+            self.withdraw()
+            raise
+        self._check_links(epoch)
+        self._note_possession(epoch, sent)
+        return self.is_trusted
+
+    def _note_possession(self, epoch: int, sent: float) -> None:
+        self._sighting.highest = max(self._sighting.highest, epoch)
+        self._possession = _Possession(epoch, sent + _TRUSTED * self._claimant.lifetime_s)
+
+    def _is_abandoned(self, seen: Seen) -> bool:
+        """Whether it was held by a process of this very kernel, and that has died."""
+        if not self._is_local or seen.claimant is None or seen.claimant.boot_id is None:
+            return False
+        return seen.claimant.boot_id == place.boot_id() and self._folder.is_alone(seen.epoch)
+
+    def _check_links(self, epoch: int) -> None:
+        """Two names, the claim's and the epoch's. Another was given by somebody who plays with our files."""
+        assert self._claim is not None  # noqa: S101 - it was just used
+        links = os.fstat(self._claim.number).st_nlink
+        if links != 2:  # noqa: PLR2004
+            self._logger.error("weird_link_count", claim=self._claimfile, epoch=epoch, links=links)
+
+    def tidy(self) -> None:
+        """Now and then, remove what dead contenders left behind."""
+        if self.others and self._clock() >= self._tidied_at + _TIDY_EVERY_S:
+            self._tidied_at = self._clock()
+            self._folder.tidy(is_local=self._is_local)
+
+    # --- Holding -----------------------------------------------------------------------------------------------
+
+    def renew(self) -> bool:
+        """Show a sign of life, or take anew what has expired. False when it is lost, and then it is so for good."""
+        if self.renew_in_time():
+            return True
+        held = self._possession
+        if held is None or not self._has_claim:
+            return False
+        sent = self._clock()
+        self._beat()
+        if self._folder.listing().newest != held.epoch or not self._folder.take(held.epoch + 1, self._claimfile):
+            self._possession = None
+            return False
+        self._note_possession(held.epoch + 1, sent)
+        return self.is_trusted
+
+    def renew_in_time(self) -> bool:
+        """Show a sign of life. False when it came too late, or the lock was broken by force."""
+        held, sent = self._possession, self._clock()
+        if held is None or not self.is_trusted:
+            return False
+        self._beat()
+        if self._folder.listing().newest > held.epoch:
+            self._possession = None
+            return False
+        if self._clock() >= held.trusted_until:  # the answer took too long
+            return False
+        self._note_possession(held.epoch, sent)
+        return True
+
+    def change_lifetime(self, lifetime_s: float) -> None:
+        """From now on, silence lasts so long. Others know before we believe in it."""
+        if lifetime_s == self._claimant.lifetime_s:
+            return
+        if self._possession is not None:  # others may count by the new one from the moment that it is written
+            trusted_until = min(self._possession.trusted_until, self._clock() + _TRUSTED * lifetime_s)
+            self._possession = replace(self._possession, trusted_until=trusted_until)
+        if self._has_claim:
+            assert self._claim is not None  # noqa: S101 - it is there
+            os.write(self._claim.number, encode_lifetime(lifetime_s))
+            os.fsync(self._claim.number)
+        self._claimant = replace(self._claimant, lifetime_s=lifetime_s)
+        self._text = encode(self._claimant)
+
+    def release(self) -> bool:
+        """Let go. False when there was nothing left to let go of."""
+        held = self._possession
+        if held is None or not self._has_claim or not (self.is_trusted or self.is_newest):
+            self.withdraw()
+            return False
+        self._folder.release(held.epoch, self._claimfile)
+        claim, self._claim, self._possession = self._claim, None, None
+        if claim is not None:
+            claim.close()
+        return True
+
+    def stay(self) -> None:
+        """Show, while waiting, that our claim is not a leftover."""
+        if self._has_claim and self._claim is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._claim.number)
+
+    def _beat(self) -> None:
+        """Change the time of the claim: to when we shall have expired, by our clock, for people to see.
+
+        Some file systems keep whole seconds. A heartbeat that looks like the last one is not one.
+        """
+        assert self._claim is not None  # noqa: S101 - it is there
+        at_ns = max(time.time_ns() + round(self._claimant.lifetime_s * _NS), self._beat_ns + 1)
+        os.utime(self._claim.number, ns=(at_ns, at_ns))
+        shown_ns = os.fstat(self._claim.number).st_mtime_ns
+        if shown_ns <= self._beat_ns:
+            shown_ns = self._beat_ns + 2 * _NS
+            os.utime(self._claim.number, ns=(shown_ns, shown_ns))
+        self._beat_ns = shown_ns

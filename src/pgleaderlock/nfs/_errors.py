@@ -1,0 +1,21 @@
+"""What goes wrong with a lock in a shared folder. The names are those that users of such locks know."""
+
+from pgleaderlock import errors
+
+__all__ = ["AlreadyLockedError", "LockError", "NotLockedError", "TimeOutError"]
+
+
+class LockError(errors.LockError):
+    """The base of what a :class:`~pgleaderlock.nfs.Lock` raises on its own account."""
+
+
+class AlreadyLockedError(LockError):
+    """This very object holds the lock already."""
+
+
+class NotLockedError(LockError):
+    """This object does not hold the lock, or holds it no longer: it was too slow, and somebody else has it."""
+
+
+class TimeOutError(LockError):
+    """The lock was not to be had in the time that was given."""

@@ -1,0 +1,314 @@
+"""The files of one lock, and the few things that are ever done to them.
+
+================== =============================================================================================
+``epoch.<N>``      somebody's N-th possession of the lock: made once, with link(2), of a claim. The greatest counts.
+``released.<N>``   the N-th possession is over: its holder said so.
+``claim…``         who wants the lock, or has it. Its time of modification is the heartbeat of its epoch.
+================== =============================================================================================
+
+**To acquire and to break is one step**: ``link(claim, epoch.<N+1>)``, which a file server lets exactly one client do.
+What was decided about epoch N stays true however late the step comes: whoever held N was silent for its whole lifetime,
+or said that it was done, and gets the lock back by the same step only.
+
+**Nothing live is ever removed.** The greatest epoch is never removed at all, so numbers never come again. Old ones are,
+and a late waker may be able to make one of those anew: so whoever made an epoch lists the folder again, and gives way
+to a greater one. What a client made itself it also sees, together with everything that was there before: its own change
+of the folder makes its cache of it invalid.
+
+**A heartbeat is seen by opening**: on NFS, whoever opens a file is shown its times as they are on the server, while
+stat(2) may show older ones. That holds as long as its holder has it open for writing, as it has: otherwise the server
+may lend the file to a reader, who then looks at what it was lent, also when it is cut off from the server.
+
+**A folder is seen by listing it**, but on NFS version 3 not always: a change in the same tick of the server's clock as
+the state that was seen last stays invisible, without limit. A change of one's own cures that. So whoever made an epoch
+sees everything, and whoever waits touches the folder now and then (:meth:`Folder.refresh`).
+
+Nothing here waits, and nothing decides by a clock. OSError leaves as it is: which of them are tried again is not
+decided here.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgleaderlock._files.descriptor import Descriptor
+from pgleaderlock.nfs._claim import Claimant, decode
+from pgleaderlock.nfs._errors import LockError
+
+__all__ = ["Folder", "Listing", "Seen", "heartbeat_of", "remove"]
+
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+_FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was removed
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_LARGEST_TEXT = 65536
+_KEPT_EPOCHS = 4  # so many old ones stay: a late waker must be that late, and a listing that torn, to be misled
+_COLLECTED_FROM = 2 * _KEPT_EPOCHS
+_LEFTOVER_S = 600.0
+_YOUNG_S = 5.0  # a claim is made a moment before it is locked
+_VANISHED = (errno.ENOENT, errno.ESTALE)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is in the folder."""
+
+    newest: int
+    """The greatest epoch; -1 when there is none yet."""
+    is_released: bool
+    """Whether the greatest epoch is over."""
+    epochs: tuple[int, ...]
+    claims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The greatest epoch, as its file shows it now."""
+
+    epoch: int
+    claimant: Claimant | None
+    """None when its text cannot be read."""
+    heartbeat: tuple[int, int, int]
+    """Changes with every sign of life."""
+    expires_at: float
+    """By the clock of its holder. For people."""
+
+
+class Folder:
+    """The folder of the lock with this path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def epoch_path(self, epoch: int) -> str:
+        """Return the path of an epoch."""
+        return f"{self.path}/epoch.{epoch}"
+
+    def released_path(self, epoch: int) -> str:
+        """Return the path of the mark that ends an epoch."""
+        return f"{self.path}/released.{epoch}"
+
+    # --- Looking -----------------------------------------------------------------------------------------------
+
+    def listing(self) -> Listing:
+        """Return what is there. A folder that is something else's is refused."""
+        try:
+            names = os.listdir(self.path)  # noqa: PTH208 - names are enough
+        except FileNotFoundError:
+            return Listing(-1, is_released=False, epochs=(), claims=())
+        except NotADirectoryError:
+            raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
+        epochs, released, claims = [], set(), []
+        for name in names:
+            kind, _, number = name.partition(".")
+            if kind == "epoch" and _NUMBER.fullmatch(number):
+                epochs.append(int(number))
+            elif kind == "released" and _NUMBER.fullmatch(number):
+                released.add(int(number))
+            elif name.startswith("claim"):
+                claims.append(name)
+            elif not _FILE_SERVERS_OWN.fullmatch(name):
+                raise self._not_ours(f"it is a folder with something else in it, {name!r}")
+        newest = max(epochs, default=-1)
+        return Listing(newest, newest in released, tuple(epochs), tuple(claims))
+
+    def look(self) -> tuple[Listing, Seen | None]:
+        """Return what is there, and the greatest epoch as it is now; None when nobody has it."""
+        while True:
+            listing = self.listing()
+            if listing.newest < 0 or listing.is_released:
+                return listing, None
+            seen = self.see(listing.newest)
+            if seen is not None:
+                return listing, seen
+
+    def see(self, epoch: int) -> Seen | None:
+        """Return what this epoch's file shows; None when it is gone, and so a later one has begun."""
+        try:
+            with _opened(self.epoch_path(epoch)) as number:
+                found = os.fstat(number)
+                text = os.read(number, _LARGEST_TEXT)
+        except OSError as error:
+            if error.errno in _VANISHED:
+                return None
+            raise
+        return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime)
+
+    def is_alone(self, epoch: int) -> bool:
+        """Whether nobody has this epoch's file locked. Only this kernel's own processes can be told of."""
+        return _is_unlocked(self.epoch_path(epoch))
+
+    def refresh(self) -> None:
+        """Change the folder, so that the next listing is the server's."""
+        with contextlib.suppress(OSError):  # it is not there yet, or may not be written: whoever needs it will say so
+            os.utime(self.path)
+
+    # --- The steps ---------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Make the folder, unless it is there."""
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            pass
+        except FileNotFoundError:  # which would be tried again, and in vain
+            raise LockError(f"the folder {self.path.parent} does not exist: create it, for {self.path}") from None
+
+    def lay_claim(self, path: str, text: bytes, *, is_local: bool) -> Descriptor:
+        """Make a claim, complete before anything is done with it. It is closed in a child, and at our death."""
+        try:
+            claim = Descriptor(lambda: os.open(path, _CREATE, 0o664))
+        except FileNotFoundError:
+            self.make()
+            claim = Descriptor(lambda: os.open(path, _CREATE, 0o664))
+        except NotADirectoryError:
+            raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
+        try:
+            if is_local:
+                fcntl.flock(claim.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(claim.number, text)
+        except BaseException:
+            claim.close()
+            remove(path)
+            raise
+        return claim
+
+    def begin(self, epoch: int, claim: str) -> bool:
+        """Make the epoch of a claim. False when another was quicker. An answer that was lost is asked for again."""
+        path = self.epoch_path(epoch)
+        try:
+            os.link(claim, path)
+        except OSError as error:
+            if self._is_linked_after_all(claim, path):
+                return True
+            if error.errno == errno.EEXIST:
+                return False
+            raise
+        return True
+
+    def take(self, epoch: int, claim: str) -> bool:
+        """Make the epoch of a claim, and see that it is the greatest. False when another has the lock."""
+        if not self.begin(epoch, claim):
+            return False
+        listing = self.listing()
+        if listing.newest > epoch:  # we come late: that number was used, and collected
+            remove(self.epoch_path(epoch))
+            return False
+        self.collect(listing)
+        return True
+
+    def make_durable(self) -> None:
+        """See that the epochs outlive a power cut, so that no number is given out twice. May take a while."""
+        number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some file systems cannot sync a folder, and need not
+                raise
+        finally:
+            os.close(number)
+
+    def release(self, epoch: int, claim: str) -> None:
+        """Mark the epoch as over, by renaming its claim: one step, which leaves nothing else behind."""
+        mark = self.released_path(epoch)
+        try:
+            os.rename(claim, mark)  # noqa: PTH104 - a str is enough
+        except FileNotFoundError:  # somebody tidied up, or the answer to the same request was lost
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(mark, _CREATE, 0o664))
+
+    def collect(self, listing: Listing) -> None:
+        """Remove epochs that are long over, and their marks."""
+        if len(listing.epochs) < _COLLECTED_FROM:
+            return
+        for epoch in listing.epochs:
+            if epoch < listing.newest - _KEPT_EPOCHS:
+                remove(self.released_path(epoch))
+                remove(self.epoch_path(epoch))
+
+    def tidy(self, *, is_local: bool) -> list[str]:
+        """Remove the claims of those who died while they waited, and return their names.
+
+        On this host the kernel knows. Elsewhere, those that nobody has touched for a long time by the clock of the file
+        server, which alone sets a file's time of change: whoever waits touches its claim now and then. A claim that is
+        removed by mistake is made again by its owner.
+        """
+        listing = self.listing()
+        changes = {name: self._changed_at(name) for name in listing.claims}
+        newest = max((at for at in changes.values() if at is not None), default=0.0)
+        leftovers = []
+        for name, changed_at in changes.items():
+            path = f"{self.path}/{name}"
+            age_s = newest - (newest if changed_at is None else changed_at)
+            if age_s > _LEFTOVER_S or (is_local and age_s > _YOUNG_S and _is_unlocked(path)):
+                remove(path)
+                leftovers.append(name)
+        return leftovers
+
+    def _changed_at(self, claim: str) -> float | None:
+        """Return when the server saw this claim touched last; None when it is held, or gone: then it is no leftover."""
+        try:
+            with _opened(f"{self.path}/{claim}") as number:
+                found = os.fstat(number)
+        except OSError:
+            return None
+        return found.st_ctime if found.st_nlink == 1 else None
+
+    # --- Helpers -----------------------------------------------------------------------------------------------
+
+    def _is_linked_after_all(self, claim: str, path: str) -> bool:
+        """Whether both names are of one file: the answer to a request may be lost, and its repetition refused.
+
+        The number of its names alone does not tell: somebody else may have given it one.
+        """
+        try:
+            with _opened(claim) as number:
+                ours = os.fstat(number)
+            if ours.st_nlink == 1:
+                return False
+            self.refresh()
+            self.listing()  # a name that was not there a moment ago may be remembered as such
+            with _opened(path) as number:
+                return os.path.samestat(ours, os.fstat(number))
+        except OSError:
+            return False
+
+    def _not_ours(self, reason: str) -> LockError:
+        return LockError(
+            f"{self.path} cannot be used as a lock: {reason}. Contenders that lock in different ways would not see "
+            "each other: choose another path, or stop whatever uses this one and remove it"
+        )
+
+
+def heartbeat_of(found: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes with every sign of life."""
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def remove(path: str) -> None:
+    """Remove a file of ours, if it is there and may be removed."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108 - a str is enough
+
+
+def _is_unlocked(path: str) -> bool:
+    try:
+        with _opened(path) as number:
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    number = os.open(path, _READ)
+    try:
+        yield number
+    finally:
+        os.close(number)

@@ -1,0 +1,321 @@
+"""A lock between hosts that share nothing but a file system, for blocking code and for coroutines.
+
+Its names and its behaviour are those of flufl.lock, whose users need change nothing but an import. What was unsafe
+there and is safe here is listed in ``docs/explanation/nfs-locks.md``.
+"""
+
+import enum
+import functools
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Literal, Self
+
+from pgleaderlock._files import place
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.nfs import _threads
+from pgleaderlock.nfs._acquiring import Patience, acquire
+from pgleaderlock.nfs._claim import Claimant
+from pgleaderlock.nfs._contender import Contender
+from pgleaderlock.nfs._errors import AlreadyLockedError, NotLockedError, TimeOutError
+from pgleaderlock.nfs._folder import Folder, Seen
+from pgleaderlock.nfs._intervals import Interval, seconds
+from pgleaderlock.nfs._waiting import Turnstile
+
+__all__ = ["SEP", "Lock", "LockState"]
+
+SEP = "^" if sys.platform == "win32" else "|"
+"""What stands between the parts of a claim's name. Nothing is ever read from that name."""
+
+_LIFETIME = timedelta(seconds=15)
+_LONGEST_PART = 80  # of the 255 bytes that a name may have
+_log = logging.getLogger("pgleaderlock.nfs")
+
+
+class LockState(enum.Enum):
+    """What can be told about a lock from outside. For people: nothing is decided by it."""
+
+    unlocked = 1
+    """Nobody has it."""
+    ours = 2
+    """This process has it."""
+    ours_expired = 3
+    """This process has had it for longer than its lifetime: the next who asks will break it."""
+    stale = 4
+    """A process of this host had it that is no more."""
+    theirs_expired = 5
+    """Another process of this host has had it for longer than its lifetime, by its own clock."""
+    unknown = 6
+    """Another has it, about whom nothing more can be told from here."""
+
+
+class Lock:
+    """A lock named by a path, between any processes on any hosts that see this path.
+
+    Whoever holds it and falls silent for its ``lifetime`` loses it to the next who asks: for work that takes longer,
+    call :meth:`refresh` now and then. One object is for one thread at a time, and for the process that uses it first.
+    """
+
+    def __init__(
+        self,
+        lockfile: str | os.PathLike[str],
+        lifetime: Interval | None = None,
+        separator: str = SEP,
+        default_timeout: Interval | None = None,
+    ) -> None:
+        self._lockfile = os.fspath(lockfile)
+        self._path = place.path_of(self._lockfile)
+        if not separator or set(separator) & set("/\0"):
+            raise ValueError(f"separator must be something that the name of a file can have, got {separator!r}")
+        self._separator = separator
+        self._lifetime = timedelta(seconds=seconds("lifetime", _LIFETIME if lifetime is None else lifetime))
+        self._default_timeout_s = None if default_timeout is None else _timeout_s(default_timeout)
+        self._folder = Folder(self._path)
+        self._retry_errnos: list[int] = []
+        self._pid = os.getpid()
+        self._claimfile = self._new_claimfile()
+        self._made: tuple[Contender, Turnstile] | None = None
+        self._was_last = False
+
+    def __repr__(self) -> str:
+        is_locked = self._made is not None and self._made[0].is_trusted
+        state = "locked" if is_locked else "unlocked"
+        return (
+            f"<{type(self).__name__} {self._lockfile} [{state}: {self._lifetime}] pid={os.getpid()} at {id(self):#x}>"
+        )
+
+    # --- What is known of it -----------------------------------------------------------------------------------
+
+    @property
+    def hostname(self) -> str:
+        """The name of this host, as in :attr:`details`."""
+        return _hostname()
+
+    @property
+    def lockfile(self) -> str:
+        """The path, as it was given. A folder will be there."""
+        return self._lockfile
+
+    @property
+    def claimfile(self) -> str:
+        """The path of our claim, which is there while we want the lock or have it."""
+        return self._claimfile
+
+    @property
+    def lifetime(self) -> timedelta:
+        """How long silence lasts before the lock is lost; another is in force from the next lock or refresh on."""
+        return self._lifetime
+
+    @lifetime.setter
+    def lifetime(self, lifetime: Interval) -> None:
+        self._lifetime = timedelta(seconds=seconds("lifetime", lifetime))
+
+    @property
+    def retry_errnos(self) -> list[int]:
+        """Which errors of the system are tried again, beside ENOENT and ESTALE."""
+        return self._retry_errnos[:]
+
+    @retry_errnos.setter
+    def retry_errnos(self, errnos: list[int]) -> None:
+        self._retry_errnos = list(errnos)
+
+    @retry_errnos.deleter
+    def retry_errnos(self) -> None:
+        self._retry_errnos = []
+
+    @property
+    def details(self) -> tuple[str, int, str]:
+        """Host, process id and lock file of whoever has the lock; NotLockedError when that cannot be told."""
+        seen = self._seen()
+        if seen is None or seen.claimant is None:
+            raise NotLockedError(f"there are no details of {self._lockfile}: nobody has it, or it cannot be read")
+        return seen.claimant.host, seen.claimant.pid, seen.claimant.lockfile
+
+    @property
+    def expiration(self) -> datetime:
+        """When whoever has the lock loses it unless it is refreshed, by its own clock, in local time. For people."""
+        seen = self._seen()
+        if seen is None:
+            raise NotLockedError(f"nobody has {self._lockfile}")
+        return datetime.fromtimestamp(seen.expires_at)  # noqa: DTZ006 - as users of such locks know it
+
+    @property
+    def state(self) -> LockState:
+        """What can be told about it now. For people: never decide by it who has the lock."""
+        seen = self._seen()
+        if seen is None:
+            return LockState.unlocked
+        if seen.claimant is None or seen.claimant.host != self.hostname:
+            return LockState.unknown
+        is_expired = seen.expires_at < time.time()
+        if seen.claimant.pid == os.getpid():
+            return LockState.ours_expired if is_expired else LockState.ours
+        if _is_running(seen.claimant.pid):
+            return LockState.theirs_expired if is_expired else LockState.unknown
+        return LockState.stale
+
+    @property
+    def token(self) -> int | None:
+        """The number of our possession, for fencing: greater than that of everybody before us; None without one."""
+        return None if self._made is None or self._pid != os.getpid() else self._made[0].epoch
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether we have the lock. Asking is a sign of life, and begins its lifetime anew."""
+        if self._made is None or self._pid != os.getpid():
+            return False
+        contender = self._made[0]
+        if contender.epoch is not None:
+            contender.change_lifetime(self._lifetime.total_seconds())
+        return contender.renew()
+
+    # --- Having it ---------------------------------------------------------------------------------------------
+
+    def lock(self, timeout: Interval | None = None) -> None:
+        """Acquire the lock; TimeOutError if that takes longer than ``timeout``, AlreadyLockedError if it is ours."""
+        self._acquire(self._patience(timeout))
+
+    def unlock(self, *, unconditionally: bool = False) -> None:
+        """Release the lock; NotLockedError when it is not ours, or no longer, unless ``unconditionally``."""
+        is_released = self._made is not None and self._pid == os.getpid() and self._made[0].release()
+        self._was_last = is_released
+        if not is_released and not unconditionally:
+            raise NotLockedError(
+                f"{self._lockfile} is not ours to unlock: not locked by us, or somebody else has it now"
+            )
+        _log.debug("unlocked: %s", self._lockfile)
+
+    def refresh(self, lifetime: Interval | None = None, *, unconditionally: bool = False) -> None:
+        """Begin the lifetime anew, or another one; NotLockedError when it is not ours, unless ``unconditionally``."""
+        if lifetime is not None:
+            self.lifetime = lifetime
+        if not self.is_locked and not unconditionally:
+            raise NotLockedError(
+                f"{self._lockfile} is not ours to refresh: not locked by us, or somebody else has it now"
+            )
+
+    def __enter__(self) -> Self:
+        self.lock()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> Literal[False]:
+        self.unlock()
+        return False
+
+    # --- For coroutines ----------------------------------------------------------------------------------------
+
+    async def lock_async(self, timeout: Interval | None = None) -> None:
+        """Do as :meth:`lock`, in a thread: a file server that does not answer keeps nobody else waiting."""
+        patience = self._patience(timeout)
+        patience.glance_s = _threads.GLANCE_S
+        undo = functools.partial(self.unlock, unconditionally=True)
+        await _threads.Undoable(lambda: self._acquire(patience), undo, patience.is_cancelled).run()
+
+    async def unlock_async(self, *, unconditionally: bool = False) -> None:
+        """Do as :meth:`unlock`, in a thread. When cancelled, it goes on there."""
+        await _threads.run(functools.partial(self.unlock, unconditionally=unconditionally))
+
+    async def refresh_async(self, lifetime: Interval | None = None, *, unconditionally: bool = False) -> None:
+        """Do as :meth:`refresh`, in a thread. When cancelled, it goes on there."""
+        await _threads.run(functools.partial(self.refresh, lifetime, unconditionally=unconditionally))
+
+    async def __aenter__(self) -> Self:
+        await self.lock_async()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> Literal[False]:
+        await self.unlock_async()
+        return False
+
+    # --- How ---------------------------------------------------------------------------------------------------
+
+    def _patience(self, timeout: Interval | None) -> Patience:
+        timeout_s = self._default_timeout_s if timeout is None else _timeout_s(timeout)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return Patience(deadline, frozenset(self._retry_errnos))
+
+    def _acquire(self, patience: Patience) -> bool:
+        contender, turnstile = self._ready()
+        try:
+            is_ours = acquire(contender, turnstile, patience, steps_back=self._was_last)
+        except BaseException as error:
+            contender.withdraw()
+            if isinstance(error, OSError):
+                _log.error("cannot lock %s: %s", self._lockfile, error)
+            raise
+        finally:
+            turnstile.close()
+        if not is_ours:
+            contender.withdraw()
+            raise TimeOutError(f"{self._lockfile} was not to be had in the time that was given")
+        _log.debug("got the lock: %s, epoch %s", self._lockfile, contender.epoch)
+        return True
+
+    def _ready(self) -> tuple[Contender, Turnstile]:
+        """Return who we are in this process, with nothing in hand."""
+        if self._pid != os.getpid():  # what our parent has is not ours, nor is its name
+            self._pid, self._made, self._was_last = os.getpid(), None, False
+            self._claimfile = self._new_claimfile()
+        if self._made is None:
+            is_local = place.is_local(self._path.parent)
+            claimant = Claimant(
+                self._claimfile,
+                self.hostname,
+                self._pid,
+                str(self._path),
+                self._lifetime.total_seconds(),
+                place.boot_id(),
+            )
+            contender = Contender(self._folder, self._claimfile, claimant, suspend_aware_clock, is_local=is_local)
+            self._made = contender, Turnstile(self._path, is_local=is_local)
+        contender = self._made[0]
+        if contender.is_newest:
+            raise AlreadyLockedError(f"{self._lockfile} is locked by this very object")
+        if contender.epoch is not None:
+            contender.withdraw()
+        contender.change_lifetime(self._lifetime.total_seconds())
+        return self._made
+
+    def _new_claimfile(self) -> str:
+        parts = (
+            _shortened(self._path.name),
+            _shortened(_hostname()),
+            str(self._pid),
+            str(secrets.randbelow(sys.maxsize)),
+        )
+        return f"{self._path}/{self._separator.join(('claim', *parts))}"
+
+    def _seen(self) -> Seen | None:
+        return self._folder.look()[1]
+
+
+@functools.cache
+def _hostname() -> str:
+    return socket.getfqdn()
+
+
+def _shortened(part: str) -> str:
+    return os.fsdecode(os.fsencode(part.replace("/", "_"))[:_LONGEST_PART])
+
+
+def _timeout_s(timeout: Interval) -> float:
+    return seconds("timeout", timeout, zero_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # another user's, or a number that this system does not have
+    return True

@@ -1,0 +1,60 @@
+"""Waiting for one's turn: told by inotify where it fires, by looking now and then elsewhere; and courtesy.
+
+Whoever has just let go and wants the lock again would always be first, because it is awake while the others sleep. So
+it steps back for a moment when others have a claim. Among those who wait chance decides, which starves nobody.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pgleaderlock._files.watch import Watch
+
+__all__ = ["Turnstile"]
+
+_POLL_S = 0.01
+_LONGEST_POLL_S = 0.25
+_COURTESY_S = 0.02
+_GLANCE_S = 0.001
+_LOOK_AGAIN_S = (0.0003, 0.002, 0.02)  # the kernel reports a holder's end a moment before it frees the lock
+
+
+class Turnstile:
+    """Where one contender for a lock waits."""
+
+    def __init__(self, folder: Path, *, is_local: bool) -> None:
+        self._is_local = is_local
+        self._watch = Watch(folder, lambda name: name.startswith(b"released."))
+        self._soon: list[float] = []
+
+    def listen(self, epoch_path: Path | None) -> bool:
+        """Begin to listen, before looking: what happens after that is not missed. False where nothing can be heard."""
+        return self._is_local and self._watch.start([] if epoch_path is None else [epoch_path])
+
+    def wait(self, at_most_s: float, others: int, *, listens: bool) -> None:
+        """Wait for news, or for about as long as it takes others to make some."""
+        if not listens:
+            pause_s = _poll_s(others) * random.uniform(0.5, 1.5)  # noqa: S311 - spreads the load
+            time.sleep(max(0.0, min(at_most_s, pause_s)))
+            return
+        if self._soon:
+            at_most_s = min(at_most_s, self._soon.pop(0))
+        if self._watch.wait(at_most_s):
+            self._soon = list(_LOOK_AGAIN_S)
+
+    def step_back(self, others: int, is_free: Callable[[], bool]) -> None:
+        """Let others try for a moment, as long as none of them has."""
+        if not others:
+            return
+        deadline = time.monotonic() + (_COURTESY_S if self._is_local else 2 * _poll_s(others))
+        while time.monotonic() < deadline and is_free():
+            time.sleep(_GLANCE_S if self._is_local else _POLL_S)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._watch.close()
+
+
+def _poll_s(others: int) -> float:
+    return min(_LONGEST_POLL_S, _POLL_S * (1 + others))

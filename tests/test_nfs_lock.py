@@ -1,0 +1,774 @@
+"""The lock in a shared folder: its API, and by name each hole that such locks have had."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgleaderlock import nfs
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _lock
+from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime
+from pgleaderlock.nfs._contender import Contender
+from pgleaderlock.nfs._folder import Folder
+from tests.doubles import until
+
+LIFETIME_S = 10.0
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "work.lck"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def contender(
+    path: Path, name: str, clock: Clock, *, lifetime_s: float = LIFETIME_S, is_local: bool = False
+) -> Contender:
+    claimfile = f"{path}/claim|{name}"
+    claimant = Claimant(name, "host", os.getpid(), str(path), lifetime_s, claimfile=claimfile)
+    return Contender(Folder(path), claimfile, claimant, clock, is_local=is_local)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name for each in path.iterdir())
+
+
+# --- The API ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_locked_and_unlocked(path: Path):
+    lock = Lock(str(path))
+    assert lock.state is LockState.unlocked
+    assert not lock.is_locked
+    lock.lock()
+    assert lock.is_locked
+    assert lock.state is LockState.ours
+    assert lock.details == (lock.hostname, os.getpid(), str(path))
+    assert lock.token == 0
+    assert Path(lock.claimfile).exists()
+    lock.unlock()
+    assert not lock.is_locked
+    assert lock.token is None
+    assert lock.state is LockState.unlocked
+    assert names(path) == ["epoch.0", "released.0"]
+
+
+def test_with_locks_and_unlocks_also_when_something_is_raised(path: Path):
+    lock = Lock(path)
+    with pytest.raises(ZeroDivisionError), lock as entered:
+        assert entered is lock
+        assert lock.is_locked
+        raise ZeroDivisionError
+    assert not lock.is_locked
+
+
+async def test_async_with_does_the_same(path: Path):
+    lock = Lock(path)
+    async with lock:
+        assert lock.is_locked
+        await lock.refresh_async(30)
+        assert lock.lifetime == timedelta(seconds=30)
+    assert lock.state is LockState.unlocked
+
+
+async def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_nothing_behind(path: Path):
+    with Lock(path):
+        waiting = asyncio.create_task(Lock(path).lock_async())
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=5)
+        assert waiting.cancelled()
+    await until(lambda: not any(name.startswith("claim") for name in names(path)))
+    Lock(path).lock(timeout=0)
+
+
+async def test_a_lock_that_a_cancelled_coroutine_is_given_after_all_is_given_back(path: Path, monkeypatch):
+    lock, begun = Lock(path), asyncio.Event()
+    loop, take = asyncio.get_running_loop(), Contender.take
+
+    def slowly(self: Contender, epoch: int) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.2)
+        return take(self, epoch)
+
+    monkeypatch.setattr(Contender, "take", slowly)
+    waiting = asyncio.create_task(lock.lock_async())
+    await begun.wait()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    monkeypatch.undo()
+    Lock(path).lock(timeout=5)
+
+
+def test_a_lock_that_is_ours_is_not_locked_again(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    with pytest.raises(AlreadyLockedError, match="this very object"):
+        lock.lock()
+    assert lock.is_locked
+
+
+def test_two_objects_of_one_process_are_two_contenders(path: Path):
+    first, second = Lock(path), Lock(path)
+    first.lock()
+    assert not second.is_locked
+    with pytest.raises(TimeOutError):
+        second.lock(timeout=0)
+    with pytest.raises(NotLockedError):
+        second.unlock()
+    assert first.is_locked
+
+
+def test_what_is_not_ours_cannot_be_unlocked_or_refreshed_unless_unconditionally(path: Path):
+    lock = Lock(path)
+    with pytest.raises(NotLockedError, match="not ours to unlock"):
+        lock.unlock()
+    with pytest.raises(NotLockedError, match="not ours to refresh"):
+        lock.refresh()
+    lock.unlock(unconditionally=True)
+    lock.refresh(unconditionally=True)
+    with pytest.raises(NotLockedError, match="no details"):
+        _ = lock.details
+    with pytest.raises(NotLockedError):
+        _ = lock.expiration
+
+
+def test_asking_whether_it_is_locked_begins_the_lifetime_anew(path: Path):
+    lock = Lock(path, lifetime=1000)
+    lock.lock()
+    before = lock.expiration
+    time.sleep(0.01)
+    assert lock.is_locked
+    assert lock.expiration > before
+    assert abs(lock.expiration.timestamp() - time.time() - 1000) < 60
+
+
+@pytest.mark.parametrize("lifetime", [3, 3.0, timedelta(seconds=3)])
+def test_lifetimes_are_seconds_or_timedeltas(path: Path, lifetime: Any):
+    assert Lock(path, lifetime).lifetime == timedelta(seconds=3)
+    lock = Lock(path)
+    assert lock.lifetime == timedelta(seconds=15)
+    lock.lifetime = lifetime
+    assert lock.lifetime == timedelta(seconds=3)
+    lock.lock()
+    text = (path / "epoch.0").read_bytes()
+    assert json.loads(text)["lifetime_s"] == 3
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05, timedelta(milliseconds=50)])
+def test_float_time_outs_are_time_outs(path: Path, timeout: Any):
+    with Lock(path):
+        for lock in (Lock(path), Lock(path, default_timeout=timeout)):
+            with pytest.raises(TimeOutError, match="not to be had"):
+                lock.lock() if lock._default_timeout_s is not None else lock.lock(timeout)
+            assert not Path(lock.claimfile).exists()
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, float("nan"), "15", None.__class__, True])
+def test_what_is_not_a_lifetime_is_refused(path: Path, wrong: Any):
+    with pytest.raises((ValueError, TypeError)):
+        Lock(path, lifetime=wrong)
+
+
+@pytest.mark.parametrize("separator", ["", "/", "a/b", "\0"])
+def test_a_separator_is_something_that_a_name_can_have(path: Path, separator: str):
+    with pytest.raises(ValueError, match="separator"):
+        Lock(path, separator=separator)
+
+
+def test_a_repr_tells_what_it_is(path: Path):
+    lock = Lock(path)
+    assert f"{path} [unlocked: 0:00:15]" in repr(lock)
+    lock.lock()
+    assert "[locked" in repr(lock)
+
+
+def test_retry_errnos_are_a_list_that_can_be_set_and_deleted(path: Path):
+    lock = Lock(path)
+    lock.retry_errnos = [errno.EIO]
+    assert lock.retry_errnos == [errno.EIO]
+    lock.retry_errnos.append(1)
+    assert lock.retry_errnos == [errno.EIO]
+    del lock.retry_errnos
+    assert lock.retry_errnos == []
+
+
+def test_the_claim_is_named_after_lock_host_and_process(path: Path):
+    lock = Lock(path, separator="^")
+    kind, name, host, pid, number = Path(lock.claimfile).name.split("^")
+    assert (kind, name, host, pid) == ("claim", path.name, lock.hostname, str(os.getpid()))
+    assert number.isdigit()
+    assert Path(lock.claimfile).parent == path
+    assert lock.claimfile != Lock(path).claimfile
+
+
+def test_names_that_are_too_long_for_a_claim_are_cut(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(_lock, "_hostname", lambda: "h" * 200)
+    with Lock(tmp_path / ("n" * 200)) as lock:
+        assert lock.is_locked
+
+
+# --- What the state tells ---------------------------------------------------------------------------------------------
+
+
+def test_the_state_of_a_dead_process_s_lock_is_stale(path: Path):
+    with holder(path, lifetime=1000) as process:
+        assert Lock(path).state is LockState.unknown
+        process.kill()
+        process.wait()
+        assert Lock(path).state is LockState.stale
+
+
+def test_the_state_of_an_expired_lock_says_whose_it_was(path: Path):
+    lock = Lock(path, lifetime=0.05)
+    lock.lock()
+    time.sleep(0.06)
+    assert lock.state is LockState.ours_expired
+    with holder(path.with_name("other"), lifetime=0.05):
+        time.sleep(0.06)
+        assert Lock(path.with_name("other")).state is LockState.theirs_expired
+
+
+def test_of_another_host_nothing_can_be_told(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    (path / "epoch.0").write_bytes(encode(Claimant("x", "elsewhere", 1, str(path), 15.0)))
+    assert lock.state is LockState.unknown
+    (path / "epoch.0").write_bytes(b"\0\0\0")
+    assert lock.state is LockState.unknown
+    with pytest.raises(NotLockedError):
+        _ = lock.details
+
+
+# --- The holes, by name -----------------------------------------------------------------------------------------------
+
+
+def test_a_breaker_that_pauses_between_its_check_and_the_break_breaks_nothing_live(path: Path, clock: Clock):
+    dead, breaker, quick = (contender(path, name, clock) for name in ("dead", "breaker", "quick"))
+    assert dead.try_take()
+    assert not breaker.may_take()
+    assert not quick.may_take()
+    clock.now += LIFETIME_S
+    assert breaker.may_take()  # and now it pauses
+    assert quick.try_take()
+    assert not breaker.take_next()
+    assert quick.is_trusted
+    assert not breaker.is_trusted
+
+
+def test_a_breaker_that_wakes_when_its_number_was_used_and_collected_gives_way(path: Path, clock: Clock):
+    breaker, quick = contender(path, "breaker", clock), contender(path, "quick", clock)
+    assert breaker.may_take()
+    for _ in range(20):
+        assert quick.try_take()
+        assert quick.release()
+    assert quick.try_take()
+    assert "epoch.0" not in names(path)
+    assert not breaker.take_next()
+    assert "epoch.0" not in names(path)
+    assert quick.renew()
+    assert not breaker.renew()
+
+
+def test_unlocking_too_late_does_not_unlock_another_s(path: Path, clock: Clock):
+    slow, next_one, third = (contender(path, name, clock) for name in ("slow", "next", "third"))
+    assert slow.try_take()
+    assert not next_one.may_take()
+    clock.now += LIFETIME_S
+    assert next_one.try_take()
+    assert not slow.release()
+    assert not third.may_take()
+    assert next_one.renew()
+
+
+@pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT])
+def test_a_lost_answer_to_link_is_not_a_lost_lock(path: Path, monkeypatch, error: int):
+    link = os.link
+
+    def lose_the_answer(source: str, target: str) -> None:
+        link(source, target)
+        raise OSError(error, "the answer was lost, and this is the answer to the repeated request")
+
+    monkeypatch.setattr(os, "link", lose_the_answer)
+    with Lock(path) as lock:
+        assert lock.is_locked
+        assert lock.token == 0
+
+
+def test_a_lost_answer_to_the_release_is_not_a_lock_that_stays(path: Path, monkeypatch):
+    rename = os.rename
+
+    def lose_the_answer(source: str, target: str) -> None:
+        rename(source, target)
+        raise FileNotFoundError(errno.ENOENT, "the repeated request found nothing to rename")
+
+    lock = Lock(path)
+    lock.lock()
+    monkeypatch.setattr(os, "rename", lose_the_answer)
+    lock.unlock()
+    assert Lock(path).state is LockState.unlocked
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_clocks_on_the_wall_are_compared_with_nothing(path: Path, clock: Clock, monkeypatch, step_s: int):
+    """A holder an hour ahead or behind is broken after its lifetime, and not before."""
+    alive, follower = contender(path, "alive", clock), contender(path, "follower", clock)
+    wall = time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: wall() + step_s * 10**9)
+        assert alive.try_take()
+        for _ in range(5):
+            clock.now += LIFETIME_S / 2
+            assert not follower.may_take()
+            assert alive.renew()
+    assert not follower.may_take()
+    clock.now += LIFETIME_S * 0.99
+    assert not follower.may_take()
+    clock.now += LIFETIME_S * 0.02
+    assert follower.try_take()
+
+
+def test_a_host_in_another_time_zone_breaks_nothing_at_the_change_of_the_clocks(path: Path):
+    """At 01:00 UTC of that day, clocks in Berlin go from 03:00 back to 02:00. Others do not know."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
+    faked = {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME": "@2026-10-25 00:59:58"}
+    with holder(path, lifetime=5, refreshes=True, env={**faked, "TZ": "Europe/Berlin"}):
+        for zone in ("America/New_York", "UTC", "Europe/Berlin"):
+            command = [sys.executable, "-c", _TRY_FOR, str(path), "1"]
+            env = {**os.environ, **faked, "TZ": zone}
+            tried = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+            assert tried.stdout.strip() == "TimeOutError"
+
+
+def test_a_dead_holder_s_lock_is_broken_after_its_lifetime_without_a_slop_for_clocks(path: Path, clock: Clock):
+    dead, follower = contender(path, "dead", clock, lifetime_s=1.0), contender(path, "follower", clock)
+    assert dead.try_take()
+    assert not follower.may_take()
+    clock.now += 1.0
+    assert follower.try_take()
+
+
+def test_a_forked_child_has_nothing_of_its_parent_s_lock(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    child = os.fork()
+    if child == 0:
+        verdict = 1
+        with contextlib.suppress(BaseException):
+            assert not lock.is_locked
+            assert lock.token is None
+            with pytest.raises(NotLockedError):
+                lock.unlock()
+            with pytest.raises(NotLockedError):
+                lock.refresh()
+            lock.unlock(unconditionally=True)
+            with pytest.raises(TimeOutError):
+                lock.lock(timeout=0.05)
+            verdict = 0
+        os._exit(verdict)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert lock.is_locked
+    lock.unlock()
+
+
+@pytest.mark.parametrize("name", ["with|separator", "a|b|c|d", "^", "with space", "ünï", "new\nline"])
+def test_a_path_with_anything_in_it_can_be_locked_told_and_broken(tmp_path: Path, name: str):
+    path = tmp_path / name
+    with holder(path, lifetime=0.3) as process:
+        assert Lock(path).details[1:] == (process.pid, str(path))
+        process.send_signal(signal.SIGSTOP)
+        Lock(path).lock(timeout=10)
+        process.send_signal(signal.SIGCONT)
+
+
+def test_a_relative_path_stays_where_it_was_after_chdir(path: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lock = Lock(path.name)
+    monkeypatch.chdir("/")
+    lock.lock()
+    assert lock.lockfile == path.name
+    with pytest.raises(TimeOutError):
+        Lock(path).lock(timeout=0)
+    lock.unlock()
+    assert names(path) == ["epoch.0", "released.0"]
+
+
+def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path: Path, clock: Clock):
+    """Not refreshed: somebody may be breaking it at this very moment."""
+    slow, breaker = contender(path, "slow", clock), contender(path, "breaker", clock)
+    assert slow.try_take()
+    assert not breaker.may_take()
+    clock.now += LIFETIME_S
+    assert breaker.may_take()
+    assert slow.renew()
+    assert slow.epoch == 1
+    assert not breaker.take_next()
+
+
+def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock: Clock, monkeypatch):
+    """It may have arrived after somebody had looked for it in vain."""
+    slow, breaker = contender(path, "slow", clock), contender(path, "breaker", clock)
+    assert slow.try_take()
+    assert not breaker.may_take()
+    clock.now += LIFETIME_S * 0.8
+    utime = os.utime
+
+    def be_long_on_the_way(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        clock.now += LIFETIME_S * 0.2
+        assert breaker.may_take()  # looks, and will break, a little later
+        utime(*arguments, **options)
+
+    monkeypatch.setattr(os, "utime", be_long_on_the_way)
+    assert not slow.renew_in_time()
+    assert not slow.is_trusted
+    assert breaker.take_next()
+    assert not slow.renew()
+
+
+def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch):
+    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    utime = os.utime
+
+    def rounded(target: Any, ns: tuple[int, int] | None = None) -> None:
+        if ns is None:
+            utime(target)
+        else:
+            utime(target, ns=(ns[0] // 10**9 * 10**9, ns[1] // 10**9 * 10**9))
+
+    monkeypatch.setattr(os, "utime", rounded)
+    assert holder_.try_take()
+    assert not follower.may_take()
+    for _ in range(10):
+        clock.now += LIFETIME_S * 0.6
+        assert holder_.renew()
+        assert not follower.may_take()
+
+
+def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Path, clock: Clock):
+    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    assert holder_.try_take()
+    assert not follower.may_take()
+    holder_.change_lifetime(50.0)
+    assert holder_.renew()
+    clock.now += 44.0
+    assert holder_.is_trusted
+    assert not follower.may_take()
+    clock.now += 44.0
+    assert not holder_.is_trusted
+    assert not follower.may_take()  # it has seen the change only now, or a moment ago
+    clock.now += 50.0
+    assert follower.may_take()
+
+
+def test_a_shorter_lifetime_is_believed_in_before_others_know_it(path: Path, clock: Clock, monkeypatch):
+    """Also when we are frozen in between."""
+    holder_, follower = contender(path, "holder", clock, lifetime_s=50.0), contender(path, "follower", clock)
+    assert holder_.try_take()
+    assert not follower.may_take()
+    holder_.change_lifetime(5.0)
+    assert not follower.may_take()
+    clock.now += 5.0
+    assert not holder_.is_trusted
+    assert follower.may_take()
+
+
+def test_a_lock_that_is_broken_by_force_is_noticed_at_the_next_refresh(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    (path / "epoch.1").write_bytes(b"")
+    assert not lock.is_locked
+    with pytest.raises(NotLockedError):
+        lock.unlock()
+    assert "claim" not in "".join(names(path))
+
+
+def test_a_path_that_flufl_lock_uses_is_refused(path: Path):
+    path.write_text(f"{path}|host|123|456")
+    for attempt in (Lock(path).lock, lambda: Lock(path).state):
+        with pytest.raises(LockError, match=r"perhaps of flufl\.lock.*choose another path"):
+            attempt()
+    assert path.read_text() == f"{path}|host|123|456"
+
+
+def test_a_folder_of_something_else_is_refused(path: Path):
+    path.mkdir()
+    (path / "report.txt").write_text("important")
+    with pytest.raises(LockError, match=r"something else in it, 'report\.txt'"):
+        Lock(path).lock()
+    assert names(path) == ["report.txt"]
+
+
+def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path):
+    with Lock(path):
+        pass
+    (path / ".nfs000000000001").write_bytes(b"")
+    with Lock(path) as lock:
+        assert lock.token == 1
+
+
+def test_a_folder_that_does_not_exist_is_said_at_once(path: Path):
+    with pytest.raises(LockError, match="does not exist: create it"):
+        Lock(path / "x" / "y").lock()
+
+
+def test_weird_link_counts_are_logged_and_do_no_harm(path: Path, caplog):
+    caplog.set_level(logging.ERROR, logger="pgleaderlock")
+    lock = Lock(path)
+    link = os.link
+
+    def and_another(source: str, target: str) -> None:
+        link(source, target)
+        link(source, path.with_name("weird"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", and_another)
+        lock.lock()
+    assert lock.is_locked
+    assert "weird_link_count" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE, errno.EIO])
+def test_errors_that_pass_are_tried_again(path: Path, monkeypatch, number: int):
+    lock = Lock(path)
+    lock.retry_errnos = [errno.EIO]
+    link, failures = os.link, [number] * 3
+
+    def fail(source: str, target: str) -> None:
+        if failures:
+            raise OSError(failures.pop(), "not yet")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", fail)
+    lock.lock(timeout=10)
+    assert lock.is_locked
+    assert failures == []
+
+
+def test_any_other_error_is_logged_and_raised_at_once_and_the_claim_removed(path: Path, monkeypatch, caplog):
+    def fail(source: str, target: str) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "link", fail)
+    lock = Lock(path)
+    with pytest.raises(OSError, match="the disk is broken"):
+        lock.lock()
+    assert not Path(lock.claimfile).exists()
+    assert "the disk is broken" in caplog.text
+
+
+def test_a_claim_that_somebody_tidied_away_is_made_again(path: Path):
+    with Lock(path):
+        waiting = Lock(path)
+        patience = waiting._patience(None)
+        contender_, _ = waiting._ready()
+        contender_.lay_claim()
+        Path(waiting.claimfile).unlink()
+    assert patience.attempt(contender_.try_take) or patience.attempt(contender_.try_take)
+
+
+# --- Waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_is_woken_by_the_release(path: Path):
+    with holder(path, lifetime=600) as process:
+        assert process.stdin is not None
+        lock, began = Lock(path), time.monotonic()
+        process.stdin.write(b"unlock in 0.3\n")
+        process.stdin.flush()
+        lock.lock(timeout=10)
+        assert time.monotonic() - began < 5
+
+
+def test_on_a_local_disk_the_death_of_a_holder_is_seen_at_once(path: Path):
+    with holder(path, lifetime=600) as process:
+        process.kill()
+        process.wait()
+        lock = Lock(path)
+        lock.lock(timeout=5)
+        assert lock.token == 1
+
+
+def test_on_another_boot_only_the_lifetime_counts(path: Path, clock: Clock):
+    dead = contender(path, "dead", clock, is_local=True)
+    assert dead.try_take()
+    dead.let_go()
+    assert not contender(path, "follower", clock, is_local=True).may_take()  # its claim names no boot at all
+
+
+def test_of_four_that_ask_again_and_again_none_starves(path: Path):
+    command = [sys.executable, "-c", _COUNT_LOCKS, str(path), "2.0"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    counts = [int(process.communicate(timeout=30)[0]) for process in processes]
+    assert min(counts) > max(counts) / 10
+
+
+# --- Tidiness ---------------------------------------------------------------------------------------------------------
+
+
+def test_old_epochs_are_collected(path: Path):
+    lock = Lock(path)
+    for _ in range(50):
+        with lock:
+            pass
+    assert len(names(path)) <= 20
+    assert "epoch.49" in names(path)
+
+
+def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Path, monkeypatch):
+    folder = Folder(path)
+    with Lock(path) as held:
+        waiting = Lock(path)
+        waiting._ready()[0].lay_claim()
+        (path / "claim|dead").write_bytes(b"{}\n")
+        monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+        assert folder.tidy(is_local=True) == ["claim|dead"]
+        assert Path(held.claimfile).exists()
+        assert Path(waiting.claimfile).exists()
+
+
+def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by_the_server_s_clock(
+    path: Path, monkeypatch
+):
+    folder = Folder(path)
+    folder.make()
+    (path / "claim|old").write_bytes(b"")
+    time.sleep(0.05)
+    (path / "claim|new").write_bytes(b"")
+    assert folder.tidy(is_local=False) == []
+    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", 0.02)
+    assert folder.tidy(is_local=False) == ["claim|old"]
+
+
+# --- What is written --------------------------------------------------------------------------------------------------
+
+CLAIMANT = Claimant("n", "h", 7, "/x", 15.0, "boot", "/x/claim")
+
+
+def test_a_claim_is_read_as_it_was_written():
+    assert decode(encode(CLAIMANT)) == CLAIMANT
+    changed = decode(encode(CLAIMANT) + encode_lifetime(30.0))
+    assert changed is not None
+    assert changed.lifetime_s == 30.0
+
+
+def test_a_line_that_is_still_being_written_does_not_count_yet():
+    assert decode(encode(CLAIMANT) + encode_lifetime(30.0)[:-1]) == CLAIMANT
+    assert decode(encode(CLAIMANT)[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n", b"{}\n", b"[]\n", b"\xff\n", b"7\n", b'{"name": 1}\n', b"[" * 5000 + b"\n"]
+    + [
+        json.dumps({**json.loads(encode(CLAIMANT)), "lifetime_s": wrong}).encode() + b"\n"
+        for wrong in (0, -1, True, None, "15", float("inf"), float("nan"))
+    ],
+)
+def test_whatever_cannot_be_read_is_somebody_unknown(text: bytes):
+    assert decode(text) is None
+
+
+def test_somebody_unknown_is_waited_out_for_our_own_lifetime(path: Path, clock: Clock):
+    path.mkdir()
+    (path / "epoch.7").write_bytes(b"\0\0")
+    follower = contender(path, "follower", clock)
+    assert not follower.may_take()
+    clock.now += LIFETIME_S
+    assert follower.try_take()
+    assert follower.epoch == 8
+
+
+def test_the_public_names_are_those_that_users_know():
+    assert {"Lock", "LockState", "LockError", "AlreadyLockedError", "NotLockedError", "TimeOutError", "SEP"} == set(
+        nfs.__all__
+    )
+    assert [state.value for state in LockState] == [1, 2, 3, 4, 5, 6]
+    assert nfs.SEP == "|"
+
+
+# --- Other processes --------------------------------------------------------------------------------------------------
+
+_HOLD = """
+import select, sys, time
+from pgleaderlock.nfs import Lock
+lock = Lock(sys.argv[1], lifetime=float(sys.argv[2]))
+lock.lock(timeout=10)
+print("locked", flush=True)
+if sys.argv[3] == "True":
+    while True:
+        select.select([], [], [], 0.2)  # libfaketime has its difficulties with time.sleep
+        lock.refresh()
+words = sys.stdin.readline().split()
+if words:
+    time.sleep(float(words[-1]))
+    lock.unlock()
+"""
+
+_TRY_FOR = """
+import sys
+from pgleaderlock.nfs import Lock, TimeOutError
+try:
+    Lock(sys.argv[1], lifetime=5).lock(timeout=float(sys.argv[2]))
+    print("locked")
+except TimeOutError:
+    print("TimeOutError")
+"""
+
+_COUNT_LOCKS = """
+import sys, time
+from pgleaderlock.nfs import Lock
+lock, count = Lock(sys.argv[1]), 0
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    with lock:
+        count += 1
+        time.sleep(0.001)
+print(count)
+"""
+
+
+@contextlib.contextmanager
+def holder(
+    path: Path, *, lifetime: float, refreshes: bool = False, env: dict[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that has the lock."""
+    command = [sys.executable, "-c", _HOLD, str(path), str(lifetime), str(refreshes)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
