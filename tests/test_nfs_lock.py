@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pgleaderlock import nfs
+from pgleaderlock._files import place
 from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _lock
 from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime
 from pgleaderlock.nfs._contender import Contender
@@ -617,11 +618,21 @@ def test_on_a_local_disk_the_death_of_a_holder_is_seen_at_once(path: Path):
         assert lock.token == 1
 
 
-def test_on_another_boot_only_the_lifetime_counts(path: Path, clock: Clock):
+def test_on_another_boot_only_the_lifetime_counts(path: Path, clock: Clock, monkeypatch):
     dead = contender(path, "dead", clock, is_local=True)
     assert dead.try_take()
     dead.let_go()
-    assert not contender(path, "follower", clock, is_local=True).may_take()  # its claim names no boot at all
+    monkeypatch.setattr(place, "boot_id", lambda: "another")
+    assert not contender(path, "follower", clock, is_local=True).may_take()
+    monkeypatch.undo()
+    assert contender(path, "follower", clock, is_local=True).may_take()
+
+
+def test_of_a_claim_that_was_never_locked_the_kernel_knows_nothing(path: Path, clock: Clock):
+    """Such as one that was made through a mount of this very folder, where locks may be local to a host."""
+    alive = contender(path, "alive", clock, is_local=False)
+    assert alive.try_take()
+    assert not contender(path, "follower", clock, is_local=True).may_take()
 
 
 def test_of_four_that_ask_again_and_again_none_starves(path: Path):

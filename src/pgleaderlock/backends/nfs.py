@@ -138,18 +138,21 @@ class NfsStore(RecordStore):
             pid=os.getpid(),
             lockfile=str(self._path),
             lifetime_s=claim.lease_s,
-            boot_id=place.boot_id(),
             claimfile=self._claimfile,
         )
         term = Contender(self._folder, self._claimfile, claimant, self._clock, is_local=False)
         is_cancelled = threading.Event()
 
         def take() -> bool:
-            if is_cancelled.is_set() or not term.take(claim.token):
-                term.withdraw()
-                return False
-            self._folder.make_durable()
-            return True
+            try:
+                if not is_cancelled.is_set() and term.take(claim.token):
+                    self._folder.make_durable()
+                    return True
+            except BaseException:
+                term.release()  # which withdraws what was never had
+                raise
+            term.withdraw()
+            return False
 
         work = _threads.Undoable(self._counted(take), term.release, is_cancelled)
         if not await self._explained(work.run()):
@@ -164,8 +167,10 @@ class NfsStore(RecordStore):
                 return Record("", claim.token, claim.lease_s, (claim.token, "released")) if is_done else None
             if term.renew_in_time():
                 return Record(claim.holder, claim.token, claim.lease_s, (claim.token, term.heartbeat))
-        if term.epoch is None:
-            return None  # whoever reads next will see who broke it
+            was_broken = term.epoch is None
+            term.withdraw()
+        if was_broken:
+            return None  # whoever reads next will see by whom
         raise LeadershipLost(
             f"the file server of {self._path} did not hear from us, or answered too late: another may be taking over",
             cause=LossCause.RENEW_TIMEOUT,

@@ -15,6 +15,7 @@ from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.k8s import manifest
+from pgleaderlock.cli.nfs import nfs
 from pgleaderlock.cli.options import (
     dsn_option,
     health_interval,
@@ -242,6 +243,9 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
     statements_of(schema)
     with open_database(dsn) as database:
         asyncio.run(apply_schema(database.dsn, schema, grantee))
+
+
+cli.add_command(nfs)
 
 
 @cli.group()

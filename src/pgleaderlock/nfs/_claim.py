@@ -22,7 +22,7 @@ class Claimant:
     lockfile: str
     lifetime_s: float
     boot_id: str | None = None
-    """Of the kernel that knows whether this process lives."""
+    """Of the kernel that knows whether this process lives; None where it was not told, with flock(2)."""
     claimfile: str = ""
     """Which tells two claims of one name apart."""
 

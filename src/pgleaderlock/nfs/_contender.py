@@ -62,10 +62,11 @@ class Contender:
         self._folder = folder
         self._claimfile = claimfile
         self._claim_name = claimfile.rpartition("/")[2]
-        self._claimant = claimant
+        # Only of a claim that is locked can the kernel tell whether its owner lives: see _is_abandoned.
+        self._claimant = replace(claimant, boot_id=place.boot_id() if is_local else None)
         self._clock = clock
         self._is_local = is_local
-        self._text = encode(claimant)
+        self._text = encode(self._claimant)
         self._claim: Descriptor | None = None
         self._possession: _Possession | None = None
         self._sighting = Sighting(claimant.lifetime_s)

@@ -77,6 +77,8 @@ class Seen:
     """Changes with every sign of life."""
     expires_at: float
     """By the clock of its holder. For people."""
+    changed_at: float
+    """When the last sign of life came, by the clock of the file server. For people."""
 
 
 class Folder:
@@ -137,7 +139,7 @@ class Folder:
             if error.errno in _VANISHED:
                 return None
             raise
-        return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime)
+        return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime, found.st_ctime)
 
     def is_alone(self, epoch: int) -> bool:
         """Whether nobody has this epoch's file locked. Only this kernel's own processes can be told of."""
@@ -147,6 +149,11 @@ class Folder:
         """Change the folder, so that the next listing is the server's."""
         with contextlib.suppress(OSError):  # it is not there yet, or may not be written: whoever needs it will say so
             os.utime(self.path)
+
+    def server_now(self) -> float:
+        """Return the time by the clock of the file server, as near as touching the folder shows it."""
+        self.refresh()
+        return os.stat(self.path).st_ctime  # noqa: PTH116 - the same, shorter
 
     # --- The steps ---------------------------------------------------------------------------------------------
 

@@ -268,12 +268,12 @@ class Lock:
         if self._made is None:
             is_local = place.is_local(self._path.parent)
             claimant = Claimant(
-                self._claimfile,
-                self.hostname,
-                self._pid,
-                str(self._path),
-                self._lifetime.total_seconds(),
-                place.boot_id(),
+                name=self._claimfile,
+                host=self.hostname,
+                pid=self._pid,
+                lockfile=str(self._path),
+                lifetime_s=self._lifetime.total_seconds(),
+                claimfile=self._claimfile,
             )
             contender = Contender(self._folder, self._claimfile, claimant, suspend_aware_clock, is_local=is_local)
             self._made = contender, Turnstile(self._path, is_local=is_local)
