@@ -34,6 +34,7 @@ def between_processes(dsn: str, rounds: int) -> dict[str, list[float]]:
             "postgresql://": url_of("postgresql", dsn),
             "postgresql+lease://, by NOTIFY": url_of("postgresql+lease", dsn),
             "file://": (Path(folder) / "lock").as_uri(),
+            "nfs://, on a local disk": f"nfs://{folder}/shared",
         }
         sides = [stack.enter_context(Contenders(our_command(url))) for url in urls.values()]
         return dict(zip(urls, replace_in_turns(sides, rounds, by_kill=False), strict=True))

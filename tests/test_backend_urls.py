@@ -58,6 +58,30 @@ def test_what_is_wrong_with_a_url_is_said_before_anything_is_connected(
         open_backend(url, **settings)
 
 
+def test_a_connection_string_in_place_of_a_url_is_not_quoted():
+    with pytest.raises(ValueError, match="begins with a scheme") as raised:
+        open_backend("host=db password=hunter2 oauth_issuer=https://issuer", role="r")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_scheme_may_be_written_in_capitals(tmp_path: Path):
+    assert open_backend(f"FILE://{tmp_path}/lock").labels == {"file": f"{tmp_path}/lock"}
+
+
+@pytest.mark.parametrize("value", ["tests.test_contract:nothing", "no_such_module:open"])
+def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, value: str):
+    found = EntryPoints([EntryPoint("toy", value, "pgleaderlock.backends")])
+    monkeypatch.setattr(backends, "entry_points", found.select)
+    with pytest.raises(MissingExtra, match=f"backend for toy://, {value} of an installed package, cannot be loaded"):
+        open_backend("toy://x")
+
+
+@pytest.mark.parametrize("options", [{"poll_s": 0}, {"poll_s": -1}, {"schema": "a b;c"}, {"schema": ""}])
+def test_options_of_lease_rows_are_checked(options: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"poll_s|schema"):
+        open_backend("postgresql+lease://h/d", role="x", **options)
+
+
 def test_a_url_is_a_text():
     with pytest.raises(TypeError, match="url must be a str"):
         open_backend(Path("/x"))  # type: ignore[arg-type]

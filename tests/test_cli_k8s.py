@@ -31,6 +31,12 @@ def test_the_role_allows_what_an_election_asks_for(capsys: pytest.CaptureFixture
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
+def test_two_applications_of_one_namespace_do_not_replace_each_other_s(capsys: pytest.CaptureFixture[str]):
+    names = [manifest(capsys, *words)[0]["metadata"]["name"] for words in (["--lease", "a"], ["--lease", "b"], [])]
+    assert names == ["pgleaderlock-a", "pgleaderlock-b", "pgleaderlock-default"]
+    assert manifest(capsys, "--name", "mine")[0]["metadata"]["name"] == "mine"
+
+
 def test_it_can_be_limited_to_some_leases_except_for_making_them(capsys: pytest.CaptureFixture[str]):
     role, _ = manifest(capsys, "--lease", "one", "--lease", "two")
     by_verb = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}

@@ -61,8 +61,11 @@ def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys:
         (["run", "--url", "postgresql://h/d"], "name the lock in exactly one way"),
         (["status", "--url", "memory://x", "--role", "billing"], "names one lock by itself"),
         (["status", "--url", "memory://x", "--role", "postgresql://u:p@h/d"], "takes a name"),
-        (["run", "--url", "memory://x", "--no-witness"], "--no-witness can only be had with --dsn"),
-        (["run", "--url", "memory://x", "--key1", "1", "--key2", "2"], "--key1, --key2 can only"),
+        (
+            ["run", "--url", "memory://x", "--no-witness"],
+            "only for sessions of PostgreSQL, with --dsn or a postgresql:// URL: --no-witness",
+        ),
+        (["run", "--url", "memory://x", "--key1", "1", "--key2", "2"], "URL: --key1, --key2"),
         (["run", "--url", "postgresql+lease://h/d"], "name one with role="),
         (["run", "--url", "memory://x", "--lease", "3"], "health_interval_s=5"),
         (["status", "--url", "memory://"], "needs a name"),
@@ -141,3 +144,62 @@ def test_a_folder_that_is_missing_is_said_at_the_pace_of_the_back_off_and_a_stop
         process.signal(signal.SIGTERM)
         assert process.wait(timeout_s=10) == exit_codes.CLEAN
     assert len(process.lines) < 30
+
+
+# --- What people ran into ---------------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_passed_on_to_lease_rows_and_refused_elsewhere(url: str, capsys: pytest.CaptureFixture[str]):
+    role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
+    command = (sys.executable, "-m", "pgleaderlock.cli", "acquire", "--url", url, "--role", role, "--hold", "60")
+    with Process(*command, "--schema", "elsewhere") as holder:
+        holder.wait_for("acquired")
+        words = ["--url", url, "--role", role]
+        assert invoke(["acquire", *words, "--schema", "elsewhere"]) == exit_codes.NOT_ACQUIRED
+        assert invoke(["status", *words, "--schema", "elsewhere"]) == exit_codes.CLEAN
+        assert "is held by" in capsys.readouterr().out
+        assert invoke(["acquire", *words]) == exit_codes.CLEAN  # another table, another lock
+    assert invoke(["acquire", "--url", "file:///tmp/x", "--schema", "elsewhere"]) == exit_codes.USAGE
+    assert "this store has none" in capsys.readouterr().err
+
+
+def test_a_lease_of_the_dead_can_be_waited_for(url: str, capsys: pytest.CaptureFixture[str]):
+    role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
+    options = ("--url", url, "--role", role, "--lease", "2", "--health-interval", "0.5")
+    with Process(sys.executable, "-m", "pgleaderlock.cli", "acquire", *options, "--hold", "60") as holder:
+        holder.wait_for("acquired")
+        holder.signal(signal.SIGKILL)
+        holder.wait()
+    assert invoke(["acquire", *options]) == exit_codes.NOT_ACQUIRED
+    assert invoke(["acquire", *options, "--wait", "0.3"]) == exit_codes.NOT_ACQUIRED
+    assert "is held by" in capsys.readouterr().out
+    assert invoke(["acquire", *options, "--wait", "20"]) == exit_codes.CLEAN
+
+
+def test_memory_is_said_to_be_of_one_process(capsys: pytest.CaptureFixture[str]):
+    assert invoke(["acquire", "--url", "memory://x"]) == exit_codes.CLEAN
+    assert "every process leads there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [("memory://", "memory:// needs a name"), ("file:///tmp/x#f", "'file:///tmp/x#f' has a ? or a #")],
+)
+def test_a_url_without_a_secret_is_quoted(url: str, complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert invoke(["status", "--url", url]) == exit_codes.USAGE
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_lock_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my precious notes")
+    for command in ("acquire", "status"):
+        assert invoke([command, "--url", notes.as_uri()]) == exit_codes.UNREACHABLE
+        assert "is not a lock file, it is something else" in capsys.readouterr().err
+    assert notes.read_text() == "my precious notes"
+
+
+def test_whoever_may_only_read_a_folder_may_look(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert invoke(["status", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.CLEAN
+    assert invoke(["acquire", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.UNREACHABLE

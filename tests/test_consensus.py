@@ -1,12 +1,14 @@
 """The seed's API, thin over the engine: its semantics with a backend of three plain verbs, and with built-in ones."""
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
 import pytest
 
-from pgleaderlock import LeadershipLost, LockError, open_backend
+from pgleaderlock import ConnectionError, LeadershipLost, LockError, open_backend
+from pgleaderlock.backends.memory import MemoryStore
 from pgleaderlock.consensus import Backend, Config, Manager
 from tests.doubles import until
 
@@ -219,3 +221,106 @@ async def test_two_processes_of_one_pod_name_are_two_contenders():
     async with managers[0] as first, managers[1] as second:
         assert await first.wait_for_leadership(10)
         assert not await second.wait_for_leadership(60)
+
+
+# --- Requests that are given up, and arrive ---------------------------------------------------------------------------
+
+
+class Late(Plain):
+    """Whatever was sent arrives, ``delay_s`` later, whether anybody still waits for it or not."""
+
+    delay_s = 0.0
+
+    async def _sent(self, verb: Any, *arguments: Any) -> Any:
+        task = asyncio.ensure_future(self._arrive(verb, *arguments))
+        task.add_done_callback(lambda done: done.exception())
+        return await asyncio.shield(task)
+
+    async def _arrive(self, verb: Any, *arguments: Any) -> Any:
+        await asyncio.sleep(self.delay_s)
+        return await verb(*arguments)
+
+    async def try_acquire(self, identity: str, lease_s: float) -> bool:
+        return bool(await self._sent(super().try_acquire, identity, lease_s))
+
+    async def renew(self, identity: str, lease_s: float) -> None:
+        await self._sent(super().renew, identity, lease_s)
+
+    async def release(self, identity: str) -> None:
+        await self._sent(super().release, identity)
+
+
+async def test_a_release_that_arrives_late_does_not_end_our_next_term():
+    shelf: dict[str, Any] = {}
+    clock = asyncio.get_running_loop().time
+    ours, theirs = Late(shelf), Late(shelf)
+    a, b = Manager(ours, Config("a"), clock=clock), Manager(theirs, Config("b"), clock=clock)
+    async with a as first:
+        await first.wait_for_leadership(10)
+        async with b as second:
+            ours.failures["renew"] = [ConnectionRefusedError()] * 100
+            ours.delay_s = 4.0
+            await until(lambda: not first.is_leader())
+            ours.failures.clear()
+            await asyncio.sleep(1.5)
+            ours.delay_s = 0.0
+            for _ in range(300):
+                await asyncio.sleep(0.1)
+                assert not (first.is_leader() and second.is_leader())
+
+
+async def test_a_renewal_that_is_refused_by_its_answer_ends_the_term():
+    shelf: dict[str, Any] = {}
+    manager, backend = make(shelf, "a")
+
+    async def renew(identity: str, lease_s: float) -> bool:
+        return bool(shelf["holder"] == identity)
+
+    backend.renew = renew  # type: ignore[method-assign,assignment]
+    async with manager as lease:
+        await lease.wait_for_leadership(10)
+        shelf.update(holder="b", until=asyncio.get_running_loop().time() + 1000)
+        await asyncio.sleep(6)
+        assert not lease.is_leader()
+
+
+async def test_stop_raises_what_the_release_of_a_built_in_store_failed_with(monkeypatch: pytest.MonkeyPatch):
+    manager = Manager("memory://stop-raises", Config("a"))
+    lease = manager.start()
+    await lease.wait_for_leadership(10)
+
+    async def fail(*_: Any) -> None:
+        raise ConnectionError("not written")
+
+    monkeypatch.setattr(MemoryStore, "write", fail)
+    with pytest.raises(ConnectionError, match="not written"):
+        await manager.stop()
+
+
+async def test_a_verb_that_does_not_end_when_cancelled_is_left_behind():
+    manager, backend = make({}, "a")
+    goes_on = asyncio.Event()
+
+    async def renew(identity: str, lease_s: float) -> None:
+        while not goes_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await goes_on.wait()
+
+    backend.renew = renew  # type: ignore[method-assign]
+    lease = manager.start()
+    await lease.wait_for_leadership(10)
+    await asyncio.sleep(20)
+    assert not lease.is_leader() or "try_acquire" in backend.calls[1:]
+    async with asyncio.timeout(20):
+        await manager.stop()
+    goes_on.set()
+
+
+async def test_a_stop_that_was_cancelled_can_be_repeated():
+    manager, _ = make({}, "a")
+    manager.start()
+    stopping = asyncio.create_task(manager.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    await manager.stop()

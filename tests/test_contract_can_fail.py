@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pgleaderlock._sighting import Sighting
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import Claim, Record, RecordBackend
 from pgleaderlock.errors import ConnectionError, LockError
@@ -173,7 +174,7 @@ class SameToken(Sound):
 
 class GrantsEverybody(Sound):
     async def try_acquire(self) -> Grant | None:
-        self._attempted = None
+        self._attempted.clear()
         await self._look()
         return await super().try_acquire() or Grant(
             self._sighting.highest + 1, self._clock() + LEASE_S / 2, self._clock()
@@ -200,6 +201,62 @@ class FreesWhateverItCloses(Sound):
     async def close(self) -> None:
         self._held = self._held or await self._store.read()
         await super().close()
+
+
+class FreesItsSuccessor(Sound):
+    async def close(self) -> None:
+        if self._held is not None:
+            self._held = await self._store.read()
+        await super().close()
+
+
+class ForgetsAtOpen(Sound):
+    async def open(self) -> None:
+        self._held = None
+        self._sighting.highest += 1
+
+
+class Needy(Sound):
+    async def wait(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s if self._held is None and self._sighting.current is not None else 3600)
+
+
+class Untidy(Sound):
+    async def wait(self, timeout_s: float) -> None:
+        self.task = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
+        await super().wait(timeout_s)
+
+
+class OneForAll(Sound):
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__("all" if name else "", **settings)
+        self._store.shelf.pop("all", None)  # type: ignore[attr-defined]
+
+
+class Expiring(Sound):
+    """Its record dies with its lease, and the number with it."""
+
+    async def _look(self) -> Record | None:
+        record = await super()._look()
+        if record is not None and self._sighting.current is record and self._clock() > self._born.get(record, 1e18):
+            self._store.shelf.pop(self._store.name, None)  # type: ignore[attr-defined]
+            self._sighting = Sighting(self._lease_s)
+            return await super()._look()
+        return record
+
+    _born: ClassVar[dict[Record, float]] = {}
+
+    async def try_acquire(self) -> Grant | None:
+        grant = await super().try_acquire()
+        if self._held is not None:
+            self._born[self._held] = self._clock() + self._lease_s
+        return grant
+
+
+class NamesItself(Sound):
+    async def holder(self) -> Holder | None:
+        holder = await super().holder()
+        return holder and Holder(f"{holder.name}, says {self.identity}")
 
 
 class ClosesOnce(Sound):
@@ -294,6 +351,13 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
     (NamesNobody, "the_holder_is_named_while_there_is_one", "nobody is named"),
     (ClosesOnce, "closing_lets_go_and_may_be_repeated", "closed twice"),
     (Eternal, "closing_lets_go_and_may_be_repeated", "did not become free"),
+    (FreesItsSuccessor, "closing_too_late_frees_nothing", "another holds was granted"),
+    (Expiring, "tokens_grow_for_one_who_never_saw_the_silent_holder", "must grow"),
+    (OneForAll, "locks_of_other_names_are_other_locks", "was not granted"),
+    (ForgetsAtOpen, "opening_again_changes_nothing", "could not be renewed"),
+    (NamesItself, "the_holder_is_named_while_there_is_one", "otherwise by itself"),
+    (Needy, "whoever_was_closed_can_still_wait", "after its time"),
+    (Untidy, "closing_leaves_no_task_behind", "tasks are left"),
     (FreesWhateverItCloses, "closing_a_contender_that_holds_nothing_frees_nothing", "another holds was granted"),
     (Nameless, "labels_name_the_lock", "without labels"),
     (TrustsTooLong, "trust_ends_within_the_lease", "within the lease"),

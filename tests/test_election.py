@@ -1283,3 +1283,36 @@ async def test_a_wait_that_fails_while_reconnecting_is_waited_on():
         await until(lambda: "recovered" in heard.words)
         attempts = backend.times("open")[1:]
         assert all(later - earlier >= 1.9 for earlier, later in itertools.pairwise(attempts))
+
+
+# --- Backends that do what they must not ------------------------------------------------------------------------------
+
+
+def test_a_url_is_not_a_backend():
+    with pytest.raises(TypeError, match=r"Election\(open_backend\(url\)\)"):
+        Election("file:///tmp/x")  # type: ignore[arg-type]
+
+
+async def test_a_backend_whose_close_raises_does_not_end_the_election():
+    election, backend, _ = make_election(ScriptedBackend(renew=[LeadershipLost("gone")]), health_interval_s=1.0)
+
+    async def fail() -> None:
+        backend.calls.append((0.0, "close"))
+        raise OSError("it was closed already")
+
+    backend.close = fail  # type: ignore[method-assign]
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.sleep(10)
+        assert election.is_leader
+
+
+class Odd(BaseException):
+    """Something that no backend should raise."""
+
+
+async def test_whatever_a_backend_raises_is_told_and_tried_again():
+    election, _, heard = make_election(ScriptedBackend(try_acquire=[Odd("?"), None]))
+    async with election:
+        assert await election.wait_for_leadership(30)
+        assert "Odd" in str(heard.errors[0])

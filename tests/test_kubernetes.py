@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import copy
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from pgleaderlock import (
 from pgleaderlock.backends.kubernetes import ApiError, KubernetesBackend, LeaseClient, LeaseObject, LeaseStore
 from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
 from pgleaderlock.backends.kubernetes.config import Cluster
+from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential
 from pgleaderlock.backends.kubernetes.lease import LeaseVersion, claimed_lease, micro_time, read_lease
 from pgleaderlock.backends.record import Claim, RecordBackend
 from pgleaderlock.election import Election
@@ -906,3 +908,89 @@ async def test_two_elections_hand_over_and_never_lead_together(server: FakeKuber
     tokens = [event.token for _, event in events if event.kind is EventKind.ACQUIRED]
     assert tokens == sorted(set(tokens))  # type: ignore[type-var]
     assert len(tokens) >= 5
+
+
+# --- Found by an attack -----------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_a_coordinated_election_takes_from_us_is_a_loss_and_not_the_end(
+    server: FakeKubernetes,
+) -> None:
+    async with FakeKubernetes(coordinated=True) as coordinated:
+        async with running(contender(coordinated)) as (election, heard):
+            await until(lambda: election.is_leader, 5)
+            edit(coordinated, strategy="OldestEmulationVersion", holderIdentity="candidate")
+            await until(lambda: "on_lost" in heard.words, 10)
+            await asyncio.sleep(0.5)
+            assert "on_stopped" not in heard.words
+        await close_clients()
+
+
+async def test_a_follower_rests_while_it_waits_for_a_lease_that_was_deleted_and_made_anew(
+    server: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower, other = (contender(server, name) for name in ("leader", "follower", "other"))
+    await leader.try_acquire()
+    assert await follower.try_acquire() is None
+    calls, changed = 0, LeaseStore.changed
+
+    async def counted(store: LeaseStore, seen: Any, timeout_s: float) -> Any:
+        nonlocal calls
+        calls += 1
+        return await changed(store, seen, timeout_s)
+
+    monkeypatch.setattr(LeaseStore, "changed", counted)
+    waiting = asyncio.create_task(follower.wait(3))
+    await asyncio.sleep(0.3)
+    server.api.delete("default", "job")
+    server.touch()
+    await asyncio.sleep(0.1)
+    assert await other.try_acquire() is not None  # it never saw the first
+    await asyncio.sleep(1.0)
+    waiting.cancel()
+    assert calls < 20
+    await closed(leader, follower, other)
+
+
+async def test_a_dead_stream_is_given_up_while_waiting_for_the_lock(server: FakeKubernetes) -> None:
+    leader, follower = contender(server, "leader"), contender(server, "follower")
+    grant = await leader.try_acquire()
+    assert grant is not None
+    assert await follower.try_acquire() is None
+    waiting = asyncio.create_task(follower.wait(6))
+    await until(lambda: "watch" in server.asked, 5)
+    server.touch = lambda: None  # type: ignore[method-assign]
+    for _ in range(10):
+        await asyncio.sleep(0.5)
+        grant = await leader.renew(grant)
+    waiting.cancel()
+    assert server.asked.count("watch") > 1
+    await closed(leader, follower)
+
+
+async def test_a_token_that_somebody_quotes_back_is_not_shown(server: FakeKubernetes) -> None:
+    cluster = Cluster(server.url, credentials=FixedCredential(Credential(token="very-secret-token")))
+    client = HttpLeaseClient(cluster, request_timeout_s=1)
+    server.answer_next(403, '{"message": "you sent Authorization: Bearer very-secret-token"}')
+    with pytest.raises(ConnectionError) as raised:
+        await client.get("default", "job")
+    assert "very-secret-token" not in str(raised.value)
+    assert "Bearer ***" in str(raised.value)
+    await client.close()
+
+
+async def test_a_forked_child_uses_connections_of_its_own(
+    server: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(server)
+    with contextlib.suppress(ConnectionError):
+        await client.get("default", "job")
+    of_parent, parent = client._http, os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: parent + 1)
+        with contextlib.suppress(ConnectionError):
+            await client.get("default", "job")
+        assert client._http is not of_parent
+        assert of_parent is not None
+        assert not of_parent.is_closed
+    await of_parent.aclose()

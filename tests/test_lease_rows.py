@@ -1,6 +1,8 @@
 """Lease rows on a real PostgreSQL: what a row adds to the contract that every store keeps (tests/test_contract.py)."""
 
 import asyncio
+import contextlib
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,3 +207,37 @@ async def test_only_a_write_can_lose_a_race(postgres: Postgres, role: str, verb:
         with pytest.raises(ConnectionError, match="could not serialize"):
             await store.read()
     await store.close()
+
+
+async def test_a_follower_that_is_notified_looks_now_and_then_all_the_same(postgres: Postgres, role: str):
+    """Renewals are not told: one that is seen only when it is over would count for a lease from there."""
+    leader, follower = (
+        open_backend(postgres.tcp_dsn.replace("postgresql://", "postgresql+lease://"), role=role, lease_s=1.0)
+        for _ in range(2)
+    )
+    grant = await leader.try_acquire()
+    assert grant is not None
+    assert await follower.try_acquire() is None
+    waiting = asyncio.create_task(follower.wait(60))
+    await asyncio.sleep(0.8)
+    last = asyncio.get_running_loop().time()
+    await leader.renew(grant)
+    await waiting
+    assert asyncio.get_running_loop().time() - last < 1.6  # nearly two leases, if it had slept
+    for backend in (leader, follower):
+        await backend.close()
+
+
+async def test_a_second_host_is_reached_although_the_first_is_silent(own_server: Server, role: str):
+    with silent_listener() as port:
+        url = f"postgresql+lease://postgres@127.0.0.1:{port},127.0.0.1:{own_server._port}/postgres?connect_timeout=2"
+        election = Election(open_backend(url, role=role, lease_s=1.5), health_interval_s=0.5)
+        async with election:
+            assert await election.wait_for_leadership(20)
+
+
+@contextlib.contextmanager
+def silent_listener() -> Iterator[int]:
+    """Something that accepts connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]

@@ -32,7 +32,8 @@ async def work(election: Election) -> None:
 async def main() -> None:
     """Take part until the pod is asked to end, and then hand over at once."""
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with make_election() as election:
         stopping = asyncio.create_task(stop.wait())
         while not stop.is_set():

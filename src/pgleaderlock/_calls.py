@@ -80,7 +80,9 @@ async def guarded(verb: Verb[T]) -> T:
         if task is None or task.cancelling():
             raise
         raise ConnectionError("the driver cancelled its own call") from error  # it was not us
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
         raise ConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 

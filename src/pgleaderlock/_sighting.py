@@ -60,10 +60,11 @@ class Sighting:
         """When the record is over unless it changes; at once when nothing was ever seen."""
         if self._seen is None:
             return -math.inf
-        # A number that makes no sense was not written by any of us: then our own lease is all that we have.
-        lease_s = self._seen.lease_s
-        return self._seen_at + (lease_s if math.isfinite(lease_s) and lease_s >= 0 else self._lease_s)
+        # A number that makes no sense was not written by any of us: then our own lease is all that we have. Of whoever
+        # held a record that is gone we may have seen nothing: then it is all that we have to go by too.
+        lease_s = self._seen.lease_s if math.isfinite(self._seen.lease_s) and self._seen.lease_s >= 0 else self._lease_s
+        return self._seen_at + (max(lease_s, self._lease_s) if self._is_gone else lease_s)
 
     def is_free(self, now: float) -> bool:
         """Whether nobody can believe any more in what was last seen."""
-        return self._seen is None or not self._seen.holder or now >= self.over_at
+        return self._seen is None or (not self._is_gone and not self._seen.holder) or now >= self.over_at

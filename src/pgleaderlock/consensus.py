@@ -20,19 +20,20 @@ last renewal, by a clock that the holder's is not compared with.
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import base, open_backend
 from pgleaderlock.backends._patience import renew_patiently
+from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
-from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
-from pgleaderlock.models import ErrorCallback, Event, EventKind, Grant, Holder
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
+from pgleaderlock.models import ErrorCallback, Event, EventKind, Grant, Holder, LockState
 from pgleaderlock.retry import FixedInterval
 
 __all__ = ["Backend", "Config", "Lease", "Manager"]
@@ -46,8 +47,8 @@ class Backend(Protocol):
         """Acquire or renew; False when another holds it."""
         ...
 
-    async def renew(self, identity: str, lease_s: float) -> None:
-        """Extend our lease; LeadershipLost if it is certain that it is no longer ours."""
+    async def renew(self, identity: str, lease_s: float) -> object:
+        """Extend our lease; LeadershipLost, or the answer False, if it is certain that it is no longer ours."""
         ...
 
     async def release(self, identity: str) -> None:
@@ -140,14 +141,14 @@ class Manager:
     async def stop(self) -> None:
         """Release the lease if it is ours, and stop. Raises what the release failed with."""
         if self._starting is not None:
-            await self._starting
+            await asyncio.wait({self._starting})  # not awaited: it must not be cancelled together with us
         self._release_error = None
         await self._election.shutdown()
         if self._release_error is not None:
             raise self._release_error
 
     def _note_error(self, event: Event) -> None:
-        if event.kind is EventKind.ERROR and event.cause == "release_failed":
+        if event.kind is EventKind.ERROR and event.from_state is LockState.RELEASING:
             self._release_error = event.error
 
     async def __aenter__(self) -> Lease:
@@ -172,20 +173,30 @@ def _as_backend(backend: Backend | base.Backend | str, config: Config, role: str
 
 
 class _Adapted(base.Backend):
-    """Three plain verbs behind the seam: a bool becomes a grant, and any exception "cannot tell"."""
+    """Three plain verbs behind the seam: a bool becomes a grant, and any exception "cannot tell".
+
+    A request that was given up may still arrive. Of a release that would be the end of our own next term, so after one
+    whose outcome is not known we go by another name.
+    """
 
     def __init__(self, backend: Backend, config: Config, clock: Clock) -> None:
         self._backend = backend
         self._identity = config.identity
+        self._renamed = 0
         self._lease_s = config.lease_duration_s
         self._clock = clock
         self._may_hold = False
+        self._left_behind: set[asyncio.Task[object]] = set()
         self._logger = get_logger().bind(**self.labels)
 
     @property
     def labels(self) -> Mapping[str, object]:
         """Who we are: the backend has no name that we know."""
         return {"identity": self._identity}
+
+    @property
+    def _name(self) -> str:
+        return f"{self._identity}#{self._renamed}" if self._renamed else self._identity
 
     async def open(self) -> None:
         """There is nothing to open."""
@@ -194,12 +205,11 @@ class _Adapted(base.Backend):
         """Ask once."""
         sent = self._clock()
         self._may_hold = True  # until it says no, for all we know
-        async with _translated("try_acquire", self._lease_s):
-            answer = await self._backend.try_acquire(self._identity, self._lease_s)
-            if not isinstance(answer, bool):
-                raise TypeError(f"try_acquire must answer True or False, not {answer!r}")
-            self._may_hold = answer
-        return base.leased_grant(None, sent, self._lease_s) if self._may_hold else None
+        answer = await self._ask("try_acquire", lambda: self._backend.try_acquire(self._name, self._lease_s))
+        if not isinstance(answer, bool):
+            raise ConnectionError(f"the backend's try_acquire must answer True or False, not {answer!r}")
+        self._may_hold = answer
+        return base.leased_grant(None, sent, self._lease_s) if answer else None
 
     async def renew(self, grant: Grant) -> Grant:
         """Extend it; a failure is tried again."""
@@ -207,51 +217,62 @@ class _Adapted(base.Backend):
 
     async def _renew_once(self) -> Grant:
         sent = self._clock()
-        async with _translated("renew", self._lease_s):
-            await self._backend.renew(self._identity, self._lease_s)
+        answer = await self._ask("renew", lambda: self._backend.renew(self._name, self._lease_s))
+        if answer is False:  # as try_acquire says that it is another's
+            raise LeadershipLost(
+                f"the backend refused to renew the lease of {self._name}", cause=LossCause.HELD_BY_ANOTHER
+            )
         return base.leased_grant(None, sent, self._lease_s)
 
-    async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the identity is the grant
+    async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the name is the grant
         """Give it up."""
-        self._may_hold = False
         try:
-            async with _translated("release", self._lease_s):
-                await self._backend.release(self._identity)
+            await self._release(self._lease_s * 2 / 3)
         except ConnectionError as error:
             raise LockError(str(error)) from error
 
     async def holder(self) -> Holder | None:
         """Three verbs cannot tell who else."""
-        return Holder(self._identity) if self._may_hold else None
+        return Holder(self._name) if self._may_hold else None
 
     async def close(self) -> None:
         """Give up what may be ours, if the store answers quickly."""
         if self._may_hold:
-            self._may_hold = False
             try:
-                async with asyncio.timeout(min(1.0, self._lease_s / 10)):
-                    await self._backend.release(self._identity)
-            except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+                await self._release(min(1.0, self._lease_s / 10))
+            except PgLeaderLockError as error:
                 self._logger.warning("not_released", error=error, free_in_s=self._lease_s)
 
+    async def _release(self, timeout_s: float) -> None:
+        self._may_hold = False
+        name, self._renamed = self._name, self._renamed + 1
+        await self._ask("release", lambda: self._backend.release(name), timeout_s)
+        self._renamed -= 1  # it has arrived, and no other is on its way
 
-class _translated:  # noqa: N801 - reads as the statement that it is
-    """A block whose errors mean that the store did not answer, except those that say more."""
+    async def _ask(self, verb: str, call: Callable[[], Awaitable[object]], timeout_s: float | None = None) -> object:
+        """Return the answer; ConnectionError for whatever else comes of it. A call that does not end is left behind."""
 
-    def __init__(self, verb: str, lease_s: float) -> None:
-        self._verb = verb
-        self._timeout = asyncio.timeout(lease_s * 2 / 3)
+        async def made() -> object:
+            return await call()
 
-    async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+        task = asyncio.get_running_loop().create_task(made())
         try:
-            await self._timeout.__aexit__(exc_type, exc, tb)
-        except TimeoutError as error:
-            raise ConnectionError(f"the backend's {self._verb} did not answer in time") from error
-        if isinstance(exc, Exception) and not isinstance(exc, PgLeaderLockError):
-            raise ConnectionError(f"the backend's {self._verb} failed: {exc!r}") from exc
+            await asyncio.wait({task}, timeout=self._lease_s * 2 / 3 if timeout_s is None else timeout_s)
+        finally:
+            if not task.done():
+                task.cancel()
+                self._left_behind.add(task)
+                task.add_done_callback(self._forget)
+        if task in self._left_behind:
+            raise ConnectionError(f"the backend's {verb} did not answer in time")
+        try:
+            return task.result()
+        except PgLeaderLockError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            raise ConnectionError(f"the backend's {verb} failed: {error!r}") from error
+
+    def _forget(self, task: "asyncio.Task[object]") -> None:
+        self._left_behind.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not report it as forgotten

@@ -68,6 +68,8 @@ class Election(Callbacks):
         hard_fence: bool = False,
     ) -> None:
         super().__init__()
+        if isinstance(backend, str):
+            raise TypeError("backend must be a Backend, not a str: Election(open_backend(url))")
         self._strategy = ExponentialBackoff() if retry_strategy is None else retry_strategy
         if not isinstance(self._strategy, RetryStrategy):
             raise TypeError(f"retry_strategy must have a next_delay_s method, {type(retry_strategy).__name__} has none")
@@ -264,7 +266,7 @@ class Election(Callbacks):
         try:
             if self._left_open:
                 self._left_open = False
-                await self._backend.close()
+                await self._close_backend()
             while self.state is not LockState.STOPPED:
                 await self._step(run, await self._next_fact(run))
         except asyncio.CancelledError:
@@ -306,7 +308,7 @@ class Election(Callbacks):
         finally:
             try:
                 if transition.closes:
-                    await self._backend.close()
+                    await self._close_backend()
             finally:
                 if term_is_over:
                     run.end_term()
@@ -314,6 +316,13 @@ class Election(Callbacks):
                     run.stream.put(event)
         if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
             await self._hear_out(run)
+
+    async def _close_backend(self) -> None:
+        """A backend's close does not raise. One that does anyway must not end the election."""
+        try:
+            await guarded(self._backend.close)
+        except PgLeaderLockError as error:
+            self._logger.error("close_failed", error=error)  # noqa: TRY400 - ours is not logging's
 
     def _set_hard_fence(self, transition: Transition) -> None:
         """Arm it with each grant. After a loss it stays armed until the callbacks have been told of it."""
@@ -506,12 +515,13 @@ class Election(Callbacks):
             await self._wait_out(delay_s)
 
     async def _wait_out(self, delay_s: float) -> None:
-        """Let the backend wait, and wait on if it cannot."""
+        """Let the backend wait, which keeps what protects us, and wait on when it comes back at once or cannot."""
         ends_at = self._clock() + delay_s
         try:
             await guarded(partial(self._backend.wait, delay_s))
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
+        if self._cycle.last_error is not None:  # the store is in trouble: what it waits for may have come, in vain
             await asyncio.sleep(max(0.0, ends_at - self._clock()))
 
     async def _release(self, run: Run) -> Fact:

@@ -14,6 +14,7 @@ and it is called with the URL and a :class:`BackendSettings`, and returns a
 """
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -26,6 +27,7 @@ from pgleaderlock.errors import MissingExtra
 __all__ = ["BackendFactory", "BackendSettings", "open_backend"]
 
 _GROUP = "pgleaderlock.backends"
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,40}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,11 @@ def open_backend(
     """
     if not isinstance(url, str):
         raise TypeError(f"url must be a str, not {type(url).__name__}")
-    scheme, separator, _ = url.partition("://")
-    if not separator:
+    scheme, separator, rest = url.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):  # which is not shown then: it may be anything
         raise ValueError(f"a backend's url begins with a scheme, as in file:///path: {_known()}")
+    scheme = scheme.lower()
+    url = f"{scheme}://{rest}"
     return _factory(scheme)(url, BackendSettings(role, lease_s, identity, clock, options))
 
 
@@ -90,7 +94,13 @@ def _factory(scheme: str) -> BackendFactory:
             ) from error
         return cast("BackendFactory", getattr(importlib.import_module(module), name))
     for entry in entry_points(group=_GROUP, name=scheme):
-        return cast("BackendFactory", entry.load())
+        try:
+            return cast("BackendFactory", entry.load())
+        except (ImportError, AttributeError) as error:
+            package = entry.dist.name if entry.dist is not None else "an installed package"
+            raise MissingExtra(
+                f"the backend for {scheme}://, {entry.value} of {package}, cannot be loaded: {error}"
+            ) from error
     raise ValueError(f"there is no backend for {scheme}://. {_known()}")
 
 

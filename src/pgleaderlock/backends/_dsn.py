@@ -28,6 +28,7 @@ __all__ = [
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
+_SCHEME = re.compile("[a-z0-9]+([+][a-z]+)?", re.IGNORECASE)
 _LAST_PORT = 65535
 _SHORTEST_SECRET = 3
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
@@ -51,8 +52,11 @@ def check_dsn(dsn: object) -> dict[str, str]:
     if not dsn.strip():
         raise ValueError(f"dsn is empty: {_FORMS}")
     scheme, separator, _ = dsn.partition("://")
-    if separator and scheme.isalnum() and scheme not in ("postgresql", "postgres"):
-        raise ValueError(f"dsn has the scheme {scheme!r}, which is not PostgreSQL's: {_FORMS}")
+    if separator and _SCHEME.fullmatch(scheme) and scheme not in ("postgresql", "postgres"):
+        raise ValueError(
+            f"dsn has the scheme {scheme!r}, which is not PostgreSQL's: {_FORMS}. For another store: "
+            "Election(open_backend(url)), or --url on the command line"
+        )
     parts = _parse(dsn)
     # Raised here, where libpq's exception is no longer being handled: it would come along as the context.
     if parts is None:

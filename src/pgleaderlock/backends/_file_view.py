@@ -49,6 +49,10 @@ class View:
         terms = self._folder.terms()  # after the record: a term that began in between shows here
         if text is None and not terms:
             return None
+        if published is None and not terms and text is not None and _is_somebody_elses(text):
+            raise ConnectionError(
+                f"{self._folder.path} is not a lock file, it is something else: choose another path, or remove it"
+            )
         term = max([*terms[-1:], 0 if published is None else published.token])
         entry = published if published is not None and published.token == term else self._claimed(term)
         version = Version(term, None if text is None else digest_of(text))
@@ -96,6 +100,11 @@ class View:
 
     def _is_held(self, ours: Live | None, term: int) -> bool:
         return ours is not None and ours.token == term and self._folder.is_in_place(ours)
+
+
+def _is_somebody_elses(text: bytes) -> bool:
+    """Whether this was never a record: one begins with a brace, and a damaged disk leaves nothing, or zeros."""
+    return bool(text.strip(b"\0 \n")) and not text.startswith(b"{")
 
 
 def _is_of_this_boot(entry: Entry) -> bool:

@@ -23,10 +23,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._pg_listener import Listener
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.backends.record import Claim, Record, RecordStore
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.errors import ConnectionError
@@ -35,6 +36,7 @@ from pgleaderlock.keys import LockKey
 __all__ = ["LeaseRowStore"]
 
 _POLL_S = 1.0
+_LOOKS_PER_LEASE = 5
 
 _COLUMNS = "holder, token, lease_s, version, acquired_at::text"
 
@@ -82,16 +84,26 @@ class LeaseRowStore(RecordStore):
     ) -> None:
         self._key = LockKey.named(role)
         self._role = role
-        self._schema = schema
+        self._schema = check_schema(schema)
         self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
         self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
-        self._poll_s = poll_s
+        self._poll_s = check_seconds("poll_s", poll_s)
+        self._look_every_s = check_seconds("lease_s", lease_s) / _LOOKS_PER_LEASE
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
     @property
     def labels(self) -> Mapping[str, object]:
         """The role and the database that its row is in."""
         return {"role": self._role, "db": self._connector.database}
+
+    @property
+    def open_s(self) -> float:
+        """Of several hosts, the silent ones may come first."""
+        return self._connector.connect_s
+
+    async def open(self) -> None:
+        """Connect."""
+        await self._connect()
 
     async def read(self) -> Record | None:
         """Read the row."""
@@ -118,7 +130,8 @@ class LeaseRowStore(RecordStore):
             now = await self.read()
             if (now.version if now else None) != (seen.version if seen else None):
                 return now
-            await self._listener.heard(timeout_s)
+            # Renewals are not told. Whoever saw the last one late would wait for a whole lease from there.
+            await self._listener.heard(min(timeout_s, self._look_every_s))
         else:
             pause_s = self._poll_s * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the load
             await asyncio.sleep(min(timeout_s, pause_s))

@@ -119,16 +119,16 @@ class NfsStore(RecordStore):
         shown = f"{record.holder} (pid {seen.claimant.pid} on {seen.claimant.host})"
         return Record(shown, record.token, record.lease_s, record.version)
 
-    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:  # noqa: ARG002 - the epoch decides
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
         """Begin an epoch, show a sign of life, or say that it is over."""
         if claim.is_new_term:
-            return await self._begin(claim)
+            return await self._begin(claim, replacing)
         term = self._term
         if term is None or term.epoch != claim.token:
             return None
         return await self._run(lambda: self._write_again(term, claim))
 
-    async def _begin(self, claim: Claim) -> Record | None:
+    async def _begin(self, claim: Claim, replacing: Record | None) -> Record | None:
         self._identity = claim.holder
         name = f"claim|{self._path.name[:80]}|{socket.gethostname()[:80]}|{os.getpid()}|{secrets.randbelow(2**63)}"
         self._claimfile = f"{self._path}/{name}"
@@ -145,7 +145,7 @@ class NfsStore(RecordStore):
 
         def take() -> bool:
             try:
-                if not is_cancelled.is_set() and term.take(claim.token):
+                if not is_cancelled.is_set() and self._is_unchanged(replacing) and term.take(claim.token):
                     self._folder.make_durable()
                     return True
             except BaseException:
@@ -159,6 +159,15 @@ class NfsStore(RecordStore):
             return None
         self._term = term
         return Record(claim.holder, claim.token, claim.lease_s, (claim.token, term.heartbeat))
+
+    def _is_unchanged(self, seen: Record | None) -> bool:
+        """Look again, now that somebody has decided that what was seen is over.
+
+        It may have been seen long ago, by an event loop that stood still since, and a sign of life have come meanwhile.
+        One that comes after this look comes too late, and its sender knows.
+        """
+        now = self._look()
+        return (None if now is None else now.version) == (None if seen is None else seen.version)
 
     def _write_again(self, term: Contender, claim: Claim) -> Record | None:
         with self._guard:

@@ -45,6 +45,7 @@ __all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "check_identity", 
 
 T = TypeVar("T")
 
+_STORE_S = 0.05
 _MOST_TRIES = 5  # to replace a record that somebody else keeps touching
 
 
@@ -101,6 +102,11 @@ class RecordStore(ABC):
     async def open(self) -> None:  # noqa: B027 - a store that needs no preparation is complete without
         """Get ready. Does nothing when ready already."""
 
+    @property
+    def open_s(self) -> float:
+        """How long getting ready may take, while nothing is held that could run out meanwhile."""
+        return 0.0
+
     async def close(self) -> None:  # noqa: B027 - nor one that has nothing to let go of
         """Let go of connections and files. Does not raise, does not hang, may be repeated."""
 
@@ -133,7 +139,7 @@ class RecordBackend(Backend):
         self._has_own_name = identity is not None
         self._identity = default_identity() if identity is None else check_identity(identity)
         self._pid = os.getpid()
-        self._attempted: int | None = None  # the token that we tried to write last, whatever became of it
+        self._attempted: set[int] = set()  # the tokens that we tried to write, whatever became of them
         self._lease_s = check_seconds("lease_s", lease_s)
         self._clock = clock
         self._held: Record | None = None  # what we wrote last, while the term is ours as far as we know
@@ -156,7 +162,7 @@ class RecordBackend(Backend):
     async def open(self) -> None:
         """Get the store ready."""
         self._be_one_process()
-        await self._bounded(self._store.open())
+        await self._bounded(self._store.open(), at_least_s=self._store.open_s if self._held is None else 0.0)
 
     async def try_acquire(self) -> Grant | None:
         """Write our name over a record that is free, over, or ours from an attempt whose outcome we never learned."""
@@ -166,8 +172,9 @@ class RecordBackend(Backend):
         if not self._may_take(record):
             return None
         sent = self._clock()
-        self._attempted = self._sighting.highest + 1
-        claim = Claim(self._identity, self._attempted, self._lease_s, is_new_term=True)
+        token = self._sighting.highest + 1
+        self._attempted.add(token)
+        claim = Claim(self._identity, token, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         if self._held is None:
             await self._look()  # at whoever was quicker: its lease counts from here, not from when we look next
@@ -177,6 +184,7 @@ class RecordBackend(Backend):
 
     async def renew(self, grant: Grant) -> Grant:
         """Write our name again, and again until it works or leadership is declared lost."""
+        self._check_process(grant)
 
         async def renew_once() -> Grant | None:
             sent = self._clock()
@@ -186,17 +194,16 @@ class RecordBackend(Backend):
         return await renew_patiently(renew_once, grant, self._lease_s, self._clock, self._logger)
 
     async def release(self, grant: Grant) -> None:
-        """Write an empty name."""
+        """Write an empty name. Whatever keeps us from it, :meth:`close` tries once more."""
         try:
+            self._check_process(grant)
             for _ in range(_MOST_TRIES):
                 if await self._write_again(grant, ""):
+                    self._held = None
                     return
             raise ConnectionError(f"the record of {self._labels_text()} changes under our hands: it was not released")
         except LeadershipLost as error:
             raise LockError(f"there was nothing to release: {error}", cause=error.cause) from error
-        finally:
-            if self._held is not None and self._held.token == grant.token:
-                self._held = None
 
     async def holder(self) -> Holder | None:
         """Say whose name is in the record."""
@@ -210,15 +217,22 @@ class RecordBackend(Backend):
     async def close(self) -> None:
         """Release what may be ours, if the store answers quickly; then let go of the store."""
         held, self._held, self._ready = self._held, None, None
-        if held is not None:
-            claim = Claim("", held.token, self._lease_s, is_new_term=False)
-            try:
-                async with asyncio.timeout(min(1.0, self._lease_s / 10)):
-                    if await self._store.write(claim, held) is None:
-                        await self._release_what_is_there(held)
-            except (ConnectionError, TimeoutError) as error:
-                self._logger.warning("not_released", error=error, free_in_s=self._lease_s)
-        await self._store.close()
+        if self._pid != os.getpid():
+            return  # the record is our parent's, and so are the connections
+        try:
+            if held is not None:
+                await self._release_quickly(held)
+        finally:
+            await self._store.close()
+
+    async def _release_quickly(self, held: Record) -> None:
+        claim = Claim("", held.token, self._lease_s, is_new_term=False)
+        try:
+            async with asyncio.timeout(min(1.0, self._lease_s / 10)):
+                if await self._store.write(claim, held) is None:
+                    await self._release_what_is_there(held)
+        except Exception as error:  # noqa: BLE001 - a store may raise anything, and to be closed is not to fail
+            self._logger.warning("not_released", error=str(error) or type(error).__name__, free_in_s=self._lease_s)
 
     async def _release_what_is_there(self, held: Record) -> None:
         """An answer of ours was lost, perhaps: the record is a later one than we know of, and may still be ours."""
@@ -233,15 +247,16 @@ class RecordBackend(Backend):
         while (left_s := deadline - self._clock()) > 0:
             if math.isfinite(self._sighting.over_at):
                 left_s = min(left_s, max(0.0, self._sighting.over_at - self._clock()))
-            await asyncio.sleep(0)  # whatever the store does, others get their turn
-            record = None
+            began, seen, record = self._clock(), self._sighting.current, None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    record = await self._store.changed(self._sighting.current, left_s)
+                async with asyncio.timeout(left_s + _STORE_S):  # the store's own end of waiting comes first
+                    record = await self._store.changed(seen, left_s)
             record = await self._look() if record is None else self._noted(record)
             if self._may_take(record):
                 self._ready = record
                 return
+            if record == seen and self._clock() < began + _STORE_S:  # it said that there was news, and there is none
+                await asyncio.sleep(_STORE_S)
 
     # --- The decisions -----------------------------------------------------------------------------------------
 
@@ -251,6 +266,8 @@ class RecordBackend(Backend):
 
     def _noted(self, record: Record | None) -> Record | None:
         self._sighting.note(record, self._clock())
+        if record is not None:
+            self._attempted = {token for token in self._attempted if token >= record.token}
         return record
 
     def _be_one_process(self) -> None:
@@ -260,13 +277,18 @@ class RecordBackend(Backend):
         if self._has_own_name:
             raise LockError(f"this backend was made as {self._identity} before a fork: make one in each process")
         self._pid, self._identity = os.getpid(), default_identity()
-        self._held = self._attempted = self._ready = None
+        self._held = self._ready = None
+        self._attempted.clear()
         self._sighting.forget()
+
+    def _check_process(self, grant: Grant) -> None:
+        if self._pid != os.getpid():
+            raise self._over(grant, "is held by our parent, if at all")
 
     def _may_take(self, record: Record | None) -> bool:
         if self._sighting.is_free(self._clock()):
             return True
-        is_ours = record is not None and (record.holder, record.token) == (self._identity, self._attempted)
+        is_ours = record is not None and record.holder == self._identity and record.token in self._attempted
         return is_ours or (record is not None and self._store.is_abandoned(record))
 
     async def _write_again(self, grant: Grant, holder: str) -> bool:
@@ -294,9 +316,9 @@ class RecordBackend(Backend):
             cause=LossCause.HELD_BY_ANOTHER,
         )
 
-    async def _bounded(self, call: Awaitable[T]) -> T:
+    async def _bounded(self, call: Awaitable[T], at_least_s: float = 0.0) -> T:
         """Wait for the store no longer than its answer could be of use."""
-        bound_s = self._lease_s * 2 / 3
+        bound_s = max(self._lease_s * 2 / 3, at_least_s)
         try:
             async with asyncio.timeout(bound_s):
                 return await call

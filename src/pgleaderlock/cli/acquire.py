@@ -20,21 +20,29 @@ from pgleaderlock.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Event, EventKind, RetryContext
 
-__all__ = ["OneAttempt", "acquire_once"]
+__all__ = ["Attempts", "acquire_once"]
 
 _SILENT_S = 2.0
+_AFTER_ERROR_S = 1.0
 
 
-class OneAttempt:
-    """The retry strategy that does not retry."""
+class Attempts:
+    """The retry strategy of somebody who waits for so long, or not at all."""
 
-    def next_delay_s(self, ctx: RetryContext) -> None:
-        """Give up."""
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+
+    def next_delay_s(self, ctx: RetryContext) -> float | None:
+        """Wait for what is left of the time: most stores tell earlier. None when it is over."""
+        left_s = self._wait_s - ctx.elapsed_s
+        if left_s <= 0:
+            return None
+        return left_s if ctx.last_error is None else min(left_s, _AFTER_ERROR_S)
 
 
-async def acquire_once(lock: Election, target: Target, *, hold_s: float, as_json: bool) -> int:
-    """Ask, hold, release; return the exit code. ``lock`` must be made with :class:`OneAttempt`."""
-    attempt = _Attempt(lock, target, as_json=as_json)
+async def acquire_once(lock: Election, target: Target, *, hold_s: float, wait_s: float, as_json: bool) -> int:
+    """Ask, hold, release; return the exit code. ``lock`` must be made with :class:`Attempts`."""
+    attempt = _Attempt(lock, target, wait_s, as_json=as_json)
     with call_on_signal(attempt.participant.stop):
         try:
             return await attempt.run(hold_s)
@@ -45,7 +53,8 @@ async def acquire_once(lock: Election, target: Target, *, hold_s: float, as_json
 class _Attempt:
     """One question to the database, and what became of it."""
 
-    def __init__(self, lock: Election, target: Target, *, as_json: bool) -> None:
+    def __init__(self, lock: Election, target: Target, wait_s: float, *, as_json: bool) -> None:
+        self._wait_s = wait_s
         self.participant = Participant(lock)
         self._lock = lock
         self._target = target
@@ -53,7 +62,7 @@ class _Attempt:
         self._as_json = as_json
         self._answer: asyncio.Future[EventKind] = asyncio.get_running_loop().create_future()
         self._error: Exception | None = None
-        self._was_lost = False
+        self._was_lost = self._was_refused = False
         lock.subscribe(self._hear)
 
     async def run(self, hold_s: float) -> int:
@@ -61,17 +70,24 @@ class _Attempt:
         ends: set[asyncio.Future[Any]] = {self._answer, self.participant.ended, self.participant.stop_asked}
         await asyncio.wait(ends, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
         if not any(end.done() for end in ends):
-            click.echo(f"still asking for {self._name}: nobody leads for a lease after a server's start", err=True)
-            await asyncio.wait(ends, timeout=ANSWER_TIMEOUT_S - _SILENT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not self._answer.done():
+            if self._wait_s <= 0:
+                click.echo(f"still asking for {self._name}: nobody leads for a lease after a server's start", err=True)
+            patience_s = self._wait_s + ANSWER_TIMEOUT_S - _SILENT_S
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._answer.done() and not self._gave_up:
             return await self._end_without_answer()
-        if self._answer.result() is EventKind.ACQUIRE_FAILED:
+        if not self._answer.done() or self._answer.result() is EventKind.ACQUIRE_FAILED:
             await self._report_held()
             return exit_codes.NOT_ACQUIRED
         self._report("acquired", f"acquired {self._name}", hold_s=hold_s)
         ends = {self.participant.ended, self.participant.stop_asked}
         await asyncio.wait(ends, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
         return await self._end_term()
+
+    @property
+    def _gave_up(self) -> bool:
+        """Whether another had it for the whole time."""
+        return self._was_refused and self.participant.ended.done() and not self.participant.stop_asked.done()
 
     async def _end_without_answer(self) -> int:
         asked = self.participant.stop_asked
@@ -105,7 +121,9 @@ class _Attempt:
             click.echo(text)
 
     def _hear(self, event: Event) -> None:
-        if event.kind in {EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED} and not self._answer.done():
+        if event.kind is EventKind.ACQUIRE_FAILED and self._wait_s > 0:
+            self._was_refused = True
+        elif event.kind in {EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED} and not self._answer.done():
             self._answer.set_result(event.kind)
         elif event.kind is EventKind.ERROR and self._error is None:
             self._error = event.error

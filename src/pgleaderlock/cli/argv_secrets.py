@@ -70,9 +70,15 @@ def hide_secrets(message: str, arguments: Sequence[str]) -> str:
     """Take out of a message any argument that may hold a password, such as a DSN given in the wrong place."""
     for argument in arguments:
         value = argument.partition("=")[2] if argument.startswith("--") else argument
-        if _looks_like_dsn(value) and _dsn.has_password(value):
+        if _looks_like_dsn(value) and not _is_plain_url(value) and _dsn.has_password(value):
             message = message.replace(value, "***")
     return message
+
+
+def _is_plain_url(text: str) -> bool:
+    """Whether this is a URL of another store, with neither a user nor options in it: then there is no secret either."""
+    scheme, separator, rest = text.partition("://")
+    return bool(separator) and not scheme.startswith("postgres") and not set(rest) & set("@?:=")
 
 
 def _looks_like_dsn(text: str) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from pgleaderlock import __version__
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.acquire import OneAttempt, acquire_once
+from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
@@ -57,9 +57,10 @@ def invoke(arguments: Sequence[str]) -> int:
 )
 @click.version_option(__version__, prog_name="pgleaderlock")
 def cli() -> None:
-    """Leader election on PostgreSQL: exactly one of N processes leads.
+    """Leader election: exactly one of N processes leads.
 
-    Without --dsn and without $PG_DSN, every command uses an embedded PostgreSQL that all your processes share.
+    On PostgreSQL (--dsn), or on what --url names: a file, a shared folder, a Kubernetes Lease, rows behind a pooler.
+    Without either, every command uses an embedded PostgreSQL that all your processes share.
     """
 
 
@@ -133,6 +134,7 @@ def run(
     default=0.0,
     zero_ok=True,
 )
+@seconds_option("--wait", "Go on asking for so long, instead of asking once.", default=0.0, zero_ok=True)
 @click.pass_context
 def acquire(
     context: click.Context,
@@ -152,23 +154,35 @@ def acquire(
     term_table: bool,
     schema: str,
     hold_s: float,
+    wait_s: float,
 ) -> None:
     """Try once to get the lock: exit code 0 if acquired, 1 if another process holds it.
 
     The lock is released again when the command ends, at once unless --hold is given.
+
+    Where a dead holder is known by its silence (rows, Kubernetes, a shared folder), one look cannot tell it from a
+    living one: --wait for longer than a lease takes over from it.
     """
-    common = Common(retry_strategy=OneAttempt(), health_interval_s=health_interval_s, auto_reacquire=False)
+    common = Common(retry_strategy=Attempts(wait_s), health_interval_s=health_interval_s, auto_reacquire=False)
     lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     # Only errors are logged: the outcome is told by the command itself.
     with elected(dsn, url, (key1, key2, role), common, lease, log_level="ERROR") as (lock, target):
-        code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, as_json=as_json))
+        code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))
     context.exit(code)
 
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @lock_options
+@click.option("--schema", metavar="NAME", help="Where the rows of postgresql+lease:// are. [default: pgleaderlock]")
 def status(
-    *, dsn: str | None, url: str | None, key1: int | None, key2: int | None, role: str | None, as_json: bool
+    *,
+    dsn: str | None,
+    url: str | None,
+    key1: int | None,
+    key2: int | None,
+    role: str | None,
+    as_json: bool,
+    schema: str | None,
 ) -> None:
     """Show who holds the lock and who stands in line for it, as its store shows it now.
 
@@ -178,7 +192,7 @@ def status(
     show_logs("ERROR")
     url, dsn = as_dsn(url, dsn)
     if check_url(url, dsn, key1=key1, key2=key2) is not None:
-        asyncio.run(show_status(in_store(str(url), role), as_json=as_json))
+        asyncio.run(show_status(in_store(str(url), role, schema), as_json=as_json))
         return
     key = choose_key(key1, key2, role)
     with open_database(dsn) as database:
@@ -259,6 +273,7 @@ def k8s() -> None:
     "--service-account", "account", default="default", show_default=True, metavar="NAME", help="Whose pods take part."
 )
 @click.option("--lease", "leases", multiple=True, metavar="NAME", help="Only this Lease; may be repeated.")
-def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...]) -> None:
+@click.option("--name", "role", metavar="NAME", help="Of the Role. [default: after the Lease, or the service account]")
+def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...], role: str | None) -> None:
     """Print a Role and its binding, for kubectl apply -f -."""
-    click.echo(manifest(namespace, account, leases), nl=False)
+    click.echo(manifest(namespace, account, leases, role), nl=False)

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from pgleaderlock.backends import open_backend
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
+from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
@@ -39,7 +39,7 @@ def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str |
     given = [name for name, value in for_postgres.items() if value]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{options} can only be had with --dsn: what they are about is PostgreSQL's sessions.")
+        raise click.UsageError(f"only for sessions of PostgreSQL, with --dsn or a postgresql:// URL: {options}")
     return url
 
 
@@ -110,9 +110,12 @@ def elected(
     settles = lease.settle_s is not None
     only_postgres = {"key1": key1, "key2": key2, "takeover": is_strict, "wake": polls, "settle": settles}
     if check_url(url, dsn, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table) is not None:
-        election = _election_by_url(str(url), role, common, lease.lease_s)
+        by = click.get_current_context().get_parameter_source
+        schema = lease.schema if by("schema") is ParameterSource.COMMANDLINE else None
+        election = _election_by_url(str(url), role, common, lease.lease_s, schema)
         show_logs(log_level)
-        yield election, in_store(str(url), role)
+        _warn_of_memory(str(url))
+        yield election, in_store(str(url), role, schema)
         return
     key = choose_key(key1, key2, role)
     _check_takeover(lease.takeover, term_table=lease.term_table)
@@ -133,9 +136,14 @@ def elected(
         yield make_lock(database.dsn, settle_s=database.settle_s(lease.settle_s)), in_postgres(database.dsn, key)
 
 
-def _election_by_url(url: str, role: str | None, common: Common, lease_s: float | None) -> Election:
+def _warn_of_memory(url: str) -> None:
+    if url.lower().startswith("memory://"):
+        click.echo("memory:// is this process's own: every process leads there. For several, file:///path.", err=True)
+
+
+def _election_by_url(url: str, role: str | None, common: Common, lease_s: float | None, schema: str | None) -> Election:
     try:
         chosen_s = choose_lease_s(lease_s, common["health_interval_s"])
-        return Election(open_backend(url, role=role, lease_s=chosen_s), **common)
+        return Election(open_backend(url, role=role, lease_s=chosen_s, **store_options(url, schema)), **common)
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error

@@ -15,7 +15,7 @@ _MANIFEST = """\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: pgleaderlock
+  name: {role}
   namespace: {namespace}
 rules:
   - apiGroups: ["coordination.k8s.io"]
@@ -28,12 +28,12 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: pgleaderlock
+  name: {role}
   namespace: {namespace}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
-  name: pgleaderlock
+  name: {role}
 subjects:
   - kind: ServiceAccount
     name: {account}
@@ -41,11 +41,15 @@ subjects:
 """
 
 
-def manifest(namespace: str, account: str, leases: tuple[str, ...]) -> str:
-    """Return a Role and its binding; for these Leases alone, if any are named."""
-    for name in (namespace, account, *leases):
+def manifest(namespace: str, account: str, leases: tuple[str, ...], role: str | None = None) -> str:
+    """Return a Role and its binding; for these Leases alone, if any are named.
+
+    Two applications of one namespace must not replace each other's, so it is named after what it allows.
+    """
+    role = role or f"pgleaderlock-{'-'.join(leases) or account}"
+    for name in (namespace, account, role, *leases):
         if not _NAME.fullmatch(name):
             raise click.UsageError(f"{name!r} is not a name in Kubernetes: lower-case letters, digits, - and .")
     names = f"    resourceNames: [{', '.join(leases)}]\n" if leases else ""
     what = f"the Lease {', '.join(leases)}" if leases else "all Leases"
-    return _MANIFEST.format(namespace=namespace, account=account, names=names, what=what)
+    return _MANIFEST.format(namespace=namespace, account=account, names=names, what=what, role=role)

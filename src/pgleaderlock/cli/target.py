@@ -18,7 +18,7 @@ from pgleaderlock.cli.console import key_fields
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
 
-__all__ = ["Sight", "Target", "in_postgres", "in_store", "is_postgres"]
+__all__ = ["Sight", "Target", "in_postgres", "in_store", "is_postgres", "store_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,28 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
     return Target(key.name or str(key), key.described, key_fields(key), look, advice)
 
 
-def in_store(url: str, role: str | None) -> Target:
+def store_options(url: str, schema: str | None) -> dict[str, Any]:
+    """Return what a backend is told besides: only lease rows have a schema, and must not look in another."""
+    if schema is None:
+        return {}
+    if not url.lower().startswith("postgresql+lease://"):
+        raise click.UsageError("--schema is about tables of PostgreSQL: this store has none.")
+    return {"schema": schema}
+
+
+def in_store(url: str, role: str | None, schema: str | None = None) -> Target:
     """The lock that this URL names, in whatever store."""
     if role is not None and "://" in role:
         raise click.UsageError("--role takes a name, and this is a connection string.")
     try:
-        backend = open_backend(url, role=role)  # to be asked, not to compete
+        backend = open_backend(url, role=role, **store_options(url, schema))  # to be asked, not to compete
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error
 
     async def look() -> Sight:
         try:
-            await backend.open()
+            if not isinstance(backend, RecordBackend):  # of which a look is all that is wanted, and may be all there is
+                await backend.open()
             return await _sight_of(backend)
         finally:
             await backend.close()

@@ -1,7 +1,8 @@
 """One contender for a lock in a shared folder: the decisions, each of them a few system calls. Nothing here waits.
 
 **Expiry is judged on our own clock**: an epoch is over when *we* have not seen its heartbeat change for as long as its
-own claim says. No clock of another host is compared with anything, and no time of day.
+own claim says. No clock of another host is compared with anything, and no time of day. The look that shows it must have
+begun after that time: what is decided by an older one may have been true when it was seen, and is so no longer.
 
 **Trust counts from before the step.** Whoever sent a heartbeat, or made an epoch, at *s* is believed in by others until
 *s* + lifetime at least, and believes in itself until *s* + 0.9 lifetimes.
@@ -139,10 +140,11 @@ class Contender:
         if not self._is_local and self._clock() >= self._refreshed_at + _REFRESH_EVERY_S:
             self._refreshed_at = self._clock()
             self._folder.refresh()
+        looked_at = self._clock()  # not later: we may be frozen between looking and deciding, while the holder is not
         listing, seen = self._folder.look()
         self.others = len(listing.claims) - (self._has_claim and self._claim_name in listing.claims)
         self._sighting.note(as_record(listing, seen, self._claimant.lifetime_s), self._clock())
-        return self._sighting.is_free(self._clock()) or (seen is not None and self._is_abandoned(seen))
+        return self._sighting.is_free(looked_at) or (seen is not None and self._is_abandoned(seen))
 
     def try_take(self) -> bool:
         """Take the lock if that may be done now. False when another has it, or was quicker."""

@@ -8,6 +8,7 @@ waiting past its lease. What can go wrong on the way is translated here, into wh
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class HttpLeaseClient:
         self._credential_timeout_s = check_seconds("credential_timeout_s", credential_timeout_s)
         self._http: httpx.AsyncClient | None = None
         self._shown: Credential | None = None
+        self._pid = os.getpid()
+        self._of_our_parent: httpx.AsyncClient | None = None
 
     async def get(self, namespace: str, name: str) -> LeaseObject:
         """GET one Lease."""
@@ -139,7 +142,7 @@ class HttpLeaseClient:
             body = b""  # the status says enough
         finally:
             await response.aclose()
-        raise explain(ask.verb, ask.namespace, ask.name, response.status_code, body)
+        raise explain(ask.verb, ask.namespace, ask.name, response.status_code, self._scrubbed(body))
 
     async def _credential(self, ask: _Ask, *, refused: bool = False) -> Credential:
         """Return what to show. Whoever does not tell in time is named: "no answer" alone would blame the server."""
@@ -184,6 +187,8 @@ class HttpLeaseClient:
     async def _connected(self, credential: Credential) -> httpx.AsyncClient:
         """Return the connections, made anew when the client certificate is another one."""
         now, shown = (credential.certificate, credential.key), self._shown
+        if self._pid != os.getpid():  # what a parent has opened is its own, and not even to be closed
+            self._pid, self._of_our_parent, self._http = os.getpid(), self._http, None
         if self._http is None or shown is None or now != (shown.certificate, shown.key):
             await self.close()
             self._http = httpx.AsyncClient(
@@ -193,8 +198,13 @@ class HttpLeaseClient:
                 limits=httpx.Limits(keepalive_expiry=_IDLE_S),
                 trust_env=False,
             )
-            self._shown = credential
+        self._shown = credential
         return self._http
+
+    def _scrubbed(self, text: bytes) -> bytes:
+        """Take our token out of what somebody else said: some quote what they were sent."""
+        token = None if self._shown is None else self._shown.token
+        return text.replace(token.encode(), b"***") if token else text
 
     def _late(self, ask: _Ask) -> ConnectionError:
         return ConnectionError(
@@ -203,7 +213,7 @@ class HttpLeaseClient:
         )
 
     def _unreachable(self, ask: _Ask, error: Exception) -> ConnectionError:
-        what = str(error) or type(error).__name__
+        what = self._scrubbed(str(error).encode("utf-8", "replace")).decode() or type(error).__name__
         return ConnectionError(
             f"cannot {ask}: the API server {self._cluster.server} cannot be reached ({what})",
             cause=LossCause.CONNECTION_LOST,

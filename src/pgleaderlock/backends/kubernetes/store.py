@@ -63,7 +63,6 @@ class LeaseStore(RecordStore):
         self._wall_clock = wall_clock
         self._watch = LeaseWatch(client, namespace, name)
         self._held_as: str | None = None  # the name under which we hold it, as far as we know
-        self._is_missing = False  # as far as we read
         self._polls_until = -math.inf  # on the loop's clock
         self._said_that_it_polls = False
         self._logger = get_logger().bind(**self.labels)
@@ -75,10 +74,8 @@ class LeaseStore(RecordStore):
 
     async def read(self) -> Record | None:
         """GET the Lease."""
-        self._is_missing = False
         lease = await self._get()
         if lease is None:
-            self._is_missing = True
             return None
         return self._decidable(lease)
 
@@ -128,10 +125,8 @@ class LeaseStore(RecordStore):
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         if clock() >= self._polls_until:
-            # Whoever waits out a Lease that was deleted still has it in mind, and has seen that it is gone.
-            version = None if seen is None or self._is_missing else _version(seen)
             try:
-                told = await self._watch.wait_for_change(version, timeout_s)
+                told = await self._watch.wait_for_change(None if seen is None else _version(seen), timeout_s)
             except ConnectionError as error:
                 self._note_failed_watch(error)
             else:

@@ -4,7 +4,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_growing, assert_refused, token_of
+from pgleaderlock.testing.contract._tools import (
+    ContractTools,
+    acquired,
+    assert_growing,
+    assert_refused,
+    renewed,
+    token_of,
+)
 
 __all__ = ["CutShortTests"]
 
@@ -29,7 +36,7 @@ class CutShortTests(ContractTools):
             await first.close()
             new = await self.taken_over(second)
             assert_growing([token_of(old), token_of(new)])
-            await second.renew(new)
+            await renewed(second, new)
 
     async def test_a_release_that_is_cut_short_does_not_hold_the_lock_for_ever(self) -> None:
         """Nor does it release the next term."""
@@ -39,7 +46,7 @@ class CutShortTests(ContractTools):
             await first.close()
             new = await self.taken_over(second)
             assert_growing([token_of(old), token_of(new)])
-            await second.renew(new)
+            await renewed(second, new)
 
     async def test_a_wait_that_is_cut_short_ends_at_once(self) -> None:
         """And can be begun again."""

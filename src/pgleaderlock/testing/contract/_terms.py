@@ -1,11 +1,14 @@
 """Who holds it, from when to when, and under which number."""
 
+import asyncio
+
 from pgleaderlock.testing.contract._tools import (
     ContractTools,
     acquired,
     assert_growing,
     assert_over,
     assert_refused,
+    renewed,
     token_of,
 )
 
@@ -54,6 +57,30 @@ class TermTests(ContractTools):
                 await newcomer.release(grant)
         assert_growing(tokens)
 
+    async def test_tokens_grow_for_one_who_never_saw_the_silent_holder(self) -> None:
+        """A number that vanished with an expired term would come again."""
+        name = self.new_name()
+        async with self.contender(name) as silent:
+            old = await acquired(silent)
+            await asyncio.sleep(self.lease_s + self.margin_s / 2)
+            async with self.contender(name) as newcomer:
+                assert_growing([token_of(old), token_of(await self.taken_over(newcomer))])
+
+    async def test_locks_of_other_names_are_other_locks(self) -> None:
+        """Whoever holds one has no part in the other."""
+        async with self.contender(self.new_name()) as one, self.contender(self.new_name()) as other:
+            grant = await acquired(one)
+            await other.release(await acquired(other))
+            await renewed(one, grant)
+
+    async def test_opening_again_changes_nothing(self) -> None:
+        """The engine opens before each attempt, whether it is needed or not."""
+        async with self.contenders(2) as (first, second):
+            grant = await acquired(first)
+            await first.open()
+            await renewed(first, grant)
+            await assert_refused(second)
+
     async def test_an_old_grant_cannot_renew_or_release_the_term_of_another(self) -> None:
         """The new holder keeps what it has."""
         async with self.contenders(2) as (first, second):
@@ -62,7 +89,7 @@ class TermTests(ContractTools):
             new = await self.taken_over(second)
             assert_growing([token_of(old), token_of(new)])
             await assert_over(first, old)
-            await second.renew(new)
+            await renewed(second, new)
 
     async def test_an_old_grant_cannot_renew_or_release_a_later_term_of_its_own_holder(self) -> None:
         """A renewal that was forgotten somewhere, and comes to life in another term, is worth nothing."""
@@ -71,7 +98,7 @@ class TermTests(ContractTools):
             await first.release(old)
             new = await acquired(first)
             await assert_over(first, old)
-            assert (await first.renew(new)).token == new.token, "a renewal changed the token"
+            await renewed(first, new)
             await assert_refused(second)
 
     async def test_asking_often_changes_nothing(self) -> None:
@@ -81,7 +108,7 @@ class TermTests(ContractTools):
             for _ in range(10):
                 for _ in range(10):
                     await assert_refused(second)
-                grant = await first.renew(grant)
+                grant = await renewed(first, grant)
             await first.release(grant)
             await acquired(second)
 
@@ -93,6 +120,9 @@ class TermTests(ContractTools):
             holder = await second.holder()
             assert holder is not None, "nobody is named while somebody holds"
             assert holder.name, "the holder has no name"
+            own = await first.holder()
+            assert own is not None
+            assert own.name == holder.name, "the holder is called otherwise by itself"
             await first.release(grant)
             assert await second.holder() is None, "a holder is named where there is none any more"
 
@@ -109,6 +139,16 @@ class TermTests(ContractTools):
             await first.open()
             await acquired(first)
 
+    async def test_closing_too_late_frees_nothing(self) -> None:
+        """Whoever was taken over from, and closes then, must not close its successor's term."""
+        async with self.contenders(3) as (first, second, third):
+            await acquired(first)
+            await assert_refused(second)
+            new = await self.taken_over(second)
+            await first.close()
+            await assert_refused(third)
+            await renewed(second, new)
+
     async def test_closing_a_contender_that_holds_nothing_frees_nothing(self) -> None:
         """It gives up what it has, which is not the lock."""
         async with self.contenders(3) as (holder, bystander, other):
@@ -116,7 +156,7 @@ class TermTests(ContractTools):
             await assert_refused(bystander)
             await bystander.close()
             await assert_refused(other)
-            await holder.renew(grant)
+            await renewed(holder, grant)
 
     async def test_labels_name_the_lock(self) -> None:
         """In every log line."""

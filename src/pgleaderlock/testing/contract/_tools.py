@@ -12,7 +12,7 @@ from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant
 
-__all__ = ["ContractTools", "acquired", "assert_growing", "assert_over", "assert_refused", "token_of"]
+__all__ = ["ContractTools", "acquired", "assert_growing", "assert_over", "assert_refused", "renewed", "token_of"]
 
 _numbers = itertools.count(1)
 
@@ -95,6 +95,16 @@ async def assert_over(backend: Backend, grant: Grant) -> None:
     except (ConnectionError, LockError):
         return
     raise AssertionError("a term that was over was released")
+
+
+async def renewed(backend: Backend, grant: Grant) -> Grant:
+    """Return what a grant that stands is renewed to."""
+    try:
+        new = await backend.renew(grant)
+    except (ConnectionError, LockError) as error:
+        raise AssertionError(f"a term that stands could not be renewed: {error}") from error
+    assert new.token == grant.token, "a renewal changed the token"
+    return new
 
 
 def token_of(grant: Grant) -> int:

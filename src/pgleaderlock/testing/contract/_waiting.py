@@ -1,6 +1,7 @@
 """Waiting for one's turn: woken in time, and not a moment busy before."""
 
 import asyncio
+import time
 
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused
@@ -36,16 +37,38 @@ class WaitingTests(ContractTools):
             assert waiting.done(), "a wait went on after its time"
             await waiting
 
+    async def test_whoever_was_closed_can_still_wait(self) -> None:
+        """The engine waits between two attempts to connect, too."""
+        async with self.contenders(1) as (only,):
+            await only.close()
+            waiting = asyncio.create_task(only.wait(self.lease_s / 10))
+            await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
+            assert waiting.done(), "a wait went on after its time"
+            await waiting
+
+    async def test_closing_leaves_no_task_behind(self) -> None:
+        """Nor what a task holds."""
+        async with self.contenders(2) as (first, second):
+            grant = await acquired(first)
+            await assert_refused(second)
+            await second.wait(self.lease_s / 10)
+            await first.release(grant)
+        await asyncio.sleep(0.1)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks are left after closing: {left}"
+
     async def test_waiting_is_not_asking_in_a_circle(self) -> None:
         """One that returns at once, again and again, keeps a processor busy, and the store."""
         async with self.contenders(2) as (first, second):
             await acquired(first)
             await assert_refused(second)
-            returns, spell_s = 0, self.lease_s / 2
+            returns, spell_s, busy_s = 0, self.lease_s / 2, time.process_time()
             end = suspend_aware_clock() + spell_s
             while (left_s := end - suspend_aware_clock()) > 0:
                 await second.wait(left_s)
                 returns += 1
                 await asyncio.sleep(0)
             assert returns <= 1 + _MOST_RETURNS_PER_S * spell_s, f"wait returned {returns} times for nothing"
+            busy_s = time.process_time() - busy_s
+            assert busy_s < spell_s / 2, f"waiting for {spell_s:g} s took {busy_s:g} s of the processor"
             await assert_refused(second)
