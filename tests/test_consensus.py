@@ -231,7 +231,12 @@ class Late(Plain):
 
     delay_s = 0.0
 
+    def __init__(self, shelf: dict[str, Any]) -> None:
+        super().__init__(shelf)
+        self.sent: list[str] = []
+
     async def _sent(self, verb: Any, *arguments: Any) -> Any:
+        self.sent.append(verb.__name__)
         task = asyncio.ensure_future(self._arrive(verb, *arguments))
         task.add_done_callback(lambda done: done.exception())
         return await asyncio.shield(task)
@@ -259,10 +264,11 @@ async def test_a_release_that_arrives_late_does_not_end_our_next_term():
         await first.wait_for_leadership(10)
         async with b as second:
             ours.failures["renew"] = [ConnectionRefusedError()] * 100
+            await asyncio.sleep(6.0)
             ours.delay_s = 4.0
-            await until(lambda: not first.is_leader())
+            await until(lambda: "release" in ours.sent)
             ours.failures.clear()
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
             ours.delay_s = 0.0
             for _ in range(300):
                 await asyncio.sleep(0.1)

@@ -61,6 +61,7 @@ def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, s
         if steps_back and contender.others:
             turnstile.step_back(contender.others, lambda: patience.attempt(contender.may_take))
         elif patience.attempt(contender.take_next):
+            contender.tidy()
             return True
     touched_at = time.monotonic()
     while True:

@@ -126,8 +126,8 @@ class Contender:
         """Remove the claim. What was ours is so no longer."""
         claim, self._claim, self._possession = self._claim, None, None
         if claim is not None:
+            claim.close()  # first: what is open is not removed by a client of NFS, but renamed until then
             remove(self._claimfile)
-            claim.close()
 
     def let_go(self) -> None:
         """Forget the claim without a word to the file server, which may not answer. It will be tidied up by others."""
@@ -168,7 +168,10 @@ class Contender:
             raise
         self._check_links(epoch)
         self._note_possession(epoch, sent)
-        return self.is_trusted
+        if self.is_trusted:
+            return True
+        self.release()  # it took too long: nobody shall wait for what nobody believes in, least of all ourselves
+        return False
 
     def _note_possession(self, epoch: int, sent: float) -> None:
         self._sighting.highest = max(self._sighting.highest, epoch)
@@ -191,7 +194,8 @@ class Contender:
         """Now and then, remove what dead contenders left behind."""
         if self.others and self._clock() >= self._tidied_at + _TIDY_EVERY_S:
             self._tidied_at = self._clock()
-            self._folder.tidy(is_local=self._is_local)
+            with contextlib.suppress(OSError):  # a courtesy, for which nobody loses a lock
+                self._folder.tidy(is_local=self._is_local)
 
     # --- Holding -----------------------------------------------------------------------------------------------
 
@@ -204,7 +208,13 @@ class Contender:
             return False
         sent = self._clock()
         self._beat()
-        if self._folder.listing().newest != held.epoch or not self._folder.take(held.epoch + 1, self._claimfile):
+        try:
+            is_ours = self._folder.listing().newest == held.epoch and self._folder.take(
+                held.epoch + 1, self._claimfile
+            )
+        except FileNotFoundError:  # somebody took us for dead, and tidied up
+            is_ours = False
+        if not is_ours:
             self._possession = None
             return False
         self._note_possession(held.epoch + 1, sent)
@@ -251,10 +261,14 @@ class Contender:
         return True
 
     def stay(self) -> None:
-        """Show, while waiting, that our claim is not a leftover."""
+        """Show, while waiting, that our claim is not a leftover.
+
+        Unless it has become an epoch without our knowledge: that would never end.
+        """
         if self._has_claim and self._claim is not None:
             with contextlib.suppress(OSError):
-                os.utime(self._claim.number)
+                if os.fstat(self._claim.number).st_nlink == 1:
+                    os.utime(self._claim.number)
 
     def _beat(self) -> None:
         """Change the time of the claim: to when we shall have expired, by our clock, for people to see.

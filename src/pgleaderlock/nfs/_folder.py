@@ -30,6 +30,7 @@ decided here.
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ class Listing:
     is_released: bool
     """Whether the greatest epoch is over."""
     epochs: tuple[int, ...]
+    marks: tuple[int, ...]
+    """Which epochs are marked as over; one that was marked late may be gone."""
     claims: tuple[str, ...]
 
 
@@ -102,7 +105,7 @@ class Folder:
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - names are enough
         except FileNotFoundError:
-            return Listing(-1, is_released=False, epochs=(), claims=())
+            return Listing(-1, is_released=False, epochs=(), marks=(), claims=())
         except NotADirectoryError:
             raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
         epochs, released, claims = [], set(), []
@@ -117,7 +120,7 @@ class Folder:
             elif not _FILE_SERVERS_OWN.fullmatch(name):
                 raise self._not_ours(f"it is a folder with something else in it, {name!r}")
         newest = max(epochs, default=-1)
-        return Listing(newest, newest in released, tuple(epochs), tuple(claims))
+        return Listing(newest, newest in released, tuple(epochs), tuple(released), tuple(claims))
 
     def look(self) -> tuple[Listing, Seen | None]:
         """Return what is there, and the greatest epoch as it is now; None when nobody has it."""
@@ -169,16 +172,18 @@ class Folder:
     def lay_claim(self, path: str, text: bytes, *, is_local: bool) -> Descriptor:
         """Make a claim, complete before anything is done with it. It is closed in a child, and at our death."""
         try:
-            claim = Descriptor(lambda: os.open(path, _CREATE, 0o664))
+            claim = _created(path, is_local=is_local)
         except FileNotFoundError:
             self.make()
-            claim = Descriptor(lambda: os.open(path, _CREATE, 0o664))
+            claim = _created(path, is_local=is_local)
         except NotADirectoryError:
             raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
         try:
             if is_local:
                 fcntl.flock(claim.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(claim.number, text)
+            if not is_local:  # where a full disk is reported later: what cannot be read is believed in for less long
+                os.fsync(claim.number)
         except BaseException:
             claim.close()
             remove(path)
@@ -233,38 +238,28 @@ class Folder:
         """Remove epochs that are long over, and their marks."""
         if len(listing.epochs) < _COLLECTED_FROM:
             return
-        for epoch in listing.epochs:
+        for epoch in {*listing.epochs, *listing.marks}:
             if epoch < listing.newest - _KEPT_EPOCHS:
                 remove(self.released_path(epoch))
                 remove(self.epoch_path(epoch))
 
     def tidy(self, *, is_local: bool) -> list[str]:
-        """Remove the claims of those who died while they waited, and return their names.
+        """Remove the claims of the dead, and return their names.
 
         On this host the kernel knows. Elsewhere, those that nobody has touched for a long time by the clock of the file
         server, which alone sets a file's time of change: whoever waits touches its claim now and then. A claim that is
         removed by mistake is made again by its owner.
         """
-        listing = self.listing()
-        changes = {name: self._changed_at(name) for name in listing.claims}
-        newest = max((at for at in changes.values() if at is not None), default=0.0)
+        now = self.server_now()  # not later: were we frozen after looking, the living would seem old
+        listing, seen = self.look()
         leftovers = []
-        for name, changed_at in changes.items():
+        for name in listing.claims:
             path = f"{self.path}/{name}"
-            age_s = newest - (newest if changed_at is None else changed_at)
+            age_s = _age_s(path, now, seen)
             if age_s > _LEFTOVER_S or (is_local and age_s > _YOUNG_S and _is_unlocked(path)):
                 remove(path)
                 leftovers.append(name)
         return leftovers
-
-    def _changed_at(self, claim: str) -> float | None:
-        """Return when the server saw this claim touched last; None when it is held, or gone: then it is no leftover."""
-        try:
-            with _opened(f"{self.path}/{claim}") as number:
-                found = os.fstat(number)
-        except OSError:
-            return None
-        return found.st_ctime if found.st_nlink == 1 else None
 
     # --- Helpers -----------------------------------------------------------------------------------------------
 
@@ -303,6 +298,18 @@ def remove(path: str) -> None:
         os.unlink(path)  # noqa: PTH108 - a str is enough
 
 
+def _age_s(claim: str, now: float, held: Seen | None) -> float:
+    """Return for how long the server has not seen this claim touched; that of whoever has the lock is not old."""
+    try:
+        with _opened(claim) as number:
+            found = os.fstat(number)
+    except OSError:
+        return -math.inf  # it is gone
+    if held is not None and found.st_ino == held.heartbeat[-1]:
+        return -math.inf
+    return now - found.st_ctime
+
+
 def _is_unlocked(path: str) -> bool:
     try:
         with _opened(path) as number:
@@ -310,6 +317,14 @@ def _is_unlocked(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _created(path: str, *, is_local: bool) -> Descriptor:
+    """Make a file. A file server that does not answer keeps nobody else in this process from opening, or forking."""
+    if is_local:
+        return Descriptor(lambda: os.open(path, _CREATE, 0o664))
+    number = os.open(path, _CREATE, 0o664)
+    return Descriptor(lambda: number)
 
 
 @contextlib.contextmanager
