@@ -490,7 +490,8 @@ async def test_a_storm_of_start_stop_and_step_down_on_a_real_server_ends_with_no
             await asyncio.sleep(rng.random() * 0.03)
 
     watching = asyncio.create_task(watch())
-    await asyncio.gather(*(caller(lock) for lock in locks for _ in range(3)))
+    while max(together, default=0) == 0:  # on a busy machine a storm may pass before anybody was ready
+        await asyncio.gather(*(caller(lock) for lock in locks for _ in range(3)))
     watching.cancel()
     await asyncio.gather(*(lock.shutdown() for lock in locks))
     assert max(together) == 1
