@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage torture torture-files test-k8s test-pg-matrix bench docs lock clean
+.PHONY: help setup run test check format lint types imports coverage torture torture-files test-k8s test-nfs test-pg-matrix bench docs lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,13 @@ torture-files: setup ## The same for locks in files: 64 processes, and 300 kills
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \
 		tests/test_kubernetes_interop.py $(ARGS)
+
+# In kernels of their own, with a server and hosts (tools/nfs_hosts.py): the contract, what goes wrong on NFS, the torture.
+test-nfs: setup ## Run the NFS tests with a real server and two hosts (Debian, root; ARGS="--seconds 900" for the torture)
+	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- nfs-on nfs-host-a python -m pytest --numprocesses=2 \
+		--dist=loadscope tests/test_nfs_hosts.py
+	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- python -m pytest tests/test_nfs_faults.py
+	$(RUN) python -m tests.nfs_hosts_torture $(ARGS)
 
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
 	$(RUN) python tools/pg_matrix.py $(ARGS)

@@ -26,8 +26,12 @@ class Postgres:
     tcp_dsn: str
 
 
-# What needs a Kubernetes API server of its own (make test-k8s) is not skipped elsewhere, but not there at all.
-collect_ignore = [] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else ["test_kubernetes_interop.py"]
+# What needs a Kubernetes API server of its own (make test-k8s), or hosts that share an NFS server (make test-nfs), is
+# not skipped elsewhere, but not there at all.
+collect_ignore = [
+    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else ["test_kubernetes_interop.py"]),
+    *([] if os.environ.get("PGLEADERLOCK_NFS_HOSTS") else ["test_nfs_hosts.py", "test_nfs_faults.py"]),
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

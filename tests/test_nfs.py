@@ -16,7 +16,7 @@ import pytest
 from pgleaderlock import ConnectionError, LeadershipLost, nfs, open_backend
 from pgleaderlock._files import place
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.nfs import open_nfs
+from pgleaderlock.backends.nfs import NfsStore, open_nfs
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
@@ -101,6 +101,29 @@ async def test_a_renewal_that_is_answered_too_late_is_a_loss_and_not_a_retry(pat
         with pytest.raises(LeadershipLost, match="answered too late: another may be taking over"):
             await backend.renew(grant)
         assert not [name for name in names(path) if name.startswith("claim")]
+
+
+async def test_an_event_loop_that_stood_still_after_a_look_does_not_take_over_by_it(path: Path, monkeypatch):
+    """What it has seen was true then. Its clock has gone on since, and so has the leader."""
+    clock = Clock()
+    async with contender(path, clock=clock) as leader, contender(path, clock=clock) as follower:
+        grant = await acquired(leader)
+        assert await follower.try_acquire() is None
+        clock.now += LEASE_S * 0.5
+        read, grants = NfsStore.read, [grant]
+
+        async def read_and_stand_still(store: NfsStore) -> Any:
+            record = await read(store)
+            monkeypatch.undo()
+            clock.now += LEASE_S * 0.1
+            grants.append(await leader.renew(grant))
+            clock.now += LEASE_S * 0.5
+            return record
+
+        monkeypatch.setattr(NfsStore, "read", read_and_stand_still)
+        assert await follower.try_acquire() is None
+        assert clock() < grants[-1].trusted_until
+        await leader.renew(grants[-1])
 
 
 async def test_a_lock_that_was_broken_by_force_is_lost_at_the_next_renewal(path: Path):

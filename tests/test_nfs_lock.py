@@ -297,6 +297,28 @@ def test_a_breaker_that_wakes_when_its_number_was_used_and_collected_gives_way(p
     assert not breaker.renew()
 
 
+def test_a_breaker_that_is_frozen_after_its_look_does_not_decide_by_it(path: Path, clock: Clock, monkeypatch):
+    """What it has seen was true then. Its clock has gone on since, and so has the holder."""
+    alive, breaker = contender(path, "alive", clock), contender(path, "breaker", clock)
+    assert alive.try_take()
+    assert not breaker.may_take()
+    clock.now += LIFETIME_S * 0.5
+    look = Folder.look
+
+    def look_and_freeze(folder: Folder) -> Any:
+        seen = look(folder)
+        clock.now += LIFETIME_S * 0.2
+        assert alive.renew()
+        clock.now += LIFETIME_S * 0.5
+        return seen
+
+    monkeypatch.setattr(Folder, "look", look_and_freeze)
+    assert not breaker.may_take()
+    monkeypatch.undo()
+    assert not breaker.may_take()
+    assert alive.is_trusted
+
+
 def test_unlocking_too_late_does_not_unlock_another_s(path: Path, clock: Clock):
     slow, next_one, third = (contender(path, name, clock) for name in ("slow", "next", "third"))
     assert slow.try_take()

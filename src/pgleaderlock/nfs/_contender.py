@@ -209,9 +209,7 @@ class Contender:
         sent = self._clock()
         self._beat()
         try:
-            is_ours = self._folder.listing().newest == held.epoch and self._folder.take(
-                held.epoch + 1, self._claimfile
-            )
+            is_ours = self._folder.listing().newest == held.epoch and self._folder.take(held.epoch + 1, self._claimfile)
         except FileNotFoundError:  # somebody took us for dead, and tidied up
             is_ours = False
         if not is_ours:
