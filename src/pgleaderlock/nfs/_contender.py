@@ -97,7 +97,11 @@ class Contender:
     @property
     def is_newest(self) -> bool:
         """Whether nobody came after us, however long ago our possession expired."""
-        return self._possession is not None and self._has_claim and self._folder.listing().newest == self.epoch
+        if self._possession is None or not self._has_claim:
+            return False
+        if not self._is_local:
+            self._folder.refresh()
+        return self._folder.listing().newest == self.epoch
 
     @property
     def watched(self) -> str | None:

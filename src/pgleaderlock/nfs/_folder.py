@@ -131,6 +131,7 @@ class Folder:
             seen = self.see(listing.newest)
             if seen is not None:
                 return listing, seen
+            self.refresh()  # we may have listed an old state of the folder, and would again and again
 
     def see(self, epoch: int) -> Seen | None:
         """Return what this epoch's file shows; None when it is gone, and so a later one has begun."""
