@@ -34,7 +34,7 @@ class CrowdTests(ContractTools):
             await acquired(holder)
             for follower in followers:
                 await assert_refused(follower)
-            takeovers = [asyncio.create_task(self.taken_over(follower)) for follower in followers]
+            takeovers = [asyncio.create_task(self.taken_over(follower, 2 * self.lease_s)) for follower in followers]
             await asyncio.wait(takeovers, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(self.lease_s / 4)
             granted = [takeover.result() for takeover in takeovers if takeover.done()]
