@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -662,6 +663,32 @@ def test_of_four_that_ask_again_and_again_none_starves(path: Path):
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
     counts = [int(process.communicate(timeout=30)[0]) for process in processes]
     assert min(counts) > max(counts) / 10
+
+
+def test_where_nothing_is_heard_whoever_waits_looks_often(path: Path, monkeypatch):
+    monkeypatch.setattr(place, "is_local", lambda _: False)
+    first, second = Lock(path), Lock(path)
+    first.lock()
+    releasing = threading.Timer(0.2, first.unlock)
+    releasing.start()
+    second.lock(timeout=10)
+    releasing.join()
+    assert second.token == 1
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypatch, is_local: bool):
+    monkeypatch.setattr(place, "is_local", lambda _: is_local)
+    last, waiting = Lock(path), Lock(path)
+    last.lock()
+    waiting._ready()[0].lay_claim()
+    last.unlock()
+    taking = threading.Timer(0.005, waiting._made[0].try_take)  # type: ignore[index]
+    taking.start()
+    with pytest.raises(TimeOutError):
+        last.lock(timeout=0.5)
+    taking.join()
+    assert waiting.token == 1
 
 
 # --- Tidiness ---------------------------------------------------------------------------------------------------------

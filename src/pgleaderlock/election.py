@@ -521,8 +521,8 @@ class Election(Callbacks):
             await guarded(partial(self._backend.wait, delay_s))
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
-        if self._cycle.last_error is not None:  # the store is in trouble: what it waits for may have come, in vain
-            await asyncio.sleep(max(0.0, ends_at - self._clock()))
+        # The store is in trouble, or we would not be here: what it waits for may have come, in vain.
+        await asyncio.sleep(max(0.0, ends_at - self._clock()))
 
     async def _release(self, run: Run) -> Fact:
         """Give the lock back. A stop that is asked for meanwhile does not begin it anew."""
