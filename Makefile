@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage torture torture-files test-k8s test-nfs test-pg-matrix bench docs lock clean
+.PHONY: help setup run test check format lint types imports coverage torture torture-files torture-nfs test-k8s test-nfs test-pg-matrix bench docs lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 
 torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
 	$(RUN) python -m tests.file_torture $(ARGS)
+
+torture-nfs: setup ## The same for locks in a shared folder, on a local disk: 50,000 possessions (ARGS="--seconds 30")
+	$(RUN) python -m tests.nfs_torture $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \
