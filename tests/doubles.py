@@ -93,9 +93,13 @@ class Witness:
 
     def __init__(self, election: Election) -> None:
         self.events: list[Event] = []
+        self.renewals: list[Event] = []
         self.errors: list[Exception] = []
-        election.subscribe(self.events.append)
+        election.subscribe(self._hear)
         election.on_error(self.errors.append)
+
+    def _hear(self, event: Event) -> None:
+        (self.renewals if event.kind is EventKind.RENEWED else self.events).append(event)
 
     @property
     def kinds(self) -> list[EventKind]:

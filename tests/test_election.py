@@ -99,6 +99,19 @@ async def test_a_renewal_extends_the_trust():
         assert election.is_leader
 
 
+async def test_whoever_measures_hears_of_each_renewal_and_how_long_it_took():
+    async def slowly() -> Grant:
+        await asyncio.sleep(0.25)
+        return Grant(token=7)
+
+    election, _, heard = make_election(
+        ScriptedBackend(try_acquire=[Grant(token=7)], renew=[slowly, slowly]), health_interval_s=3.0
+    )
+    async with election:
+        await asyncio.sleep(7)
+    assert [(event.at, event.took_s, event.token) for event in heard.renewals] == [(3.25, 0.25, 7), (6.5, 0.25, 7)]
+
+
 async def test_events_carry_the_token_the_attempt_and_the_time():
     election, _, heard = make_election(ScriptedBackend(try_acquire=[None, None, Grant(token=42)]))
     async with election:

@@ -97,24 +97,43 @@ def test_an_expired_lock_whose_claim_was_tidied_away_is_lost_without_an_error(pa
     assert slow.epoch is None
 
 
+def show_until_changed(old: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """List the folder as it was, as NFS version 3 may without limit, until its reader changes it."""
+    listdir, utime, listings = os.listdir, os.utime, [old]
+
+    def change(target: Any, **times: Any) -> None:
+        utime(target, **times)
+        if not isinstance(target, int):
+            listings.clear()
+
+    monkeypatch.setattr(os, "listdir", lambda folder: listings[0] if listings else listdir(folder))
+    monkeypatch.setattr(os, "utime", change)
+
+
 def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Clock, monkeypatch):
-    """As of NFS version 3: it stays an old one until its reader changes the folder."""
     quick, late = contender(path, "quick", clock), Folder(path)
     assert quick.try_take()
-    old, listdir, utime = names(path), os.listdir, os.utime
+    old = names(path)
     assert quick.release()
     for _ in range(20):
         assert quick.try_take()
         assert quick.release()
-    listings = [old]
-
-    def change(target: Any, **times: Any) -> None:
-        utime(target, **times)
-        listings.clear()
-
-    monkeypatch.setattr(os, "listdir", lambda folder: listings[0] if listings else listdir(folder))
-    monkeypatch.setattr(os, "utime", change)
+    show_until_changed(old, monkeypatch)
     assert late.look()[0].newest == 20
+
+
+def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_was(
+    path: Path, clock: Clock, monkeypatch
+):
+    slow, quick = contender(path, "slow", clock), contender(path, "quick", clock)
+    assert slow.try_take()
+    assert not quick.may_take()
+    clock.now += LIFETIME_S
+    old = names(path)
+    assert quick.try_take()
+    show_until_changed(old, monkeypatch)
+    assert not slow.release()
+    assert "released.0" not in names(path)
 
 
 def test_the_mark_of_a_release_that_came_late_is_collected_with_the_others(path: Path):

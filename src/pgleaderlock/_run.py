@@ -24,6 +24,7 @@ class Fact:
     input: Input
     error: Exception | None = None
     grant: Grant | None = None
+    took_s: float | None = None
 
 
 class Inbox:

@@ -379,8 +379,9 @@ class Election(Callbacks):
                 attempt=self._cycle.attempt,
                 token=self._grant.token if self._grant else None,
                 loss=_loss_cause(fact) if kind is EventKind.LOST and transition.source in _LEADING else None,
+                took_s=fact.took_s,
             )
-            for kind in transition.emits
+            for kind in _emitted(transition, fact)
         ]
 
     def _note_delivered(self, event: Event) -> None:
@@ -473,6 +474,7 @@ class Election(Callbacks):
         left_s = self._grant.lost_at - self._clock()
         if left_s <= 0:  # we slept through it: whatever the store says now, others may have been told otherwise
             return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
+        sent = self._clock()
         try:
             verb = partial(self._backend.renew, self._grant)
             grant = await run.calls.call_within(verb, None if math.isinf(left_s) else left_s)
@@ -480,7 +482,7 @@ class Election(Callbacks):
             return Fact(Input.HEALTH_FAILED, error)
         if grant is None:
             return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
-        return Fact(Input.HEALTH_OK, grant=grant)
+        return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
 
     def _renew_in_s(self, grant: Grant) -> float:
         """When to renew: at the health interval, but in any case while a failure can still be repeated."""
@@ -572,6 +574,11 @@ _CAUSES = {
     Input.RELEASE_REQUESTED: LossCause.STEPPED_DOWN,
     Input.ABORTED: LossCause.ABORTED,
 }
+
+
+def _emitted(transition: Transition, fact: Fact) -> tuple[EventKind, ...]:
+    """What the table says; and a renewal, which changes nothing, so that the table has no word for it."""
+    return transition.emits if fact.took_s is None else (*transition.emits, EventKind.RENEWED)
 
 
 def _loss_cause(fact: Fact) -> LossCause:

@@ -48,6 +48,8 @@ class EventKind(enum.Enum):
     STOPPED = "on_stopped"
     RECOVERED = "recovered"
     """Leadership came back within the grace period. Callbacks stay silent, as specified; the log does not."""
+    RENEWED = "renewed"
+    """The store confirmed the leadership once more, after ``took_s``. Changes nothing; for whoever measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Event:
     token: int | None = None
     loss: LossCause | None = None
     """Why leadership was lost, on ``on_lost`` events that ended a term."""
+    took_s: float | None = None
+    """How long the store took to answer, on ``renewed`` events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def _json_lines(target: Target, stop: Callable[[], None]) -> Listener:
 
     def hear(event: Event) -> None:
         nonlocal readable
-        if not readable:
+        if not readable or event.kind is EventKind.RENEWED:  # which is no news
             return
         try:
             print_json(_event_record(event) | fixed)
