@@ -1,0 +1,145 @@
+"""As much of PromQL as it takes to see two traps, and to change a condition without touching the rest of it.
+
+This is no parser of the language: Prometheus has one, and judges what we export. It cuts a text into words, quoted
+texts and balanced brackets, so that a ``)`` in a label's value or in a comment is not taken for the end of something,
+and remembers where each piece stood, so that a change is made in the text as its author wrote it.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["Aggregation", "Comparison", "Node", "aggregation", "comparisons", "read", "words"]
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\#[^\n]*)
+      | (?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`[^`]*`)
+      | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w:]))
+      | (?P<word>[A-Za-z_:][\w:]*|\d\w*)
+      | (?P<operator>[=!<>]=|=~|!~|[<>])
+      | (?P<open>[(\[{])
+      | (?P<close>[)\]}])
+      | (?P<quote>["'`])
+      | (?P<mark>.)""",
+    re.VERBOSE,
+)
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+_SET_OPERATORS = frozenset({"and", "or", "unless"})
+_AGGREGATIONS = frozenset({"sum", "max", "count"})
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A word, or brackets and what is in them; and where it stands in the text."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+    inside: tuple["Node", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``left operator threshold``, whichever way round it was written.
+
+    ``stands_alone`` when the condition is nothing but this, or several of such joined by ``or``: then something may be
+    added to it with another ``or``.
+    """
+
+    left: tuple[Node, ...]
+    operator: str
+    threshold: float
+    end: int
+    stands_alone: bool
+
+    def holds_for(self, value: float) -> bool:
+        """Whether this value would raise the alert."""
+        return _HOLDS[self.operator](value, self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """``sum(argument)``, with or without its ``by``."""
+
+    name: str
+    argument: Node
+
+
+def read(text: str) -> tuple[Node, ...]:
+    """Return the pieces of a condition; a bracket or a quote that is never closed is a ``ValueError``."""
+    open_ends: list[tuple[str, int, list[Node]]] = [("", 0, [])]
+    for match in _TOKEN.finditer(text):
+        kind, piece = str(match.lastgroup), match.group()
+        if kind == "quote":
+            raise ValueError(f"the text that begins with {piece} at character {match.start() + 1} does not end")
+        if kind == "open":
+            open_ends.append((piece, match.start(), []))
+        elif kind == "close":
+            bracket, start, inside = open_ends.pop()
+            if not open_ends or _CLOSES[bracket] != piece:
+                raise ValueError(f"{piece} at character {match.start() + 1} closes nothing")
+            open_ends[-1][2].append(Node(bracket, text[start : match.end()], start, match.end(), tuple(inside)))
+        elif kind != "space":
+            open_ends[-1][2].append(Node(kind, piece, match.start(), match.end()))
+    bracket, start, nodes = open_ends[-1]
+    if bracket:
+        raise ValueError(f"{bracket} at character {start + 1} is not closed")
+    return tuple(nodes)
+
+
+def words(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield every word, at any depth. What is in quotes is not one."""
+    for node in nodes:
+        if node.kind == "word":
+            yield node
+        yield from words(node.inside)
+
+
+def comparisons(nodes: Sequence[Node], *, stands_alone: bool = True) -> Iterator[Comparison]:
+    """Yield the comparisons with a number that a condition is made of."""
+    joints = [at for at, node in enumerate(nodes) if node.kind == "word" and node.text in _SET_OPERATORS]
+    stands_alone = stands_alone and all(nodes[at].text == "or" for at in joints)
+    for before, after in pairwise([-1, *joints, len(nodes)]):
+        side = nodes[before + 1 : after]
+        matched = _without_matching(side)
+        yield from _comparison(matched, stands_alone=stands_alone and len(matched) == len(side))
+
+
+def _comparison(side: Sequence[Node], *, stands_alone: bool) -> Iterator[Comparison]:
+    match side:
+        case [Node(kind="(") as brackets]:
+            yield from comparisons(brackets.inside, stands_alone=stands_alone)
+        case [*left, Node(kind="operator") as sign, Node(kind="number") as number] if left and sign.text in _HOLDS:
+            yield Comparison(tuple(left), sign.text, float(number.text), number.end, stands_alone)
+        case [Node(kind="number") as number, Node(kind="operator") as sign, *left] if left and sign.text in _HOLDS:
+            yield Comparison(tuple(left), _MIRRORED[sign.text], float(number.text), left[-1].end, stands_alone)
+        case _:
+            pass
+
+
+def _without_matching(side: Sequence[Node]) -> Sequence[Node]:
+    """Leave out ``on (...)`` and its like, which belong to the operator before them."""
+    while len(side) > 1 and side[0].text in {"on", "ignoring"} and side[1].kind == "(":
+        side = side[2:]
+    return side
+
+
+def aggregation(nodes: Sequence[Node]) -> Aggregation | None:
+    """Return what these pieces are, if they are one aggregation that says 0 where it says anything."""
+    match nodes:
+        case [Node(kind="word", text=name), Node(kind="(") as argument]:
+            pass
+        case [Node(kind="word", text=name), Node(text="by" | "without"), Node(kind="("), Node(kind="(") as argument]:
+            pass
+        case [Node(kind="word", text=name), Node(kind="(") as argument, Node(text="by" | "without"), Node(kind="(")]:
+            pass
+        case _:
+            return None
+    return Aggregation(name, argument) if name in _AGGREGATIONS else None

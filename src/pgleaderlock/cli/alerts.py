@@ -1,0 +1,161 @@
+"""``pgleaderlock alerts``: from an operator's TOML to the files that Prometheus, Alertmanager and Grafana read."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pgleaderlock.alerts import Alert, Config, Remark, alertmanager_config, dashboard, default_alerts, prometheus_rules
+from pgleaderlock.alerts.export import json_text, write, yaml_text
+from pgleaderlock.alerts.model import parse
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import print_json
+from pgleaderlock.errors import MissingExtra
+
+__all__ = ["alerts"]
+
+
+@click.group()
+def alerts() -> None:
+    """Alerts for whoever is on call, written in TOML: exported for Prometheus, Alertmanager and Grafana."""
+
+
+@alerts.command("export", epilog=exit_codes.EXIT_CODES_HELP)
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="The TOML with [[alerts]] and [receivers]."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write rules.yml, alertmanager.yml and grafana.json there. [default: the rules go to stdout]",
+)
+@click.option(
+    "--prefix", default="pgleaderlock", show_default=True, metavar="NAME", help="What the metrics begin with."
+)
+@click.option("--defaults", is_flag=True, help="Add the default alerts. They are exported anyway if FILE has none.")
+@click.option("--role", "roles", multiple=True, metavar="NAME", help="A role that must be led; may be repeated.")
+@click.option(
+    "--lease", "--lease-s", "lease_s", type=float, default=15.0, show_default=True, metavar="SECONDS",
+    help="The lease of your contenders: renewals are judged by it.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+@click.option("--force", is_flag=True, help="Replace files that were not written by this command.")
+def alerts_export(
+    *,
+    config: Path | None,
+    out: Path | None,
+    prefix: str,
+    defaults: bool,
+    roles: tuple[str, ...],
+    lease_s: float,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Compile alerts to rules for Prometheus, a configuration for Alertmanager, and a dashboard for Grafana.
+
+    A condition that cannot mean what it says is mended, and stderr says how and why; as_written = true keeps an alert
+    as it is.
+    """
+    if config is None and not defaults:
+        raise click.UsageError("give it --config FILE, or --defaults for the default alerts alone.")
+    try:
+        chosen, settings = _chosen(config, prefix, roles, lease_s, defaults=defaults)
+        document, remarks = prometheus_rules(chosen, prefix)
+        texts = {"rules.yml": yaml_text(document)}
+        if out is not None:
+            told = alertmanager_config(chosen, settings.receivers, _source(config))
+            texts |= {"alertmanager.yml": yaml_text(told), "grafana.json": json_text(dashboard(prefix))}
+    except (ValueError, MissingExtra) as error:
+        raise click.UsageError(str(error)) from error
+    remarks += _unheard(chosen) if out is not None else []
+    written = [] if out is None else _write(out, texts, force=force)
+    _tell(config, settings, remarks, defaults=defaults)
+    if as_json:
+        print_json(_fields(written, document, remarks))
+    elif out is None:
+        click.echo(texts["rules.yml"], nl=False)
+    else:
+        click.echo("\n".join(map(str, written)))
+
+
+def _source(config: Path | None) -> str:
+    return "the command line" if config is None else str(config)
+
+
+def _load(config: Path | None) -> Config:
+    if config is None:
+        return Config((), (), {})
+    try:
+        content = tomllib.loads(config.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise click.UsageError(f"cannot read {config}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise click.UsageError(f"{config} is not text in UTF-8: is it another file?") from None
+    except tomllib.TOMLDecodeError as error:
+        raise click.UsageError(f"{config} is not TOML: {error}") from None
+    return parse(content, str(config))
+
+
+def _chosen(
+    config: Path | None, prefix: str, roles: tuple[str, ...], lease_s: float, *, defaults: bool
+) -> tuple[list[Alert], Config]:
+    """Return the file's alerts, then those default ones that it does not have its own of; each with someone to tell."""
+    settings = _load(config)
+    own = [
+        alert if alert.notify else replace(alert, notify=settings.notify.get(alert.severity, ()))
+        for alert in settings.alerts
+    ]
+    if own and not defaults:
+        if roles:
+            raise click.UsageError("--role is for the default alerts: add --defaults, or name the role in your own.")
+        return own, settings
+    names = {alert.name for alert in own}
+    more = default_alerts(prefix, lease_s=lease_s, roles=roles, notify=settings.notify)
+    return own + [alert for alert in more if alert.name not in names], settings
+
+
+def _unheard(chosen: list[Alert]) -> list[Remark]:
+    silent = dict.fromkeys((alert.name, alert.severity) for alert in chosen if not alert.notify)
+    return [
+        Remark(
+            name, "nobody", f"nobody is told: give it a notify, or write {severity} = [...] into [receivers.default]."
+        )
+        for name, severity in silent
+    ]
+
+
+def _write(out: Path, texts: dict[str, str], *, force: bool) -> list[Path]:
+    try:
+        return write(out, texts, force=force)
+    except FileExistsError as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {out}: {error.strerror or error}") from error
+
+
+def _tell(config: Path | None, settings: Config, remarks: list[Remark], *, defaults: bool) -> None:
+    if config is not None and not settings.alerts and not defaults:
+        click.echo(f"{config} has no [[alerts]]: the default ones are exported.", err=True)
+    for remark in remarks:
+        click.echo(f'Warning: alert "{remark.alert}": {remark.text}', err=True)
+
+
+def _fields(written: list[Path], document: dict[str, Any], remarks: list[Remark]) -> dict[str, Any]:
+    rules = document["groups"][0]["rules"]
+    return {
+        "written": [str(path) for path in written],
+        "alerts": [
+            {
+                "name": rule["alert"],
+                "severity": rule["labels"]["severity"],
+                "condition": rule["expr"],
+                "for": rule.get("for"),
+                "role": rule["labels"].get("role"),
+            }
+            for rule in rules
+        ],
+        "warnings": [{"alert": remark.alert, "kind": remark.kind, "text": remark.text} for remark in remarks],
+    }
