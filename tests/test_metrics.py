@@ -485,6 +485,14 @@ async def test_an_election_that_is_started_again_goes_on_counting():
     assert seen("leaderless_seconds_total") == 0
 
 
+@pytest.mark.parametrize("end", [EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED])
+def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end):
+    tally = Tally(LockState.STOPPED, 0.0)
+    tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
+    tally.hear(Event(end, LockState.RELEASING, LockState.FOLLOWER, "release_succeeded", 5.0))
+    assert tally.read(9.0, leads=True).tenure_s == 0
+
+
 def test_a_term_whose_end_nobody_could_tell_is_over_with_the_next_start():
     """As when an event loop was closed under a leader."""
     tally = Tally(LockState.STOPPED, 0.0)
@@ -581,6 +589,13 @@ def test_a_counter_that_was_shown_is_not_taken_back_by_news_that_comes_late():
     assert tally.read(10.0, leads=False).leaderless_s == 10
     tally.hear(Event(EventKind.ACQUIRE_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "acquire_failed", 4.0))
     assert tally.read(20.0, leads=False).leaderless_s == 10
+
+
+def test_late_news_that_nobody_leads_counts_no_second_twice():
+    tally = Tally(LockState.FOLLOWER, 0.0)
+    assert tally.read(10.0, leads=False).leaderless_s == 10
+    tally.hear(Event(EventKind.LOST, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))
+    assert tally.read(20.0, leads=False).leaderless_s == 20
 
 
 def test_a_callback_that_fails_while_following_does_not_make_anybody_leaderless():
