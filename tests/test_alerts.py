@@ -4,6 +4,7 @@ Whether Prometheus agrees is in test_alerts_prometheus.py.
 """
 
 import json
+import os
 import sys
 import tomllib
 from dataclasses import replace
@@ -14,6 +15,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from prometheus_client import CollectorRegistry
 
 from pgleaderlock.alerts import (
     Alert,
@@ -26,8 +28,11 @@ from pgleaderlock.alerts import (
     promql,
 )
 from pgleaderlock.alerts.model import Target
+from pgleaderlock.alerts.rules import METRICS
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.alerts import alerts as alerts_group
+from pgleaderlock.metrics import Metrics
+from pgleaderlock.metrics._tally import BUCKETS_S
 
 SECRET = "hunter2MustNotBeSeen"
 
@@ -244,6 +249,7 @@ def test_what_is_no_channel_and_no_name_is_refused(target: str):
         ("1 > sum(x)", "1 > sum(x) or sum(absent(x))"),
         ("(sum(x) == 0)", "(sum(x) == 0 or sum(absent(x)))"),
         ("max(x) == 0", "max(x) == 0 or max(absent(x))"),
+        ("SUM BY (role) (x) == 0 OR y > 1", "SUM BY (role) (x) == 0 or SUM BY (role) (absent(x)) OR y > 1"),
         ("count(x == 1) == 0", "count(x == 1) == 0 or count(absent(x == 1))"),
         ("sum by (role) (x) == 0", "sum by (role) (x) == 0 or sum by (role) (absent(x))"),
         ("sum(x) by (role) == 0", "sum(x) by (role) == 0 or sum(absent(x)) by (role)"),
@@ -450,6 +456,17 @@ def test_a_lease_that_is_none_is_refused(lease_s: float):
         default_alerts(lease_s=lease_s)
 
 
+def test_the_metrics_that_alerts_ask_for_are_those_that_elections_export():
+    exported_names = {family.name for family in Metrics("x", CollectorRegistry()).describe()}
+    asked_for = {f"x_{name}".removesuffix("_total") for name in METRICS if name.startswith("leader_")}
+    assert asked_for <= exported_names
+
+
+def test_the_histogram_can_show_more_than_what_is_called_slow_for_the_longest_lease():
+    assert 10.0 in BUCKETS_S
+    assert BUCKETS_S[-1] > 10.0
+
+
 # --- The dashboard --------------------------------------------------------------------------------------------------
 
 
@@ -524,8 +541,12 @@ def test_with_a_folder_three_files_are_written_and_named(config: Path, tmp_path:
 
 
 def test_the_files_can_be_read_by_a_prometheus_that_is_another_user(config: Path, tmp_path: Path):
-    run("--config", config, "--out", tmp_path / "out")
-    assert (tmp_path / "out" / "rules.yml").stat().st_mode & 0o044 == 0o044
+    before = os.umask(0o022)
+    try:
+        run("--config", config, "--out", tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out" / "rules.yml").stat().st_mode & 0o777 == 0o644
 
 
 def test_for_programs_there_is_one_object_with_what_was_written_and_what_was_said(config: Path, tmp_path: Path):
@@ -657,3 +678,21 @@ def test_without_pyyaml_the_extra_is_named(config: Path, monkeypatch: pytest.Mon
     result = run("--config", config)
     assert result.exit_code == exit_codes.USAGE
     assert 'pip install "pgleaderlock[alerts]"' in result.stderr
+
+
+# --- The documentation ----------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_documentation_can_be_exported_and_says_what_the_page_says(tmp_path: Path):
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "alert.md").read_text(encoding="utf-8")
+    example = tmp_path / "forge.toml"
+    example.write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    result = run("--config", example, "--prefix", "forge", "--out", tmp_path / "out", "--json")
+    assert result.exit_code == exit_codes.CLEAN
+    shown = json.loads(result.stdout)
+    assert [warning["kind"] for warning in shown["warnings"]] == ["absent", "increase"]
+    documented = json.loads(page.split("```json\n")[1].split("```")[0])
+    assert set(documented) == set(shown)
+    assert [set(entry) for entry in documented["alerts"]] == [set(shown["alerts"][0])]
+    assert [set(entry) for entry in documented["warnings"]] == [set(shown["warnings"][0])]
+    assert all(f"`{alert.name}` | {alert.severity}" in page for alert in default_alerts())

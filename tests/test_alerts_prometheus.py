@@ -115,6 +115,23 @@ def test_promtool_takes_the_rules(alerts: list[Alert], tmp_path: Path):
     )
 
 
+def test_promtool_takes_conditions_that_were_mended(tmp_path: Path):
+    conditions = [
+        "0 == sum(x)",
+        "SUM BY (role) (x) == 0 OR y > 1",
+        "sum(x) by (role) < 1",
+        "count(x == 1) == 0 # nobody",
+        "(max without (node) (x offset 5m) == 0)",
+        "sum(rate(x[5m])) == 0",
+        "5 < sum(rate(forge_leader_losses_total{cause='x'}[5m])) and on() up == 1",
+    ]
+    alerts = [Alert(f"a{number}", condition, "info") for number, condition in enumerate(conditions)]
+    rules = write_rules(tmp_path, alerts)
+    changed = [rule["expr"] for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]]
+    assert not set(changed) & set(conditions)
+    assert f"{len(conditions)} rules found" in tool("promtool", "check", "rules", rules)
+
+
 def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path):
     targets = [target for panel in dashboard("forge")["panels"] for target in panel["targets"]]
     rules = []

@@ -44,6 +44,11 @@ class Node:
     end: int
     inside: tuple["Node", ...] = ()
 
+    @property
+    def keyword(self) -> str:
+        """The text as PromQL reads its keywords, in any case; functions and metrics are not among them."""
+        return self.text.lower() if self.kind == "word" else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -104,8 +109,8 @@ def words(nodes: Sequence[Node]) -> Iterator[Node]:
 
 def comparisons(nodes: Sequence[Node], *, stands_alone: bool = True) -> Iterator[Comparison]:
     """Yield the comparisons with a number that a condition is made of."""
-    joints = [at for at, node in enumerate(nodes) if node.kind == "word" and node.text in _SET_OPERATORS]
-    stands_alone = stands_alone and all(nodes[at].text == "or" for at in joints)
+    joints = [at for at, node in enumerate(nodes) if node.keyword in _SET_OPERATORS]
+    stands_alone = stands_alone and all(nodes[at].keyword == "or" for at in joints)
     for before, after in pairwise([-1, *joints, len(nodes)]):
         side = nodes[before + 1 : after]
         matched = _without_matching(side)
@@ -126,7 +131,7 @@ def _comparison(side: Sequence[Node], *, stands_alone: bool) -> Iterator[Compari
 
 def _without_matching(side: Sequence[Node]) -> Sequence[Node]:
     """Leave out ``on (...)`` and its like, which belong to the operator before them."""
-    while len(side) > 1 and side[0].text in {"on", "ignoring"} and side[1].kind == "(":
+    while len(side) > 1 and side[0].keyword in {"on", "ignoring"} and side[1].kind == "(":
         side = side[2:]
     return side
 
@@ -134,11 +139,11 @@ def _without_matching(side: Sequence[Node]) -> Sequence[Node]:
 def aggregation(nodes: Sequence[Node]) -> Aggregation | None:
     """Return what these pieces are, if they are one aggregation that says 0 where it says anything."""
     match nodes:
-        case [Node(kind="word", text=name), Node(kind="(") as argument]:
+        case [Node(keyword=name), Node(kind="(") as argument]:
             pass
-        case [Node(kind="word", text=name), Node(text="by" | "without"), Node(kind="("), Node(kind="(") as argument]:
+        case [Node(keyword=name), Node(keyword="by" | "without"), Node(kind="("), Node(kind="(") as argument]:
             pass
-        case [Node(kind="word", text=name), Node(kind="(") as argument, Node(text="by" | "without"), Node(kind="(")]:
+        case [Node(keyword=name), Node(kind="(") as argument, Node(keyword="by" | "without"), Node(kind="(")]:
             pass
         case _:
             return None
