@@ -478,6 +478,26 @@ def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock
     assert not slow.renew()
 
 
+@pytest.mark.parametrize("step", ["take", "renew"])
+def test_trust_counts_from_before_the_step_and_not_from_its_answer(path: Path, clock: Clock, monkeypatch, step: str):
+    slow, utime = contender(path, "slow", clock), os.utime
+
+    def be_a_while_on_the_way(*arguments: Any, **options: Any) -> None:
+        utime(*arguments, **options)
+        clock.now += LIFETIME_S * 0.5
+
+    if step == "renew":
+        assert slow.try_take()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", be_a_while_on_the_way)
+        began = clock.now
+        assert slow.renew_in_time() if step == "renew" else slow.take(0)
+    clock.now = began + LIFETIME_S * 0.89
+    assert slow.is_trusted
+    clock.now = began + LIFETIME_S * 0.91
+    assert not slow.is_trusted
+
+
 def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch):
     holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
     utime = os.utime
@@ -651,8 +671,10 @@ def test_on_another_boot_only_the_lifetime_counts(path: Path, clock: Clock, monk
     assert contender(path, "follower", clock, is_local=True).may_take()
 
 
-def test_of_a_claim_that_was_never_locked_the_kernel_knows_nothing(path: Path, clock: Clock):
+@pytest.mark.parametrize("boot_id", ["this boot", None])
+def test_of_a_claim_that_was_never_locked_the_kernel_knows_nothing(path: Path, clock: Clock, monkeypatch, boot_id):
     """Such as one that was made through a mount of this very folder, where locks may be local to a host."""
+    monkeypatch.setattr(place, "boot_id", lambda: boot_id)
     alive = contender(path, "alive", clock, is_local=False)
     assert alive.try_take()
     assert not contender(path, "follower", clock, is_local=True).may_take()

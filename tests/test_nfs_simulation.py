@@ -136,6 +136,18 @@ def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_wa
     assert "released.0" not in names(path)
 
 
+def test_whoever_waits_sees_the_release_though_it_lists_the_folder_as_it_was(path: Path, clock: Clock, monkeypatch):
+    """On NFS version 3 it would wait for the whole lifetime, and then again."""
+    first, waiting = contender(path, "first", clock), contender(path, "waiting", clock)
+    assert first.try_take()
+    assert not waiting.may_take()
+    old = names(path)
+    assert first.release()
+    show_until_changed(old, monkeypatch)
+    clock.now += 0.3
+    assert waiting.may_take()
+
+
 def test_the_mark_of_a_release_that_came_late_is_collected_with_the_others(path: Path):
     lock = Lock(path)
     for _ in range(20):

@@ -17,6 +17,7 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 import asyncio
 import math
 import os
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -106,6 +107,11 @@ class Election(Callbacks):
     def state(self) -> LockState:
         """Where the election stands."""
         return self._machine.state
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """What names this lock, in every log line too, such as ``key1`` and ``key2``. Never a secret."""
+        return self._backend.labels
 
     @property
     def is_leader(self) -> bool:

@@ -46,3 +46,75 @@ CREATE TABLE IF NOT EXISTS {schema}.leases (
 COMMENT ON TABLE {schema}.leases IS 'pgleaderlock: leases that need no session. Do not delete rows: tokens go on from them';
 COMMENT ON COLUMN {schema}.leases.holder IS 'who leads; empty when nobody does';
 COMMENT ON COLUMN {schema}.leases.version IS 'another with every write; a write replaces the version that it has read';
+
+-- The registry: for people to look at. Nothing here decides who leads. Written by each node on a connection of its own,
+-- a moment after the fact; all times are by this server's clock, as each node reckons it from the round trips of its own.
+
+CREATE TABLE IF NOT EXISTS {schema}.nodes (
+    instance     uuid        PRIMARY KEY,
+    node         text        NOT NULL,
+    host         text        NOT NULL,
+    process_id   integer     NOT NULL,
+    version      text        NOT NULL,
+    about        jsonb       NOT NULL,
+    started_at   timestamptz NOT NULL,
+    seen_at      timestamptz NOT NULL,
+    heartbeat_s  double precision NOT NULL
+);
+
+COMMENT ON TABLE {schema}.nodes IS 'pgleaderlock: processes that take part in elections; one that leaves in order removes its row';
+COMMENT ON COLUMN {schema}.nodes.seen_at IS 'older than three heartbeats: dead, or cut off from this database';
+
+CREATE TABLE IF NOT EXISTS {schema}.candidates (
+    instance     uuid        NOT NULL,
+    lock         text        NOT NULL,
+    role         text        NOT NULL,
+    state        text        NOT NULL,
+    since        timestamptz NOT NULL,
+    PRIMARY KEY (instance, lock)
+) WITH (fillfactor = 70);
+
+COMMENT ON TABLE {schema}.candidates IS 'pgleaderlock: which node stands for which role, and in what state';
+
+CREATE TABLE IF NOT EXISTS {schema}.leaders (
+    lock         text        PRIMARY KEY,
+    role         text        NOT NULL,
+    instance     uuid        NOT NULL,
+    node         text        NOT NULL,
+    token        bigint,
+    acquired_at  timestamptz NOT NULL,
+    renewed_at   timestamptz NOT NULL,
+    lease_until  timestamptz,
+    backend_pid  integer,
+    host         text        NOT NULL,
+    process_id   integer     NOT NULL,
+    version      text        NOT NULL,
+    about        jsonb       NOT NULL
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE {schema}.leaders IS 'pgleaderlock: who leads each role, as its leader said last; removed on a graceful hand-over';
+COMMENT ON COLUMN {schema}.leaders.lease_until IS 'until when the leader believes without news; null where nothing ends it';
+
+CREATE TABLE IF NOT EXISTS {schema}.history (
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    lock         text        NOT NULL,
+    role         text        NOT NULL,
+    node         text        NOT NULL,
+    instance     uuid        NOT NULL,
+    number       bigint,
+    event        text        NOT NULL,
+    cause        text,
+    token        bigint,
+    at           timestamptz NOT NULL,
+    within_s     double precision NOT NULL,
+    missing      integer     NOT NULL DEFAULT 0,
+    detail       text,
+    UNIQUE (instance, number)
+);
+
+CREATE INDEX IF NOT EXISTS history_at ON {schema}.history (lock, at);
+
+COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened, appended only; pruned by whoever leads';
+COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance, so that what is sent again is known';
+COMMENT ON COLUMN {schema}.history.within_s IS 'how exactly the time is known';
+COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance before this one could not be kept';

@@ -10,7 +10,7 @@ from typing import Any
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Holder
 
-__all__ = ["Contender", "contenders", "holder_of", "holder_query"]
+__all__ = ["Contender", "contenders", "holder_of", "holder_query", "lock_columns"]
 
 _UINT32 = 2**32 - 1
 
@@ -37,7 +37,8 @@ class Contender:
     waiting_since: str | None = None
 
 
-def _columns(key: LockKey) -> tuple[int, int, int]:
+def lock_columns(key: LockKey) -> tuple[int, int, int]:
+    """Return classid, objid and objsubid of this lock, as pg_locks shows it."""
     if key.space == "pair":
         return key.numbers[0] & _UINT32, key.numbers[1] & _UINT32, 2
     return key.numbers[0] >> 32 & _UINT32, key.numbers[0] & _UINT32, 1
@@ -45,7 +46,7 @@ def _columns(key: LockKey) -> tuple[int, int, int]:
 
 def holder_query(key: LockKey) -> tuple[str, tuple[int, int, int]]:
     """Return a statement whose first row is the holder, if there is one, and its parameters."""
-    return f"SELECT * FROM ({_QUERY}) AS contenders WHERE granted", _columns(key)  # noqa: S608 - a constant
+    return f"SELECT * FROM ({_QUERY}) AS contenders WHERE granted", lock_columns(key)  # noqa: S608 - a constant
 
 
 def holder_of(row: tuple[Any, ...]) -> Holder:
@@ -55,7 +56,7 @@ def holder_of(row: tuple[Any, ...]) -> Holder:
 
 async def contenders(connection: Any, key: LockKey) -> list[Contender]:
     """Return the holder first, then those who wait, the longest first."""
-    rows = await (await connection.execute(_QUERY, _columns(key))).fetchall()
+    rows = await (await connection.execute(_QUERY, lock_columns(key))).fetchall()
     return [_contender(row) for row in rows]
 
 

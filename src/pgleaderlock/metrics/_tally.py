@@ -43,7 +43,7 @@ class Tally:
     def __init__(self, state: LockState, now: float) -> None:
         self._guard = threading.Lock()
         self._elections = self._failovers = self._callback_errors = 0
-        self._losses = Counter[LossCause]()
+        self._losses = Counter(dict.fromkeys(LossCause, 0))  # a series that is born at 1 has no increase
         self._renewals = [0] * (len(BUCKETS_S) + 1)
         self._renewing_s = self._leaderless_s = 0.0
         self._knows_of_an_earlier_leader = False

@@ -1,0 +1,182 @@
+"""What this node has to say of its roles, kept as it is now and marked where the database does not know it yet.
+
+Pure: it hears events and answers with rows. History is appended; everything else is a state, so what could not be
+written is simply written as it is by then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.election import Election
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.registry._outbox import Happening, Outbox
+from pgleaderlock.stream import CALLBACK_FAILED
+
+__all__ = ["Book", "Changes", "Standing"]
+
+_NAMES = {
+    EventKind.ACQUIRED: "acquired",
+    EventKind.RECOVERED: "recovered",
+    EventKind.RELEASED: "released",
+    EventKind.LOST: "lost",
+    EventKind.STOPPED: "stopped",
+    EventKind.ERROR: "error",
+}
+_BEGINS = (EventKind.ACQUIRED, EventKind.RECOVERED)
+_ENDS = (EventKind.RELEASED, EventKind.LOST, EventKind.STOPPED)
+_LONGEST_DETAIL = 500
+
+
+@dataclass(slots=True)
+class Standing:
+    """One role of this node."""
+
+    lock: str
+    role: str
+    key: LockKey | None
+    election: Election
+    state: LockState = LockState.STOPPED
+    since: float = 0.0
+    token: int | None = None
+    acquired_at: float | None = None
+    """None when it does not lead."""
+    last_error: str | None = None
+
+
+@dataclass(slots=True)
+class Changes:
+    """Locks whose rows are not as they should be."""
+
+    led: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
+    stands: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.led or self.cleared or self.stands or self.withdrawn)
+
+
+class Book:
+    """All roles of one node."""
+
+    def __init__(self, capacity: int) -> None:
+        self.outbox = Outbox(capacity)
+        self.standings: dict[str, Standing] = {}
+        self._changes = Changes()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._changes) or len(self.outbox) > 0
+
+    def add(self, standing: Standing, now: float) -> None:
+        """Begin to keep this role, as it is now."""
+        self.standings[standing.lock] = standing
+        election = standing.election
+        if election.state is LockState.STOPPED:
+            return
+        standing.state, standing.since = _shown(election.state), now
+        if election.is_leader:
+            standing.token, standing.acquired_at = election.token, now
+        self.mark_all()
+
+    def leading(self) -> list[Standing]:
+        """The roles that this node leads, as far as it has said so."""
+        return [standing for standing in self.standings.values() if standing.acquired_at is not None]
+
+    def take_changes(self) -> Changes:
+        """Hand out what is to be written."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def put_back(self, changes: Changes) -> None:
+        """They could not be written: write them as they are by then."""
+        for lock in changes.led | changes.cleared:
+            self._mark_leader(self.standings[lock])
+        for lock in changes.stands | changes.withdrawn:
+            self._mark_candidate(self.standings[lock])
+
+    def mark_all(self) -> None:
+        """The database may have forgotten everything."""
+        for standing in self.standings.values():
+            self._mark_candidate(standing)
+            if standing.acquired_at is not None:
+                self._mark_leader(standing)
+
+    def hear(self, standing: Standing, event: Event) -> None:
+        """Note one event of one role."""
+        if event.kind is EventKind.STATE_CHANGE:
+            self._note_state(standing, event)
+            return
+        if event.kind not in _NAMES or not self._is_worth_noting(standing, event):
+            return
+        if event.kind in _BEGINS:
+            standing.token, standing.acquired_at = event.token, event.at
+            self._mark_leader(standing)
+        self._append(standing, event, _NAMES[event.kind], token=event.token or standing.token)
+        if event.kind in _ENDS and standing.acquired_at is not None:
+            standing.token = standing.acquired_at = None
+            self._mark_leader(standing)
+
+    def _is_worth_noting(self, standing: Standing, event: Event) -> bool:
+        """An attempt that failed held nothing. And the same error again and again is one error."""
+        if event.kind is EventKind.LOST:
+            return event.loss is not None
+        if event.kind is EventKind.ERROR:
+            is_new, standing.last_error = str(event.error) != standing.last_error, str(event.error)
+            return is_new and event.cause != CALLBACK_FAILED
+        standing.last_error = None
+        return True
+
+    def _note_state(self, standing: Standing, event: Event) -> None:
+        state = _shown(event.to_state)
+        if state is LockState.RECONNECTING:  # nobody is told, but it does not lead meanwhile
+            self._append(standing, event, "reconnecting", token=standing.token)
+        if state is not standing.state:
+            standing.state, standing.since = state, event.at
+            self._mark_candidate(standing)
+
+    def _append(self, standing: Standing, event: Event, name: str, *, token: int | None) -> None:
+        cause = event.loss.value if event.loss is not None else event.cause
+        detail = None if event.error is None else str(event.error)[:_LONGEST_DETAIL].replace("\0", "")
+        self.outbox.put(Happening(standing.lock, standing.role, name, event.at, cause, token, detail))
+
+    def _mark_leader(self, standing: Standing) -> None:
+        leads = standing.acquired_at is not None
+        (self._changes.led if leads else self._changes.cleared).add(standing.lock)
+        (self._changes.cleared if leads else self._changes.led).discard(standing.lock)
+
+    def _mark_candidate(self, standing: Standing) -> None:
+        stands = standing.state is not LockState.STOPPED
+        (self._changes.stands if stands else self._changes.withdrawn).add(standing.lock)
+        (self._changes.withdrawn if stands else self._changes.stands).discard(standing.lock)
+
+    def leader_rows(self, locks: Iterable[str], now: float) -> list[dict[str, Any]]:
+        """Return the rows of those that still lead, with readings of our own clock."""
+        rows = []
+        for lock in locks:
+            standing = self.standings[lock]
+            classid, objid, objsubid = lock_columns(standing.key) if standing.key else (None, None, None)
+            until = standing.election.trusted_until
+            rows.append(
+                {
+                    "lock": lock,
+                    "role": standing.role,
+                    "token": standing.token,
+                    "at": standing.acquired_at,
+                    "renewed": now if until is not None else standing.acquired_at,
+                    "until": until if until is not None and until != float("inf") else None,
+                    "classid": classid,
+                    "objid": objid,
+                    "objsubid": objsubid,
+                }
+            )
+        return rows
+
+
+def _shown(state: LockState) -> LockState:
+    """A follower asks now and then; that is no news."""
+    return LockState.FOLLOWER if state is LockState.ACQUIRING else state

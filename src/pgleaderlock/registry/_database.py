@@ -1,0 +1,153 @@
+"""The registry's own connection: opened when it is needed, bounded in every call, given up at the first error.
+
+It is never the connection of a lock. Whatever happens to it happens to nobody's leadership.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._driver import close_connection, open_connection, take_over
+from pgleaderlock.backends.lease import check_schema
+from pgleaderlock.backends.terms import create_sql
+from pgleaderlock.clock import Clock
+from pgleaderlock.errors import ConnectionError
+
+__all__ = ["TABLES", "Database", "Row"]
+
+Row = tuple[Any, ...]
+TABLES = ("nodes", "candidates", "leaders", "history")
+_CALL_S = 10.0
+
+_MISSING = "SELECT count(*) < %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
+
+
+class Database:
+    """One connection to the database of the registry, or none."""
+
+    def __init__(self, dsn: str, schema: str, clock: Clock) -> None:
+        self._parts = _dsn.check_dsn(dsn)
+        self._schema = check_schema(schema)
+        self._clock = clock
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._heard: list[str] = []
+
+    @property
+    def where(self) -> str:
+        """Which database, without secrets."""
+        return _dsn.describe(self._parts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that nobody has given up."""
+        return self._connection is not None and not self._connection.closed
+
+    async def open(self, *, listen_to: str | None = None, makes_tables: bool = True) -> None:
+        """Connect, make the tables unless they are there, and listen."""
+        await self.close()
+        async with self._bounded("cannot connect"):
+            conninfo = _dsn.with_defaults(self._parts)
+            self._connection = connection = await open_connection(
+                lambda: psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+            )
+            take_over(connection)
+            connection.add_notify_handler(lambda notification: self._heard.append(notification.payload))
+            if makes_tables and (await self._fetch(_MISSING, (len(TABLES), self._schema, list(TABLES))))[0][0]:
+                await connection.execute(create_sql(self._schema).encode())
+            if listen_to is not None:
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(listen_to)))
+
+    async def close(self) -> None:
+        """Give the connection up. Does not raise, does not hang."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+
+    async def fetch(self, statement: str, parameters: Mapping[str, Any] | Row = ()) -> list[Row]:
+        """Run one statement and return its rows; ConnectionError says what the database objected to."""
+        async with self._bounded("it did not answer"):
+            return await self._fetch(statement, parameters)
+
+    async def run_all(self, work: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Run all of them, or none."""
+        async with self._bounded("it could not be written to"), self._open_connection().transaction():
+            for statement, parameters in work:
+                await self._fetch(statement, parameters)
+
+    async def time(self) -> tuple[float, float, float]:
+        """Ask for the server's time of day; return it with when we asked and when the answer came, on our clock."""
+        sent = self._clock()
+        rows = await self.fetch(_TIME)
+        return sent, self._clock(), float(rows[0][0])
+
+    async def _fetch(self, statement: str, parameters: Mapping[str, Any] | Row = ()) -> list[Row]:
+        cursor = self._open_connection().cursor(row_factory=tuple_row)
+        await cursor.execute(statement.encode(), parameters or None)
+        return await cursor.fetchall() if cursor.description else []
+
+    def _open_connection(self) -> psycopg.AsyncConnection[Any]:
+        if self._connection is None:
+            raise ConnectionError(f"the registry has no connection ({self.where})")
+        return self._connection
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self, what: str) -> AsyncIterator[None]:
+        """Whatever goes wrong, the connection is given up, and the error has no secret in it."""
+        try:
+            async with asyncio.timeout(_CALL_S):
+                yield
+        except TimeoutError:
+            await self.close()
+            raise ConnectionError(f"registry: {what} within {_CALL_S:g} s ({self.where})") from None
+        except psycopg.Error as error:
+            await self.close()
+            raise ConnectionError(self._explained(what, error)) from None
+        except BaseException:
+            await self.close()
+            raise
+
+    def _explained(self, what: str, error: psycopg.Error) -> str:
+        reason = " ".join(_dsn.scrub(str(error), self._parts).split())
+        hint = ""
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            user = self._parts.get("user", "USER")
+            hint = f". As its owner: pgleaderlock schema apply --schema {self._schema} --grant-to {user}"
+        return f"registry: {what} ({self.where}): {reason}{hint}"
+
+    # --- Notifications -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watched(self, readable: Callable[[], None]) -> Iterator[None]:
+        """While nothing is asked of it, call this when something comes."""
+        if self._connection is None or self._connection.closed:
+            yield
+            return
+        loop, descriptor = asyncio.get_running_loop(), self._connection.pgconn.socket
+        loop.add_reader(descriptor, readable)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
+
+    def notifications(self) -> list[str]:
+        """Return what came, also during a call. If what came was the end of the connection, give it up."""
+        if self._connection is not None and not self._connection.closed:
+            self._consume(self._connection.pgconn)
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _consume(self, pgconn: psycopg.pq.abc.PGconn) -> None:
+        try:
+            pgconn.consume_input()
+        except psycopg.Error:
+            pgconn.finish()
+            return
+        while (notification := pgconn.notifies()) is not None:
+            self._heard.append(notification.extra.decode(errors="replace"))

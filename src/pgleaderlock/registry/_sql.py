@@ -1,0 +1,112 @@
+"""The statements of the registry. Many rows travel as one JSON parameter, so that a batch is one round trip.
+
+A node writes late, and may be overtaken: what it says of who leads counts only if its token is greater than what is
+there. Whoever takes a row over from another that did not say good-bye notes in the history when that one was seen last.
+"""
+
+__all__ = ["ASK_CHANNEL", "CHANGE_CHANNEL", "statements"]
+
+ASK_CHANNEL = "pgleaderlock_ask"
+"""On which a leader is asked to hand over."""
+CHANGE_CHANNEL = "pgleaderlock_change"
+"""On which it is told that something was written."""
+
+_APPEND = """
+INSERT INTO {schema}.history (lock, role, node, instance, number, event, cause, token, at, within_s, missing, detail)
+SELECT lock, role, %(node)s, %(instance)s, number, event, cause, token, to_timestamp(at), within_s, missing, detail
+  FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, number bigint, event text, cause text, token bigint,
+       at double precision, within_s double precision, missing integer, detail text)
+    ON CONFLICT (instance, number) DO NOTHING
+"""
+
+# The row of one who did not say good-bye: when it was seen last is all that anybody knows of its end.
+_LEAD = """
+WITH led AS (
+    SELECT r.* FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, token bigint, at double precision,
+           renewed double precision, until double precision, classid bigint, objid bigint, objsubid integer)
+), before AS (
+    SELECT l.* FROM {schema}.leaders AS l JOIN led USING (lock)
+     WHERE coalesce(led.token, 0) >= coalesce(l.token, 0)
+       AND l.instance <> %(instance)s
+), vanished AS (
+    INSERT INTO {schema}.history (lock, role, node, instance, event, token, at, within_s)
+    SELECT lock, role, node, instance, 'vanished', token, renewed_at, 0 FROM before
+)
+INSERT INTO {schema}.leaders AS l (lock, role, instance, node, token, acquired_at, renewed_at, lease_until, backend_pid,
+       host, process_id, version, about)
+SELECT lock, role, %(instance)s, %(node)s, token, to_timestamp(at), to_timestamp(renewed), to_timestamp(until),
+       (SELECT pid FROM pg_locks
+         WHERE locktype = 'advisory' AND granted AND pg_locks.classid::text::bigint = led.classid
+           AND pg_locks.objid::text::bigint = led.objid AND pg_locks.objsubid = led.objsubid
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) LIMIT 1),
+       %(host)s, %(process_id)s, %(version)s, %(about)s
+  FROM led
+    ON CONFLICT (lock) DO UPDATE SET
+       role = excluded.role, instance = excluded.instance, node = excluded.node, token = excluded.token,
+       acquired_at = excluded.acquired_at, renewed_at = excluded.renewed_at, lease_until = excluded.lease_until,
+       backend_pid = excluded.backend_pid, host = excluded.host, process_id = excluded.process_id,
+       version = excluded.version, about = excluded.about
+ WHERE coalesce(excluded.token, 0) >= coalesce(l.token, 0)
+"""
+
+_RENEW = """
+UPDATE {schema}.leaders AS l SET renewed_at = to_timestamp(r.renewed), lease_until = to_timestamp(r.until)
+  FROM jsonb_to_recordset(%(rows)s) AS r (lock text, renewed double precision, until double precision)
+ WHERE l.lock = r.lock AND l.instance = %(instance)s
+"""
+
+_CLEAR = "DELETE FROM {schema}.leaders WHERE instance = %(instance)s AND lock = ANY(%(locks)s)"
+
+_STAND = """
+INSERT INTO {schema}.candidates AS c (instance, lock, role, state, since)
+SELECT %(instance)s, lock, role, state, to_timestamp(since)
+  FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, state text, since double precision)
+    ON CONFLICT (instance, lock) DO UPDATE SET state = excluded.state, since = excluded.since
+"""
+
+_WITHDRAW = "DELETE FROM {schema}.candidates WHERE instance = %(instance)s AND lock = ANY(%(locks)s)"
+
+_BEAT = """
+INSERT INTO {schema}.nodes AS n (instance, node, host, process_id, version, about, started_at, seen_at, heartbeat_s)
+VALUES (%(instance)s, %(node)s, %(host)s, %(process_id)s, %(version)s, %(about)s, to_timestamp(%(started)s),
+        clock_timestamp(), %(heartbeat_s)s)
+    ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, about = excluded.about
+"""
+
+_LEAVE = """
+WITH gone AS (DELETE FROM {schema}.candidates WHERE instance = %(instance)s)
+DELETE FROM {schema}.nodes WHERE instance = %(instance)s
+"""
+
+# In small portions: history of years must not make one statement of minutes.
+_PRUNE = """
+WITH old AS (
+    DELETE FROM {schema}.history WHERE id IN (
+        SELECT id FROM {schema}.history
+         WHERE lock = ANY(%(locks)s) AND at < clock_timestamp() - make_interval(days => %(keep_days)s) LIMIT 1000)
+    RETURNING 1
+), dead AS (
+    DELETE FROM {schema}.nodes WHERE seen_at < clock_timestamp() - interval '1 day'
+    RETURNING instance
+), theirs AS (
+    DELETE FROM {schema}.candidates WHERE instance IN (SELECT instance FROM dead)
+)
+SELECT count(*) FROM old
+"""
+
+_STATEMENTS = {
+    "append": _APPEND,
+    "lead": _LEAD,
+    "renew": _RENEW,
+    "clear": _CLEAR,
+    "stand": _STAND,
+    "withdraw": _WITHDRAW,
+    "beat": _BEAT,
+    "leave": _LEAVE,
+    "prune": _PRUNE,
+}
+
+
+def statements(schema: str) -> dict[str, str]:
+    """Return all of them for this schema, whose name was checked."""
+    return {name: text.replace("{schema}", f'"{schema}"') for name, text in _STATEMENTS.items()}

@@ -1,0 +1,174 @@
+"""What the history proves: who led when, how long nobody did, and whether two ever did at once. Pure.
+
+A **term** begins with ``acquired`` or ``recovered`` and ends with the first of ``released``, ``lost``,
+``reconnecting`` and ``stopped`` that has its token and its instance. A leader that died wrote no end: whoever came
+after noted when it was ``vanished``, seen for the last time. So such a term ended then or later, and what lies between
+it and the next one is at most leaderless.
+
+**Two terms overlap** only if they do so beyond what the clocks leave open (``within_s`` of each time). A term whose end
+is not known is taken to have ended when it was last seen: whoever is not heard of can be proven nothing.
+
+Not promised: that a history without an overlap never had one. It has what nodes said, in events; for proof, fence.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+__all__ = ["Line", "Overlap", "RoleAudit", "Term", "audit", "terms_of"]
+
+_BEGINS = ("acquired", "recovered")
+_ENDS = ("released", "lost", "reconnecting", "stopped")
+_VANISHED = "vanished"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the history, its time in seconds of the epoch by the database's clock."""
+
+    lock: str
+    role: str
+    node: str
+    instance: str
+    event: str
+    cause: str | None
+    token: int | None
+    at: float
+    within_s: float = 0.0
+    missing: int = 0
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One node's leadership, from its beginning to its end."""
+
+    lock: str
+    role: str
+    node: str
+    instance: str
+    token: int | None
+    began_at: float
+    ended_at: float | None
+    """None while it lasts."""
+    end: str | None = None
+    """How it ended: an event, or ``vanished``."""
+    cause: str | None = None
+    within_s: float = 0.0
+    """How exactly both times are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two terms that were at one time both believed in, and for how long at least."""
+
+    first: Term
+    second: Term
+    seconds: float
+
+
+@dataclass(slots=True)
+class RoleAudit:
+    """What the history says of one lock."""
+
+    lock: str
+    role: str
+    since: float
+    until: float
+    terms: list[Term] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
+    leaderless_s: float = 0.0
+    """At most: a leader that died is taken to have ended when it was last seen."""
+    failovers: dict[str, int] = field(default_factory=dict)
+    """How often leadership went on to a new term, by how the one before had ended."""
+    missing: int = 0
+    """Events that the history does not have."""
+
+    @property
+    def availability(self) -> float:
+        """The part of the time in which somebody led; 1 for no time at all."""
+        span_s = self.until - self.since
+        return 1.0 if span_s <= 0 else max(0.0, 1 - self.leaderless_s / span_s)
+
+
+def terms_of(lines: Iterable[Line]) -> list[Term]:
+    """Return the terms of these lines, the earliest first."""
+    terms = []
+    begun: dict[tuple[str, str, int | None], Line] = {}
+    seen_last: dict[tuple[str, str, int | None], Line] = {}
+    for line in sorted(lines, key=lambda line: line.at):
+        which = (line.lock, line.instance, line.token)
+        if line.event in _BEGINS:
+            begun[which] = line
+        elif line.event in _ENDS and which in begun:
+            terms.append(_term(begun.pop(which), line))
+        elif line.event == _VANISHED:
+            seen_last[which] = line
+    terms += [_term(line, seen_last.get(which)) for which, line in begun.items()]
+    return sorted(terms, key=lambda term: term.began_at)
+
+
+def _term(begin: Line, end: Line | None) -> Term:
+    return Term(
+        begin.lock,
+        begin.role,
+        begin.node,
+        begin.instance,
+        begin.token,
+        begin.at,
+        None if end is None else max(begin.at, end.at),
+        None if end is None else end.event,
+        None if end is None else end.cause,
+        max(begin.within_s, 0.0 if end is None else end.within_s),
+    )
+
+
+def audit(lines: Iterable[Line], *, since: float, until: float) -> list[RoleAudit]:
+    """Return what these lines say of each lock between two times."""
+    lines = list(lines)
+    audits: dict[str, RoleAudit] = {}
+    for line in lines:
+        each = audits.setdefault(line.lock, RoleAudit(line.lock, line.role, since, until))
+        each.missing += line.missing if line.at >= since else 0
+    for term in terms_of(lines):
+        if (term.ended_at is None or term.ended_at >= since) and term.began_at <= until:
+            audits[term.lock].terms.append(term)
+    for each in audits.values():
+        _judge(each)
+    return sorted(audits.values(), key=lambda each: each.role)
+
+
+def _judge(each: RoleAudit) -> None:
+    each.overlaps = _overlaps(each.terms)
+    each.leaderless_s = _leaderless_s(each)
+    for before, after in pairwise(each.terms):
+        if before.end == "reconnecting" and after.instance == before.instance:
+            continue  # it came back to itself within the grace period
+        how = before.end or "unknown"
+        how = f"{how}:{before.cause}" if how == "lost" and before.cause else how
+        each.failovers[how] = each.failovers.get(how, 0) + 1
+
+
+def _overlaps(terms: list[Term]) -> list[Overlap]:
+    overlaps = []
+    for index, first in enumerate(terms):
+        for second in terms[index + 1 :]:
+            if first.ended_at is None or second.began_at >= first.ended_at:
+                break
+            ends_at = min(first.ended_at, first.ended_at if second.ended_at is None else second.ended_at)
+            seconds = ends_at - second.began_at - first.within_s - second.within_s
+            if seconds > 0 and first.instance != second.instance:
+                overlaps.append(Overlap(first, second, seconds))
+    return overlaps
+
+
+def _leaderless_s(each: RoleAudit) -> float:
+    """Count from the first term on: of the time before it the history knows nothing."""
+    if not each.terms:
+        return max(0.0, each.until - each.since)
+    led_until, leaderless_s = max(each.since, each.terms[0].began_at), 0.0
+    for term in each.terms:
+        leaderless_s += max(0.0, term.began_at - led_until)
+        ended_at = each.until if term.ended_at is None else term.ended_at
+        led_until = max(led_until, ended_at)
+    return leaderless_s + max(0.0, each.until - led_until)

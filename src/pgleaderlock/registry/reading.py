@@ -1,0 +1,173 @@
+"""Looking at the registry from outside: one connection, a few questions, gone again.
+
+For people and for messages; nothing decides by what it answers.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.registry._database import TABLES, Database, Row
+from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL
+from pgleaderlock.registry.audit import Line
+
+__all__ = ["Candidate", "Leader", "RegistryReader", "RoleStatus", "open_reader"]
+
+_ALIVE = "n.seen_at > clock_timestamp() - make_interval(secs => 3 * n.heartbeat_s + 1)"
+
+_LEADERS = """
+SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.acquired_at)::float,
+       extract(epoch FROM l.renewed_at)::float, extract(epoch FROM l.lease_until)::float,
+       l.backend_pid, l.host, l.process_id, l.version, l.about,
+       coalesce({alive}, false), extract(epoch FROM clock_timestamp())::float
+  FROM {schema}.leaders AS l LEFT JOIN {schema}.nodes AS n USING (instance)
+ WHERE %(lock)s::text IS NULL OR l.lock = %(lock)s
+"""
+
+_CANDIDATES = """
+SELECT c.lock, c.role, n.node, c.instance::text, c.state, extract(epoch FROM c.since)::float,
+       extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}
+  FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
+ WHERE %(lock)s::text IS NULL OR c.lock = %(lock)s
+ ORDER BY n.node, c.instance
+"""
+
+_HISTORY = """
+SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
+  FROM (SELECT * FROM {schema}.history
+         WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND at >= to_timestamp(%(since)s)
+         ORDER BY at DESC, id DESC LIMIT %(limit)s) AS newest
+ ORDER BY at, id
+"""
+
+# Whoever led when the time in question began is known by its beginning, which lies before.
+_TERMS_BEFORE = """
+SELECT DISTINCT ON (lock) lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float,
+       within_s, 0, detail
+  FROM {schema}.history
+ WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND at < to_timestamp(%(since)s)
+   AND event IN ('acquired', 'recovered', 'released', 'lost', 'reconnecting', 'stopped', 'vanished')
+ ORDER BY lock, at DESC
+"""
+
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
+_ASK = "SELECT pg_notify(%(channel)s, %(payload)s)"
+_EXISTS = "SELECT count(*) = %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as it said last. Times are seconds of the epoch by the database's clock."""
+
+    node: str
+    instance: str
+    token: int | None
+    acquired_at: float
+    renewed_at: float
+    lease_until: float | None
+    backend_pid: int | None
+    host: str
+    process_id: int
+    version: str
+    about: dict[str, Any]
+    is_alive: bool
+    """Whether its node was heard of lately."""
+    read_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One node that stands for a role."""
+
+    node: str
+    instance: str
+    state: str
+    since: float
+    seen_at: float
+    host: str
+    process_id: int
+    version: str
+    about: dict[str, Any]
+    is_alive: bool
+
+
+@dataclass(slots=True)
+class RoleStatus:
+    """One role, as the registry shows it."""
+
+    lock: str
+    role: str
+    leader: Leader | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+
+
+class RegistryReader:
+    """An open connection to a registry."""
+
+    def __init__(self, database: Database, schema: str) -> None:
+        self._database = database
+        self._schema = schema
+
+    async def status(self, lock: str | None = None) -> list[RoleStatus]:
+        """Return all roles, or one, with their leaders and their candidates."""
+        roles: dict[str, RoleStatus] = {}
+        for name, role, *values in await self._fetch(_LEADERS, lock=lock):
+            roles[name] = RoleStatus(name, role, Leader(*values))
+        for name, role, *values in await self._fetch(_CANDIDATES, lock=lock):
+            roles.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
+        return sorted(roles.values(), key=lambda each: (each.role, each.lock))
+
+    async def history(self, *, lock: str | None = None, since: float = 0.0, limit: int = 1000) -> list[Line]:
+        """Return the newest lines since then, the oldest of them first."""
+        return [Line(*row) for row in await self._fetch(_HISTORY, lock=lock, since=since, limit=limit)]
+
+    async def lines_for_audit(self, *, lock: str | None = None, since: float = 0.0) -> list[Line]:
+        """Return all lines since then, and of each lock the last before."""
+        before = await self._fetch(_TERMS_BEFORE, lock=lock, since=since)
+        return [Line(*row) for row in before] + await self.history(lock=lock, since=since, limit=10_000_000)
+
+    async def now(self) -> float:
+        """Return the database's time of day."""
+        return float((await self._fetch(_NOW))[0][0])
+
+    async def ask_to_step_down(self, lock: str, by: str) -> None:
+        """Ask whoever leads to hand over. Nobody answers: look at what becomes of it."""
+        payload = json.dumps({"ask": "step_down", "schema": self._schema, "lock": lock, "by": by})
+        await self._fetch(_ASK, channel=ASK_CHANNEL, payload=payload)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when something was written, at the latest after this time."""
+        news = asyncio.Event()
+        if self._database.notifications():
+            return
+        with self._database.watched(news.set), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+        self._database.notifications()
+
+    async def _fetch(self, statement: str, **parameters: Any) -> list[Row]:
+        text = statement.replace("{alive}", _ALIVE).replace("{schema}", f'"{self._schema}"')
+        return await self._database.fetch(text, parameters)
+
+
+@contextlib.asynccontextmanager
+async def open_reader(dsn: str, schema: str = DEFAULT_SCHEMA) -> AsyncIterator[RegistryReader]:
+    """Open the registry for reading; ConnectionError if there is none."""
+    check_schema(schema)
+    database = Database(dsn, schema, suspend_aware_clock)
+    try:
+        await database.open(listen_to=CHANGE_CHANNEL, makes_tables=False)
+        if not (await database.fetch(_EXISTS, (len(TABLES), schema, list(TABLES))))[0][0]:
+            raise ConnectionError(
+                f"there is no registry in schema {schema} ({database.where}): the first node that has one configured "
+                "makes it, or pgleaderlock schema apply"
+            )
+        yield RegistryReader(database, schema)
+    finally:
+        await database.close()

@@ -1,0 +1,356 @@
+"""``Registry``: writes down who leads what, who else stands for it, and what happened.
+
+It listens to elections and never decides. It has a connection and a task of its own; what an election tells it goes
+into a bounded outbox, and the election goes on. When the database refuses, that is logged once and counted; when it
+answers again, everything is caught up on, and what had to be forgotten shows in the history as a counted gap.
+
+Operators speak to a leader the other way: over NOTIFY, heard on the same connection (:attr:`Registry.accepts_asks`).
+Whoever may connect to the database may ask.
+
+Not promised: that a row is true. It was when it was written. Decide by the lock, fence with the token.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from pgleaderlock._checks import check_flag, check_int, check_seconds
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.election import Election
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Event
+from pgleaderlock.registry._book import Book, Changes, Standing
+from pgleaderlock.registry._database import Database
+from pgleaderlock.registry._outbox import Happening
+from pgleaderlock.registry._server_clock import ServerClock
+from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
+
+__all__ = ["Registry"]
+
+_CAPACITY = 10_000
+_BATCH = 500
+_RETRY_S = (0.5, 1.0, 2.0, 5.0)
+_FLUSH_S = 3.0
+_PRUNE_EVERY_S = 3600.0
+_STEP_DOWN_S = 10.0
+_LONGEST_PRUNE = 100  # portions at a time
+_TELL_CHANGE = "SELECT pg_notify(%(channel)s, %(schema)s)"
+
+
+class Registry:
+    """What one node tells the others, and people, of its elections.
+
+        registry = Registry(dsn, node="web-1", about={"zone": "eu-1"})
+        registry.attach(lock)
+
+        async with registry, lock:
+            ...
+
+    Elections that are attached may stand on any store; the registry itself is in PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        node: str | None = None,
+        about: Mapping[str, Any] | None = None,
+        schema: str = DEFAULT_SCHEMA,
+        heartbeat_s: float = 5.0,
+        keep_days: int = 30,
+        accept_asks: bool = True,
+        clock: Clock = suspend_aware_clock,
+    ) -> None:
+        self.node = node or f"{socket.gethostname()}:{os.getpid()}"
+        self.schema = schema
+        self._database = Database(dsn, schema, clock)
+        self._sql = statements(schema)
+        self._heartbeat_s = check_seconds("heartbeat_s", heartbeat_s)
+        self._keep_days = check_int("keep_days", keep_days, 1, 36500)
+        self._accepts_asks = check_flag("accept_asks", accept_asks)
+        self._clock = clock
+        self._server_clock = ServerClock()
+        self._book = Book(_CAPACITY)
+        self._about = json.dumps(dict(about or {}))
+        self._started = self._clock()
+        self._identity: dict[str, Any] = {"instance": str(uuid.uuid4()), "node": self.node}
+        self._task: asyncio.Task[None] | None = None
+        self._news: asyncio.Event | None = None
+        self._is_closing = False
+        self._beat_at = self._pruned_at = float("-inf")
+        self._failures = self._in_flight = 0
+        self._is_up = False
+        self._asks: set[asyncio.Task[None]] = set()
+        self._logger = get_logger().bind(node=self.node, registry=self._database.where)
+
+    # --- What one may ask ----------------------------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last thing that was to be written, was."""
+        return self._is_up and self._database.is_open
+
+    @property
+    def dropped_events(self) -> int:
+        """How many events the history does not have, because the database was away for too long."""
+        return self._book.outbox.dropped
+
+    @property
+    def waiting_events(self) -> int:
+        """How many events are not written yet."""
+        return len(self._book.outbox) + self._in_flight
+
+    @property
+    def instance(self) -> str:
+        """This process, as the tables name it: a node that is started anew is another instance."""
+        return str(self._identity["instance"])
+
+    # --- Lifecycle -----------------------------------------------------------------------------------------------
+
+    def attach(self, election: Election, role: str | None = None) -> None:
+        """Write this election down, under this role; by default the name of its lock."""
+        key = getattr(election, "key", None)
+        key = key if isinstance(key, LockKey) else None
+        lock = str(key) if key is not None else " ".join(map(str, election.labels.values()))
+        if lock in self._book.standings:
+            raise ValueError(f"lock {lock} is attached to this registry already")
+        standing = Standing(lock, role or (key.name if key else None) or lock, key, election)
+        self._book.add(standing, self._clock())
+        election.subscribe(lambda event: self._hear(standing, event))
+
+    async def start(self) -> None:
+        """Begin to write. Returns at once, whether the database answers or not."""
+        if self._task is None:
+            self._is_closing = False
+            self._news = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock registry")
+
+    async def close(self) -> None:
+        """Write what is left, if the database answers soon, and sign off."""
+        task = self._task
+        if task is None or self._news is None:
+            return
+        self._is_closing = True
+        self._news.set()
+        await asyncio.wait({task}, timeout=_FLUSH_S)
+        task.cancel()
+        await asyncio.wait({task})
+        self._task = None
+        if self.waiting_events:
+            self._logger.warning("registry_incomplete", unwritten=self.waiting_events)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _hear(self, standing: Standing, event: Event) -> None:
+        """In the election's stream of events: nothing here waits."""
+        self._book.hear(standing, event)
+        if self._news is not None and self._book.has_news:
+            self._news.set()
+
+    # --- The task ------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        try:
+            while not self._is_closing or (self._book.has_news and self._failures == 0):
+                await self._write()
+                if not self._is_closing:
+                    await self._rest()
+            await self._sign_off()
+        finally:
+            await self._database.close()
+
+    async def _write(self) -> None:
+        """Bring the database up to date, or count a failure."""
+        changes, batch = self._book.take_changes(), self._book.outbox.take(_BATCH)
+        self._in_flight = len(batch)
+        try:
+            if not self._database.is_open:
+                await self._open()
+                changes = self._with_everything(changes)
+            work = self._work_for(changes, batch)
+            if work:
+                await self._database.run_all(work)
+            await self._beat()
+            await self._prune()
+        except PgLeaderLockError as error:
+            self._book.put_back(changes)
+            self._book.outbox.put_back(batch)
+            self._note_failure(error)
+        except asyncio.CancelledError:
+            self._book.outbox.put_back(batch)
+            raise
+        else:
+            self._note_success(len(batch))
+        finally:
+            self._in_flight = 0
+
+    async def _open(self) -> None:
+        await self._database.open(listen_to=ASK_CHANNEL if self._accepts_asks else None)
+        for _ in range(3):  # the first answer of a new connection is often the slowest
+            self._server_clock.note(*await self._database.time())
+        self._beat_at = float("-inf")
+
+    def _with_everything(self, changes: Changes) -> Changes:
+        """After a new connection: whatever was there may be gone."""
+        self._book.put_back(changes)
+        self._book.mark_all()
+        return self._book.take_changes()
+
+    async def _beat(self) -> None:
+        if self._clock() < self._beat_at + self._heartbeat_s:
+            return
+        self._server_clock.note(*await self._database.time())
+        self._beat_at = self._clock()
+        rows = self._leader_rows([standing.lock for standing in self._book.leading() if standing.election.is_leader])
+        work = [(self._sql["beat"], {**self._node_row(), "started": self._server_clock.at(self._started)})]
+        if rows:
+            work.append((self._sql["renew"], {**self._identity, "rows": json.dumps(rows)}))
+        await self._database.run_all(work)
+
+    async def _prune(self) -> None:
+        """Forget what is old. Each role's history is its leader's to prune, so that not all do it at once."""
+        locks = [standing.lock for standing in self._book.leading()]
+        if not locks or self._clock() < self._pruned_at + _PRUNE_EVERY_S:
+            return
+        self._pruned_at = self._clock()
+        for _ in range(_LONGEST_PRUNE):
+            rows = await self._database.fetch(self._sql["prune"], {"locks": locks, "keep_days": self._keep_days})
+            if self._book.has_news or not rows[0][0]:
+                return
+
+    async def _sign_off(self) -> None:
+        """Whoever leaves in order leaves nothing behind but history."""
+        if self._failures or not self._database.is_open:
+            return
+        with contextlib.suppress(PgLeaderLockError):
+            await self._database.run_all([(self._sql["leave"], self._identity)])
+
+    async def _rest(self) -> None:
+        """Until there is news, something is asked of us, or it is time for the next sign of life."""
+        assert self._news is not None  # noqa: S101 - there is one while the task lives
+        failures = min(self._failures, len(_RETRY_S))
+        rest_s = _RETRY_S[failures - 1] if failures else max(0.0, self._beat_at + self._heartbeat_s - self._clock())
+        if failures:
+            self._news.clear()  # news is no reason to try a database again that just failed
+        with self._database.watched(self._news.set), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rest_s):
+                await self._news.wait()
+        self._news.clear()
+        for payload in self._database.notifications():
+            self._heed(payload)
+
+    # --- Rows ----------------------------------------------------------------------------------------------------
+
+    def _work_for(self, changes: Changes, batch: list[Happening]) -> list[tuple[str, Mapping[str, Any]]]:
+        work: list[tuple[str, Mapping[str, Any]]] = []
+        if batch:
+            work.append((self._sql["append"], {**self._identity, "rows": json.dumps(self._history_rows(batch))}))
+        if changes.led:
+            rows = json.dumps(self._leader_rows(list(changes.led)))
+            work.append((self._sql["lead"], {**self._node_row(), "rows": rows}))
+        if changes.cleared:
+            work.append((self._sql["clear"], {**self._identity, "locks": list(changes.cleared)}))
+        if changes.stands:
+            work.append((self._sql["stand"], {**self._identity, "rows": json.dumps(self._candidate_rows(changes))}))
+        if changes.withdrawn:
+            work.append((self._sql["withdraw"], {**self._identity, "locks": list(changes.withdrawn)}))
+        if batch or changes.led or changes.cleared:
+            work.append((_TELL_CHANGE, {"channel": CHANGE_CHANNEL, "schema": self.schema}))
+        return work
+
+    def _history_rows(self, batch: list[Happening]) -> list[dict[str, Any]]:
+        within_s = self._server_clock.within_s(self._clock())
+        return [
+            {
+                "lock": each.lock,
+                "role": each.role,
+                "number": each.number,
+                "event": each.event,
+                "cause": each.cause,
+                "token": each.token,
+                "at": self._server_clock.at(each.at),
+                "within_s": within_s,
+                "missing": each.missing,
+                "detail": each.detail,
+            }
+            for each in batch
+        ]
+
+    def _leader_rows(self, locks: list[str]) -> list[dict[str, Any]]:
+        rows = self._book.leader_rows(locks, self._clock())
+        for row in rows:
+            for name in ("at", "renewed", "until"):
+                row[name] = None if row[name] is None else self._server_clock.at(row[name])
+        return rows
+
+    def _candidate_rows(self, changes: Changes) -> list[dict[str, Any]]:
+        rows = []
+        for each in (self._book.standings[lock] for lock in changes.stands):
+            since = self._server_clock.at(each.since)
+            rows.append({"lock": each.lock, "role": each.role, "state": each.state.value, "since": since})
+        return rows
+
+    def _node_row(self) -> dict[str, Any]:
+        from pgleaderlock import __version__  # noqa: PLC0415 - it imports everything
+
+        return {
+            **self._identity,
+            "host": socket.gethostname(),
+            "process_id": os.getpid(),
+            "version": __version__,
+            "about": self._about,
+            "heartbeat_s": self._heartbeat_s,
+        }
+
+    # --- Ups and downs -------------------------------------------------------------------------------------------
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        self._is_up = False
+        if self._failures == 1:
+            self._logger.warning("registry_down", error=error, advice="elections go on; it is tried again")
+
+    def _note_success(self, written: int) -> None:
+        if self._failures:
+            self._logger.info("registry_up", written_late=written + self.waiting_events, dropped=self.dropped_events)
+        self._failures, self._is_up = 0, True
+        if self._book.has_news and self._news is not None:
+            self._news.set()
+
+    # --- Asks ----------------------------------------------------------------------------------------------------
+
+    def _heed(self, payload: str) -> None:
+        """Do what an operator asks for, if it is about us. What cannot be read is nobody's ask."""
+        try:
+            ask = json.loads(payload)
+            is_ours = ask["schema"] == self.schema and ask["ask"] == "step_down"
+            standing = self._book.standings.get(ask["lock"])
+        except (ValueError, TypeError, KeyError):
+            return
+        if not is_ours or standing is None or standing.acquired_at is None:
+            return
+        by = str(ask.get("by", "somebody"))[:100]
+        self._logger.info("step_down_asked", lock=standing.lock, role=standing.role, by=by)
+        at = self._clock()
+        self._book.outbox.put(
+            Happening(standing.lock, standing.role, "step_down_asked", at, token=standing.token, detail=f"by {by}")
+        )
+        task = asyncio.get_running_loop().create_task(standing.election.step_down(_STEP_DOWN_S))
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)

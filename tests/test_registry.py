@@ -1,0 +1,526 @@
+"""The registry: what nodes write down of their elections, on a real PostgreSQL; and that no election waits for it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LockKey, LockState
+from pgleaderlock.embedded import Server
+from pgleaderlock.registry import Registry
+from pgleaderlock.registry._outbox import Happening, Outbox
+from pgleaderlock.registry._server_clock import ServerClock
+from pgleaderlock.registry.audit import Line, audit, terms_of
+from pgleaderlock.registry.reading import RegistryReader, open_reader
+from tests.conftest import Postgres
+from tests.doubles import until
+from tests.test_lease import LEASE_S, query
+from tests.test_postgres import terminate_holder
+
+_numbers = itertools.count(1)
+BEAT_S = 0.2
+HOLDER = """
+SELECT pid FROM pg_locks
+ WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND objsubid = 2
+"""
+
+
+@pytest.fixture
+def schema(postgres: Postgres):
+    """A schema for one test alone."""
+    name = f"registry_{os.getpid()}_{next(_numbers)}"
+    yield name
+    drop(postgres.dsn, name)
+
+
+def drop(dsn: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+class Node:
+    """One contender with its registry."""
+
+    def __init__(self, dsn: str, schema: str, key: LockKey, name: str, **settings: Any) -> None:
+        self.registry = Registry(dsn, node=name, schema=schema, heartbeat_s=BEAT_S, about={"zone": "eu-1"}, **settings)
+        self.lock = LeaderLock(
+            dsn, key=key, lease_s=LEASE_S, health_interval_s=0.3, retry_strategy=FixedInterval(0.2), settle_s=0
+        )
+        self.registry.attach(self.lock, role="scheduler")
+
+    async def __aenter__(self) -> Self:
+        await self.registry.start()
+        await self.lock.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.lock.shutdown()
+        await self.registry.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[object]]) -> Any:
+    """Ask again and again until the answer is true, and return it."""
+    async with asyncio.timeout(20):
+        while not (answer := await condition()):  # noqa: ASYNC110 - of a database
+            await asyncio.sleep(0.02)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def reading(dsn: str, schema: str) -> AsyncIterator[RegistryReader]:
+    """The registry, as soon as a node has made it."""
+
+    async def is_there() -> bool:
+        with contextlib.suppress(ConnectionError):
+            async with open_reader(dsn, schema):
+                return True
+        return False
+
+    await eventually(is_there)
+    async with open_reader(dsn, schema) as reader:
+        yield reader
+
+
+async def test_a_registry_that_is_not_there_says_how_to_make_it(postgres: Postgres):
+    with pytest.raises(ConnectionError, match="no registry in schema nowhere.*schema apply"):
+        async with open_reader(postgres.dsn, "nowhere"):
+            pass
+
+
+async def leader_of(reader: RegistryReader) -> Any:
+    return next((each.leader for each in await reader.status() if each.leader), None)
+
+
+async def events_of(reader: RegistryReader) -> list[tuple[str, str]]:
+    return [(line.node, line.event) for line in await reader.history()]
+
+
+# --- What it writes ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_leader_and_the_candidates_can_be_read(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        async with Node(postgres.dsn, schema, key, "two"), reading(postgres.dsn, schema) as reader:
+
+            async def both() -> Any:
+                (status,) = await reader.status()
+                return status if len(status.candidates) == 2 and status.leader else None
+
+            status = await eventually(both)
+            leader = status.leader
+            assert (status.role, status.lock) == ("scheduler", str(key))
+            assert (leader.node, leader.token, leader.about) == ("one", one.lock.token, {"zone": "eu-1"})
+            assert leader.process_id == os.getpid()
+            assert leader.is_alive
+            assert leader.lease_until > leader.renewed_at >= leader.acquired_at
+            assert leader.backend_pid == (await query(postgres.dsn, HOLDER, *key.numbers))[0][0]
+            assert [(each.node, each.state, each.is_alive) for each in status.candidates] == [
+                ("one", "leader", True),
+                ("two", "follower", True),
+            ]
+
+
+async def test_a_renewal_shows(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one") as one, contextlib.AsyncExitStack() as stack:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up)
+        reader = await stack.enter_async_context(reading(postgres.dsn, schema))
+        first = await eventually(lambda: leader_of(reader))
+
+        async def later() -> Any:
+            leader = await leader_of(reader)
+            return leader.renewed_at > first.renewed_at and leader.lease_until > first.lease_until
+
+        await eventually(later)
+
+
+async def test_a_graceful_hand_over_clears_the_row_and_the_history_has_both_terms(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        first = one.lock.token
+        async with Node(postgres.dsn, schema, key, "two") as two:
+            await until(lambda: two.lock.state is LockState.FOLLOWER)
+            await one.lock.shutdown()
+            await two.lock.wait_for_leadership()
+            async with reading(postgres.dsn, schema) as reader:
+                await eventually(lambda: _has(reader, ("one", "released"), ("two", "acquired")))
+                assert (await leader_of(reader)).node == "two"
+                lines = await reader.history()
+                assert {line.token for line in lines if line.node == "one" and line.event != "stopped"} == {first}
+                (found,) = audit(lines, since=lines[0].at, until=await reader.now())
+                assert [term.node for term in found.terms] == ["one", "two"]
+                assert found.overlaps == []
+                assert found.failovers == {"released": 1}
+    async with reading(postgres.dsn, schema) as reader:
+        await eventually(lambda: _has(reader, ("two", "released")))
+        assert await reader.status() == []  # whoever leaves in order leaves nothing but history
+
+
+async def _has(reader: RegistryReader, *wanted: tuple[str, str]) -> bool:
+    return set(wanted) <= set(await events_of(reader))
+
+
+async def test_a_loss_is_written_with_its_cause(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await terminate_holder(postgres.dsn, key)
+        async with reading(postgres.dsn, schema) as reader:
+            await eventually(lambda: _has(reader, ("one", "lost")))
+            (lost,) = [line for line in await reader.history() if line.event == "lost"]
+            assert lost.cause == "session_terminated"
+
+
+async def test_of_a_leader_that_died_its_successor_writes_when_it_was_seen_last(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    """A process that is killed writes nothing more: here its registry is, before its lock goes."""
+    one = Node(postgres.dsn, schema, key, "one")
+    await one.registry.start()
+    await one.lock.start()
+    await one.lock.wait_for_leadership()
+    async with Node(postgres.dsn, schema, key, "two") as two:
+        await until(lambda: two.registry.is_up)
+        async with reading(postgres.dsn, schema) as reader:
+
+            async def one_leads() -> bool:
+                leader = await leader_of(reader)
+                return leader is not None and leader.node == "one"
+
+            await eventually(one_leads)
+            task = one.registry._task
+            assert task is not None
+            task.cancel()
+            await asyncio.wait({task})
+            await one.lock.shutdown()
+            await two.lock.wait_for_leadership(10)
+            await eventually(lambda: _has(reader, ("one", "vanished")))
+            (found,) = audit(await reader.history(), since=0, until=await reader.now())
+            assert [(term.node, term.end) for term in found.terms[-2:]] == [("one", "vanished"), ("two", None)]
+            assert found.overlaps == []
+
+
+async def test_a_late_writer_does_not_overwrite_its_successor(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "two") as two:
+        await two.lock.wait_for_leadership()
+        async with reading(postgres.dsn, schema) as reader:
+            await eventually(lambda: leader_of(reader))
+            late = Registry(postgres.dsn, node="late", schema=schema, heartbeat_s=BEAT_S)
+            late.attach(two.lock, role="scheduler")
+            standing = late._book.standings[str(key)]
+            standing.acquired_at, standing.token = 1.0, (two.lock.token or 0) - 1
+            await late.start()
+            await until(lambda: late.is_up)
+            assert (await leader_of(reader)).node == "two"
+            await late.close()
+
+
+async def test_a_process_that_comes_back_is_another_instance(postgres: Postgres, schema: str, key: LockKey):
+    names = {Registry(postgres.dsn, node="one", schema=schema).instance for _ in range(2)}
+    assert len(names) == 2
+
+
+async def test_an_election_that_is_attached_while_it_leads_is_written_as_it_is(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one, contextlib.AsyncExitStack() as stack:
+        await one.lock.wait_for_leadership()
+        late = Registry(postgres.dsn, node="late", schema=f"{schema}_late", heartbeat_s=BEAT_S)
+        late.attach(one.lock, role="scheduler")
+        stack.push_async_callback(asyncio.to_thread, drop, postgres.dsn, late.schema)
+        await stack.enter_async_context(late)
+        await until(lambda: late.is_up)
+        reader = await stack.enter_async_context(reading(postgres.dsn, late.schema))
+        (status,) = await reader.status()
+        assert (status.leader.node, status.leader.token) == ("late", one.lock.token)  # type: ignore[union-attr]
+        assert [each.state for each in status.candidates] == ["leader"]
+
+
+# --- Whatever happens to it, elections go on --------------------------------------------------------------------------
+
+
+async def test_a_database_that_is_away_costs_nobody_the_election_and_is_caught_up_on(
+    postgres: Postgres, own_server: Server, schema: str, key: LockKey, caplog
+):
+    caplog.set_level(logging.INFO, logger="pgleaderlock")
+    registry = Registry(own_server.dsn, node="one", schema=schema, heartbeat_s=BEAT_S)
+    lock = LeaderLock(postgres.dsn, key=key, lease_s=LEASE_S, health_interval_s=0.3, settle_s=0)
+    registry.attach(lock, role="scheduler")
+    async with registry:
+        await lock.start()
+        await until(lambda: registry.is_up)
+        await asyncio.to_thread(own_server.stop, "immediate")
+        await until(lambda: not registry.is_up)
+        tokens = []
+        for _ in range(3):
+            await lock.wait_for_leadership()
+            tokens.append(lock.token)
+            await lock.step_down()
+        assert registry.waiting_events > 0
+        await asyncio.to_thread(own_server.start)
+        await until(lambda: registry.is_up and not registry.waiting_events)
+        async with reading(own_server.dsn, schema) as reader:
+            acquired = [line.token for line in await reader.history() if line.event == "acquired"]
+        assert acquired[-4:-1] == tokens[-3:] or acquired[-3:] == tokens
+        assert registry.dropped_events == 0
+        await lock.shutdown()
+    assert caplog.text.count("registry_down") == 1  # once, however often it is tried
+    assert "registry_up" in caplog.text
+
+
+async def test_tables_that_were_dropped_are_made_again(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        await asyncio.to_thread(drop, postgres.dsn, schema)
+        await one.lock.step_down()
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        async with reading(postgres.dsn, schema) as reader:
+            assert (await leader_of(reader)).node == "one"
+            assert ("one", "acquired") in await events_of(reader)
+        assert one.lock.is_leader
+
+
+async def test_a_registry_that_never_answers_does_not_keep_anybody_from_stopping(postgres: Postgres, key: LockKey):
+    registry = Registry("postgresql://nobody@127.0.0.1:1/x", node="one")
+    lock = LeaderLock(postgres.dsn, key=key, lease_s=LEASE_S, health_interval_s=0.3, settle_s=0)
+    registry.attach(lock)
+    async with asyncio.timeout(10):
+        async with registry, lock:
+            await lock.wait_for_leadership()
+            assert not registry.is_up
+
+
+async def test_a_password_is_in_no_log_line(postgres: Postgres, key: LockKey, caplog):
+    registry = Registry("postgresql://nobody:hush-hush@127.0.0.1:1/x", node="one")
+    async with registry:
+        await until(lambda: "registry_down" in caplog.text)
+    assert "hush" not in caplog.text
+
+
+async def test_one_lock_is_attached_once(postgres: Postgres, key: LockKey):
+    registry = Registry(postgres.dsn)
+    lock = LeaderLock(postgres.dsn, key=key)
+    registry.attach(lock)
+    with pytest.raises(ValueError, match="attached to this registry already"):
+        registry.attach(lock)
+
+
+# --- Asked by an operator ---------------------------------------------------------------------------------------------
+
+
+async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up)
+        async with Node(postgres.dsn, schema, key, "two") as two, reading(postgres.dsn, schema) as reader:
+            await until(lambda: two.registry.is_up and two.lock.state is LockState.FOLLOWER)
+            await reader.ask_to_step_down(str(key), "ops")
+            await two.lock.wait_for_leadership(10)
+            assert two.lock.is_leader
+            await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released"), ("two", "acquired")))
+
+
+@pytest.mark.parametrize("payload", ["", "{", "[]", "7", '{"ask": "step_down"}', '{"ask": 1, "schema": 2, "lock": {}}'])
+async def test_an_ask_that_cannot_be_read_is_nobody_s(postgres: Postgres, schema: str, key: LockKey, payload: str):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up)
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_notify('pgleaderlock_ask', %s)", (payload,))
+        async with reading(postgres.dsn, schema) as reader:
+            before = await eventually(lambda: leader_of(reader))
+
+            async def beaten() -> bool:
+                return bool((await leader_of(reader)).renewed_at > before.renewed_at)
+
+            await eventually(beaten)
+        assert one.lock.is_leader
+
+
+async def test_whoever_does_not_accept_asks_does_not_hear_them(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one", accept_asks=False) as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up)
+        async with reading(postgres.dsn, schema) as reader:
+            before = await eventually(lambda: leader_of(reader))
+            await reader.ask_to_step_down(str(key), "ops")
+
+            async def beaten() -> bool:
+                return bool((await leader_of(reader)).renewed_at > before.renewed_at)
+
+            await eventually(beaten)
+        assert one.lock.is_leader
+
+
+# --- Retention --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_leader_forgets_what_is_too_old(postgres: Postgres, schema: str, key: LockKey):
+    async with Node(postgres.dsn, schema, key, "one", keep_days=2) as one:
+        await until(lambda: one.registry.is_up)
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            for days in (1, 3):
+                connection.execute(
+                    f'INSERT INTO "{schema}".history (lock, role, node, instance, event, at, within_s)'
+                    " VALUES (%s, 'x', 'old', gen_random_uuid(), 'acquired', now() - make_interval(days => %s), 0)",
+                    (str(key), days),
+                )
+        one.registry._pruned_at = float("-inf")
+        await one.lock.wait_for_leadership()
+
+        async def one_is_left() -> bool:
+            rows = await query(postgres.dsn, f"SELECT count(*) FROM \"{schema}\".history WHERE node = 'old'")
+            return bool(rows[0][0] == 1)
+
+        await eventually(one_is_left)
+
+
+# --- The outbox -------------------------------------------------------------------------------------------------------
+
+
+def happening(event: str) -> Happening:
+    return Happening("lock", "role", event, 1.0)
+
+
+def test_an_outbox_that_is_full_forgets_the_oldest_and_says_how_many():
+    outbox = Outbox(3)
+    for name in "abcde":
+        outbox.put(happening(name))
+    batch = outbox.take(2)
+    assert [(each.event, each.number, each.missing) for each in batch] == [("c", 3, 2), ("d", 4, 0)]
+    assert outbox.dropped == 2
+    assert [each.missing for each in outbox.take(2)] == [0]
+
+
+def test_what_could_not_be_written_is_in_the_outbox_again_and_so_is_what_was_missing():
+    outbox = Outbox(3)
+    for name in "abcd":
+        outbox.put(happening(name))
+    outbox.put_back(outbox.take(2))
+    outbox.put(happening("e"))
+    assert [(each.event, each.missing) for each in outbox.take(9)] == [("c", 2), ("d", 0), ("e", 0)]
+
+
+# --- The server's clock -----------------------------------------------------------------------------------------------
+
+
+def test_the_shortest_round_trip_knows_best():
+    clock = ServerClock()
+    assert not clock.is_known
+    clock.note(10.0, 11.0, 1000.0)
+    assert clock.at(10.5) == 1000.0
+    assert clock.within_s(11.0) == 0.5
+    clock.note(12.0, 12.2, 1001.8)
+    assert clock.at(12.1) == pytest.approx(1001.8)
+    clock.note(13.0, 15.0, 1004.0)
+    assert clock.at(12.1) == pytest.approx(1001.8)
+    assert clock.within_s(12.2) == pytest.approx(0.1)
+
+
+def test_a_server_s_clock_that_was_set_is_believed():
+    clock = ServerClock()
+    clock.note(10.0, 10.1, 1000.0)
+    clock.note(20.0, 21.0, 5000.0)
+    assert clock.at(20.5) == 5000.0
+
+
+def test_what_is_known_is_believed_in_less_with_time():
+    clock = ServerClock()
+    clock.note(10.0, 10.1, 1000.0)
+    clock.note(5000.0, 5000.3, 5989.95)
+    assert clock.at(5000.15) == pytest.approx(5989.95)
+
+
+# --- The audit --------------------------------------------------------------------------------------------------------
+
+
+def line(event: str, at: float, node: str = "a", token: int = 1, **more: Any) -> Line:
+    return Line("lock", "role", node, f"instance of {node}", event, more.pop("cause", None), token, at, **more)
+
+
+HAND_OVER = [line("acquired", 10), line("released", 20), line("acquired", 21, "b", 2)]
+
+
+def test_a_history_of_hand_overs_has_terms_and_a_gap():
+    (found,) = audit(HAND_OVER, since=0, until=31)
+    assert [(term.node, term.began_at, term.ended_at) for term in found.terms] == [("a", 10, 20), ("b", 21, None)]
+    assert found.leaderless_s == 1
+    assert found.failovers == {"released": 1}
+    assert found.overlaps == []
+    assert found.availability == pytest.approx(1 - 1 / 31)
+
+
+def test_two_terms_at_once_are_an_overlap_of_as_much_as_is_certain():
+    lines = [line("acquired", 10), line("acquired", 15, "b", 2, within_s=1.0), line("lost", 20, within_s=0.5)]
+    (found,) = audit(lines, since=0, until=30)
+    assert [(each.first.node, each.second.node, each.seconds) for each in found.overlaps] == [("a", "b", 3.5)]
+
+
+def test_what_the_clocks_leave_open_is_no_overlap():
+    lines = [line("acquired", 10), line("acquired", 19.999, "b", 2, within_s=0.002), line("released", 20)]
+    assert audit(lines, since=0, until=30)[0].overlaps == []
+
+
+def test_a_short_term_inside_another_is_an_overlap_too():
+    lines = [line("acquired", 10), line("acquired", 12, "b", 2), line("lost", 13, "b", 2), line("lost", 20)]
+    assert [each.seconds for each in audit(lines, since=0, until=30)[0].overlaps] == [1]
+
+
+def test_a_leader_that_vanished_is_taken_to_have_ended_when_it_was_seen_last():
+    lines = [line("acquired", 10), line("vanished", 14), line("acquired", 20, "b", 2)]
+    (found,) = audit(lines, since=0, until=30)
+    assert found.terms[0].ended_at == 14
+    assert found.leaderless_s == 6
+    assert found.failovers == {"vanished": 1}
+
+
+def test_its_own_word_counts_for_more_than_that_it_vanished():
+    lines = [
+        line("acquired", 10),
+        line("vanished", 14),
+        line("lost", 17, cause="stalled"),
+        line("acquired", 20, "b", 2),
+    ]
+    (found,) = audit(lines, since=0, until=30)
+    assert (found.terms[0].ended_at, found.terms[0].end) == (17, "lost")
+    assert found.failovers == {"lost:stalled": 1}
+
+
+def test_a_leader_that_comes_back_to_itself_is_no_failover():
+    lines = [
+        line("acquired", 10),
+        line("reconnecting", 12),
+        line("recovered", 13, token=2),
+        line("released", 20, token=2),
+    ]
+    (found,) = audit(lines, since=10, until=20)
+    assert found.failovers == {}
+    assert found.leaderless_s == 1
+
+
+def test_a_term_that_began_before_the_time_in_question_counts_from_its_beginning():
+    (found,) = audit(HAND_OVER, since=15, until=31)
+    assert found.leaderless_s == 1
+    assert len(found.terms) == 2
+
+
+def test_missing_events_are_counted():
+    (found,) = audit([*HAND_OVER, line("error", 25, missing=7)], since=0, until=30)
+    assert found.missing == 7
+
+
+def test_terms_of_a_lock_that_nobody_ever_had_are_none():
+    assert terms_of([line("error", 3), line("stopped", 4)]) == []
+    (found,) = audit([line("stopped", 4)], since=0, until=10)
+    assert found.leaderless_s == 10
