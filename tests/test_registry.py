@@ -88,7 +88,7 @@ async def reading(dsn: str, schema: str) -> AsyncIterator[RegistryReader]:
 
 
 async def test_a_registry_that_is_not_there_says_how_to_make_it(postgres: Postgres):
-    with pytest.raises(ConnectionError, match="no registry in schema nowhere.*schema apply"):
+    with pytest.raises(ConnectionError, match=r"no registry in schema nowhere.*schema apply"):
         async with open_reader(postgres.dsn, "nowhere"):
             pass
 
