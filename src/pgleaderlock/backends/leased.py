@@ -34,10 +34,10 @@ by more than 10 %.
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import _sql
+from pgleaderlock.backends._admission import Admission
 from pgleaderlock.backends._dsn import agreement_of
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends.base import Backend
@@ -73,7 +73,7 @@ class LeasedLockBackend(Backend):
         self._connect_s = connect_s
         self._labels = labels or key.labels
         self._witness_key = witness_key(key)
-        self._open_session = open_session
+        self._admission = Admission(open_session, lease, clock, f"lock {key.described}", where)
         self._lease = lease
         self._clock = clock
         self._where = where
@@ -209,71 +209,26 @@ class LeasedLockBackend(Backend):
 
     async def _lock_session(self) -> tuple[Session, tuple[int, str]]:
         """Open a session for the lock, and learn what must be known of the server."""
-        session = await self._new_session()
+        admitted = await self._admission.admit(self._connect_bound_s)
         try:
-            pid, deadlock_s, age_s, started, asked_at = await self._prepare(session)
             settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
-            self._settled_at = asked_at + settle_s - age_s
-            self._slice_s = self._lease.slice_for(deadlock_s)
-            self._note_version(session.facts.version)
+            self._settled_at = admitted.asked_at + settle_s - admitted.age_s
+            self._slice_s = self._lease.slice_for(admitted.deadlock_s)
+            self._note_version(admitted.session.facts.version)
             if self._terms is not None:
-                await self._terms.make_ready(session)
+                await self._terms.make_ready(admitted.session)
         except BaseException:
-            await session.close()
+            await admitted.session.close()
             raise
-        return session, (pid, started)
+        return admitted.session, (admitted.pid, admitted.started)
 
     async def _witness_session(self) -> Session:
-        session = await self._new_session()
-        try:
-            await self._prepare(session, with_facts=False)
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        return (await self._admission.admit(self._connect_bound_s, with_facts=False)).session
 
-    async def _new_session(self) -> Session:
-        # With several hosts, the silent ones come first at times. Nothing is held then that could run out meanwhile.
-        bound_s = max(self._lease.lease_s, self._connect_s if self._lock is None and self._witness is None else 0.0)
-        try:
-            async with asyncio.timeout(bound_s):
-                return await self._open_session()
-        except TimeoutError:
-            pass
-        # Raised here: as its context, the time-out would keep the driver's frames alive, and the socket in them open.
-        raise ConnectionError(
-            f"no connection for lock {self._key.described} ({self._where}): no answer within {bound_s:g} s",
-            cause=LossCause.RENEW_TIMEOUT,
-        )
-
-    async def _prepare(self, session: Session, *, with_facts: bool = True) -> tuple[Any, ...]:
-        """Put a session in order, or refuse it and say why; return what it said of itself."""
-        if session.facts.version < _sql.OLDEST_VERSION:
-            raise ConnectionError(
-                f"the server of lock {self._key.described} ({self._where}) is older than PostgreSQL 13, which has no "
-                "transaction ids that can be tokens: upgrade it"
-            )
-        statement_ms = round(self._lease.lease_s * 1000) + 1000
-        asked_at = self._clock()
-        parameters = (session.facts.session_pid, self._lease.allow_pooler, str(statement_ms))
-        statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
-        row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
-        if row is None:
-            raise ConnectionError(f"the server did not introduce itself to lock {self._key.described} ({self._where})")
-        _, pid, is_standby, *facts = row
-        if is_standby:
-            raise ConnectionError(
-                f"the server is a standby, where lock {self._key.described} can be held beside the primary's "
-                f"({self._where}): connect to the primary, or add target_session_attrs=read-write "
-                "to the connection string"
-            )
-        if pid != session.facts.session_pid and not self._lease.allow_pooler:
-            raise ConnectionError(
-                f"a connection pooler stands before the server of lock {self._key.described} ({self._where}), and a "
-                "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
-                "in session mode, pass allow_pooler=True"
-            )
-        return (pid, *facts, asked_at)
+    @property
+    def _connect_bound_s(self) -> float:
+        """With several hosts, the silent ones come first at times. Nothing that is held could run out meanwhile."""
+        return max(self._lease.lease_s, self._connect_s if self._lock is None and self._witness is None else 0.0)
 
     def _note_version(self, version: int) -> None:
         is_enforced = _sql.can_end_silent_sessions(version)
