@@ -1,0 +1,142 @@
+"""``pgleaderlock config``: what is in force, where each value came from, and whether it can be meant."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import print_json
+from pgleaderlock.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from pgleaderlock.config import InForce, Loaded
+
+__all__ = ["WrongConfigError", "config", "config_options", "load_for_command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CONFIG_VARIABLE = "PGLEADERLOCK_CONFIG"
+_SECRETS = {
+    "cluster.leader_election.backend": "PGLEADERLOCK_BACKEND",
+    "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN",
+}
+_WIDEST_VALUE = 48
+
+
+class WrongConfigError(click.ClickException):
+    """Everything that is wrong, a line each, as compilers have it: editors jump to the place."""
+
+    exit_code = exit_codes.USAGE
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the lines as they are."""
+        click.echo(self.format_message(), file=file, err=file is None)
+
+
+def config_options(command: F) -> F:
+    """Add ``--config`` and ``--set``, for every command that takes a configuration."""
+    options = (
+        click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            envvar=_CONFIG_VARIABLE,
+            show_envvar=True,
+            metavar="FILE",
+            help="The TOML file. Without one, defaults and variables count.",
+        ),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override one key, such as cluster.leader_election.lease_duration=30s; may be repeated.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load_for_command(config_file: Path | None, sets: tuple[str, ...]) -> "Loaded":
+    """Return the configuration in force; what is wrong with it is wrong usage."""
+    _keep_passwords_out(sets)
+    try:
+        from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
+    except MissingExtra as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        return load(config_file, sets=sets)
+    except ConfigError as error:
+        raise WrongConfigError(str(error)) from error
+
+
+def _keep_passwords_out(sets: tuple[str, ...]) -> None:
+    """Every user of a machine can read every process's arguments, and the shell remembers them."""
+    for written in sets:
+        key, _, value = written.partition("=")
+        scheme, separator, rest = value.partition("://")
+        dsn = f"postgresql://{rest}" if separator and scheme.lower().startswith("postgres") else value
+        if key in _SECRETS and (not separator or dsn is not value) and _dsn.has_password(dsn):
+            raise click.UsageError(
+                f"--set {key} has a password in it, which every user of this machine could read: put it into the file, "
+                f"or into ${_SECRETS[key]}."
+            )
+
+
+@click.group()
+def config() -> None:
+    """The configuration of a node: a file, under variables, under flags."""
+
+
+@config.command("show", epilog=exit_codes.EXIT_CODES_HELP)
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def config_show(*, config_file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Print every value that is in force, and where it came from. Never a secret.
+
+    Later ones win: defaults, the file, variables of the environment, --set.
+    """
+    from_sources = load_for_command(config_file, sets)
+    from pgleaderlock.config import in_force  # noqa: PLC0415 - it needs an extra of its own
+
+    values = in_force(from_sources)
+    if as_json:
+        settings = [{"key": each.key, "value": each.value, "source": each.origin} for each in values]
+        print_json({"file": from_sources.file, "settings": settings})
+    else:
+        click.echo("\n".join(_table(values)))
+
+
+def _table(values: "list[InForce]") -> list[str]:
+    keys = max(len(each.key) for each in values)
+    texts = min(_WIDEST_VALUE, max(len(each.text) for each in values))
+    return [f"{each.key:<{keys}}  {each.text:<{texts}}  {each.origin}" for each in values]
+
+
+@config.command("check", epilog=exit_codes.EXIT_CODES_HELP)
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_context
+def config_check(context: click.Context, *, config_file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Say whether this configuration can be used: exit code 0, or 2 and everything that is wrong with it.
+
+    Nothing is connected to: whether a database answers, doctor says.
+    """
+    try:
+        election = load_for_command(config_file, sets).config.election
+    except WrongConfigError as error:
+        if not as_json:
+            raise
+        problems = getattr(error.__cause__, "problems", ())
+        told = [{"place": each.place, "key": each.key, "text": each.text} for each in problems]
+        print_json({"ok": False, "problems": told})
+        context.exit(exit_codes.USAGE)
+    if as_json:
+        print_json({"ok": True, "problems": []})
+    else:
+        roles = ", ".join(role.name for role in election.roles) or "none"
+        click.echo(f"{config_file or 'the configuration'}: no problems. Roles: {roles}")

@@ -1,0 +1,136 @@
+"""What settings may not be together, though each may be alone. Nothing here knows files: keys go in, keys come out."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgleaderlock.config.durations import show_duration
+from pgleaderlock.config.lines import KeyPath
+from pgleaderlock.config.values import is_rows
+
+if TYPE_CHECKING:
+    from pgleaderlock.config.model import Config
+
+__all__ = ["Conflict", "find_conflicts"]
+
+_ELECTION = ("cluster", "leader_election")
+_OF_SESSIONS = ("witness", "term_table", "takeover", "wake", "settle")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Settings that cannot be true together, the one to look at first, and a sentence that says why."""
+
+    keys: tuple[KeyPath, ...]
+    text: str
+
+
+def find_conflicts(config: "Config") -> list[Conflict]:
+    """Return every relation that does not hold."""
+    checks = (_times, _takeover, _sessions, _schema, _registry, _roles, _one_lock, _ports)
+    return [conflict for check in checks for conflict in check(config)]
+
+
+def _key(name: str) -> KeyPath:
+    return (*_ELECTION, name)
+
+
+def _times(config: "Config") -> Iterator[Conflict]:
+    """As ``choose_lease_s`` has it, which would refuse it with other names."""
+    election = config.election
+    if election.refresh_interval is None or election.lease_duration is None:
+        return  # the one is made from the other then
+    if not election.refresh_interval < election.lease_duration * 2 / 3:
+        yield Conflict(
+            (_key("refresh_interval"), _key("lease_duration")),
+            f"refresh_interval = {show_duration(election.refresh_interval)} must be less than two thirds of "
+            f"lease_duration = {show_duration(election.lease_duration)}: leadership would be lost before the first "
+            "renewal",
+        )
+
+
+def _takeover(config: "Config") -> Iterator[Conflict]:
+    if config.election.takeover == "strict" and not config.election.term_table:
+        yield Conflict(
+            (_key("takeover"), _key("term_table")),
+            'takeover = "strict" decides by the term table: set term_table = true as well',
+        )
+
+
+def _sessions(config: "Config") -> Iterator[Conflict]:
+    if config.election.on_sessions:
+        return
+    for name in _OF_SESSIONS:
+        if name in config.election.model_fields_set:
+            yield Conflict(
+                (_key(name), _key("backend")),
+                f"{name} is about sessions of PostgreSQL, and backend names another store: leave {name} out",
+            )
+
+
+def _schema(config: "Config") -> Iterator[Conflict]:
+    election = config.election
+    if not election.on_sessions and not is_rows(election.url or "") and "schema_name" in election.model_fields_set:
+        yield Conflict(
+            (_key("schema"), _key("backend")),
+            "schema is about tables of PostgreSQL, and backend names a store that has none: leave schema out",
+        )
+
+
+def _registry(config: "Config") -> Iterator[Conflict]:
+    election = config.election
+    has_none = config.registry.dsn is None and not election.on_sessions and election.postgres_dsn is None
+    if config.registry.enabled and has_none:
+        yield Conflict(
+            (("registry", "enabled"), ("registry", "dsn"), _key("backend")),
+            "the registry is in PostgreSQL, and backend names another store: set registry.dsn, or "
+            "registry.enabled = false",
+        )
+
+
+def _roles(config: "Config") -> Iterator[Conflict]:
+    roles = config.election.roles
+    for name, times in Counter(role.name for role in roles).items():
+        if times > 1:
+            twins = [number for number, role in enumerate(roles) if role.name == name]
+            yield Conflict(tuple((*_key("roles"), twin) for twin in reversed(twins)), f"{name} is named {times} times")
+    first: dict[object, int] = {}
+    for number, role in enumerate(roles):
+        other = first.setdefault(role.lock_key, number)
+        if roles[other].name != role.name:
+            yield Conflict(
+                ((*_key("roles"), number), (*_key("roles"), other)),
+                f"{role.name} and {roles[other].name} are one lock, {role.lock_key}: a node would stand against itself",
+            )
+
+
+def _one_lock(config: "Config") -> Iterator[Conflict]:
+    """What holds where the URL itself names the lock, or the row is named after the role."""
+    election = config.election
+    if election.on_sessions:
+        return
+    for number, role in enumerate(election.roles):
+        if role.key is not None:
+            yield Conflict(
+                ((*_key("roles"), number, "key"), _key("backend")),
+                "a key is for sessions of PostgreSQL, and backend names another store: leave key out",
+            )
+    urls = {election.url_of(role) for role in election.roles}
+    if len(election.roles) > 1 and len(urls) == 1 and not is_rows(election.url or ""):
+        yield Conflict(
+            (_key("backend"), _key("roles")),
+            "the URL of this store names one lock, which all roles would share: write {role} where it names it",
+        )
+
+
+def _ports(config: "Config") -> Iterator[Conflict]:
+    metrics, dashboard = config.metrics, config.dashboard
+    if not (metrics.enabled and dashboard.enabled) or metrics.port != dashboard.port or metrics.port == 0:
+        return
+    if metrics.host == dashboard.host or {metrics.host, dashboard.host} & set(_EVERYWHERE):
+        yield Conflict(
+            (("dashboard", "port"), ("metrics", "port")),
+            f"metrics and the dashboard cannot both listen on port {metrics.port}: choose another for one of them",
+        )
