@@ -119,7 +119,7 @@ class LeaderElectionConfig(_Section):
         None,
         "duration",
         "The longest that one wait for the lock inside the server lasts.",
-        otherwise="0.9 × the server's `deadlock_timeout`, at most ⅓ of the lease",
+        otherwise="nearly the server's `deadlock_timeout`",
     )
     wake: Literal["line", "poll"] = _setting("line", "text", "Stand in line for the lock, or ask for it now and then.")
     witness: bool = _setting(True, "flag", "A second lock on a second session, which closes the gap of a lost one.")  # noqa: FBT003

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -42,6 +42,8 @@ class Setting:
     meaning: str
     attribute: tuple[str, ...]
     """The way to its value in a :class:`Config`."""
+    choices: tuple[str, ...] = ()
+    """All that it may be, where that is a few words."""
 
     @property
     def key(self) -> str:
@@ -133,7 +135,8 @@ def _walk(model: type[BaseModel], path: tuple[str, ...], attribute: tuple[str, .
 
 def _setting(field: FieldInfo, path: tuple[str, ...], attribute: tuple[str, ...]) -> Setting:
     more = cast("Mapping[str, Any]", field.json_schema_extra)
-    return Setting(path, more["kind"], field.default, more["otherwise"], field.description or "", attribute)
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return Setting(path, more["kind"], field.default, more["otherwise"], field.description or "", attribute, choices)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(_walk(Config, (), ()))

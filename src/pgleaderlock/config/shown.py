@@ -15,6 +15,8 @@ from pgleaderlock.config.values import describe_store
 
 __all__ = ["InForce", "in_force"]
 
+_DEPENDS = ("registry.dsn", "cluster.leader_election.settle")  # where nothing is nothing: the words are for other cases
+
 
 @dataclass(frozen=True, slots=True)
 class InForce:
@@ -24,13 +26,15 @@ class InForce:
     value: Any
     """As JSON has it; durations as the file writes them; None where there is nothing, as for a grace that is off."""
     origin: str
+    otherwise: str = ""
+    """What holds where there is nothing, in words."""
 
     @property
     def text(self) -> str:
         """The value on one line."""
         match self.value:
             case None:
-                return "-"
+                return self.otherwise or "-"
             case bool():
                 return str(self.value).lower()
             case dict():
@@ -43,7 +47,12 @@ class InForce:
 
 def in_force(loaded: Loaded) -> list[InForce]:
     """Return every setting, in the order of the documentation."""
-    return [InForce(setting.key, _shown(setting, loaded.config), loaded.origins[setting.key]) for setting in SETTINGS]
+    return [_setting(setting, loaded) for setting in SETTINGS]
+
+
+def _setting(setting: Setting, loaded: Loaded) -> InForce:
+    otherwise = "" if setting.key in _DEPENDS else setting.otherwise.replace("`", "")
+    return InForce(setting.key, _shown(setting, loaded.config), loaded.origins[setting.key], otherwise)
 
 
 def _shown(setting: Setting, config: Config) -> Any:
