@@ -1224,7 +1224,7 @@ async def test_a_strategy_that_gives_up_after_a_step_down_says_so():
     await election.start()
     await election.wait_for_leadership()
     await election.step_down()
-    await until_state(election, LockState.STOPPED)
+    await until(lambda: "on_stopped" in heard.words)
     assert "after a step-down" in str(heard.errors[0])
 
 

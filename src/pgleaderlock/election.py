@@ -241,12 +241,21 @@ class Election(Callbacks):
 
     # --- The loop ----------------------------------------------------------------------------------------------
 
-    def _begin_run(self) -> None:
+    def _begin_run(self, won: Grant | None = None) -> None:
+        """Begin; with a lock that was won already, if there is one, and then all that leads to it is told at once."""
         loop = asyncio.get_running_loop()
         run = self._running = Run(EventStream(self._listeners, self._note_delivered, self._logger))
         self._new_cycle()
-        for event in self._events(self._machine.feed(Input.START), Fact(Input.START)):
-            run.stream.put(event)
+        facts = [Fact(Input.START)]
+        if won is not None:
+            self._cycle.begin_attempt()
+            facts += [Fact(Input.ACQUIRE_ATTEMPT), Fact(Input.ACQUIRE_SUCCEEDED, grant=won)]
+        for fact in facts:
+            self._grant = fact.grant
+            transition = self._machine.feed(fact.input)
+            self._set_hard_fence(transition)
+            for event in self._events(transition, fact):
+                run.stream.put(event)
         run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
         run.task.add_done_callback(lambda _: self._bury(run))
         if self._shutdown_event is not None:
@@ -401,12 +410,8 @@ class Election(Callbacks):
         self, run: Run, *, or_until: asyncio.Future[None] | None = None, timeout_s: float | None = None
     ) -> None:
         """Wait until the listeners have heard everything; the engine itself waits no longer than to the next ask."""
-        drained = asyncio.ensure_future(run.stream.drained())
-        others = {or_until or run.inbox.news}
-        try:
-            await asyncio.wait({drained, *others}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            drained.cancel()
+        heard = {run.stream.drained(), or_until or run.inbox.news}
+        await asyncio.wait(heard, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def _end_run(self, run: Run, error: Exception | None) -> None:
         """Whatever ended the loop: nothing in flight, nothing held, everything told."""

@@ -33,20 +33,31 @@ class EventStream:
         self._delivered = delivered
         self._logger = logger
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._unheard = 0
+        self._heard: asyncio.Future[None] | None = None
         self._ended = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgleaderlock events")
+        self._task.add_done_callback(lambda _: self._note_heard())
 
     def put(self, event: Event) -> None:
         """Say something. Returns at once."""
+        self._unheard += 1
         self._events.put_nowait(event)
 
-    async def drained(self) -> None:
-        """Wait until everything said so far was heard, or there is nobody left to hear it."""
-        heard = asyncio.ensure_future(self._events.join())
-        try:
-            await asyncio.wait({heard, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            heard.cancel()
+    def drained(self) -> asyncio.Future[None]:
+        """Return what is done when everything said so far was heard, or there is nobody left to hear it.
+
+        Shared by all who wait: not to be cancelled.
+        """
+        if self._heard is None or self._heard.done():
+            self._heard = asyncio.get_running_loop().create_future()
+            if self._unheard == 0 or self._task.done():
+                self._note_heard()
+        return self._heard
+
+    def _note_heard(self) -> None:
+        if self._heard is not None and not self._heard.done():
+            self._heard.set_result(None)
 
     def is_current_task(self) -> bool:
         """Whether the caller runs inside a callback, where waiting for this election would be waiting for itself."""
@@ -86,7 +97,9 @@ class EventStream:
                 return
             await self._deliver(event)
             self._delivered(event)
-            self._events.task_done()
+            self._unheard -= 1
+            if self._unheard == 0:
+                self._note_heard()
 
     async def _deliver(self, event: Event) -> None:
         for listener in tuple(self._listeners):

@@ -22,6 +22,8 @@ _CAUSES = {
     "57P05": LossCause.SILENCED,  # idle_session_timeout
 }
 
+_LISTEN_S = 10.0
+
 Explain = Callable[[str, Exception, LossCause], ConnectionError]
 """Makes the error that a person will read out of what happened; knows the lock, the server and the secrets."""
 
@@ -34,6 +36,7 @@ class PsycopgSession:
         self._explain = explain
         self._facts = ServerFacts(connection.info.server_version, connection.info.backend_pid)
         self._last_words: tuple[str, str] | None = None  # SQLSTATE and message
+        self._notified = asyncio.Event()
         take_over(connection)
         connection.add_notice_handler(self._hear)
 
@@ -55,7 +58,7 @@ class PsycopgSession:
                 await cursor.execute(statement, parameters or None)
                 while cursor.nextset():
                     pass
-                return await cursor.fetchone()
+                return await cursor.fetchone() if cursor.description else None
         except TimeoutError as error:
             await self.close()
             raise self._explain(f"no answer within {bound_s:.3g} s", error, LossCause.RENEW_TIMEOUT) from None
@@ -65,6 +68,16 @@ class PsycopgSession:
         except asyncio.CancelledError:
             await self.close()
             raise
+
+    async def listen(self, channel: str) -> None:
+        """What comes during a call is heard too."""
+        self._connection.add_notify_handler(lambda _: self._notified.set())
+        await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
+
+    async def notified(self) -> None:
+        """Told by whoever reads the socket."""
+        await self._notified.wait()
+        self._notified.clear()
 
     async def ended(self) -> ConnectionError:
         """Watch the socket. psycopg has its own reader there during a call, so only between calls."""
@@ -90,7 +103,7 @@ class PsycopgSession:
         try:
             pgconn.consume_input()
             while pgconn.notifies() is not None:
-                pass
+                self._notified.set()
         except psycopg.Error as error:
             end = error
         pgconn.is_busy()  # parses what was read, before the end too, and hands last words to the notice handler

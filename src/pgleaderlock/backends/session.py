@@ -42,6 +42,14 @@ class Session(Protocol):
         """Run it, and return the first row of its last result. Past the bound the session is closed."""
         ...
 
+    async def listen(self, channel: str) -> None:
+        """Begin to hear what is notified there."""
+        ...
+
+    async def notified(self) -> None:
+        """Wait, beside :meth:`ended` and only together with it, until something was notified. May be cancelled."""
+        ...
+
     async def ended(self) -> ConnectionError:
         """Wait, while nothing else is asked of it, until the server ends the session; say why. May be cancelled."""
         ...

@@ -1,0 +1,282 @@
+"""The two sessions of a group of roles, one for its locks and one for their witnesses, and what is done on them.
+
+A *witness* is a second lock for each role (see :mod:`.leased`). Everything here is about all roles at once, and is
+called by one task, one thing at a time. Any error means that the locks are gone, or that nobody can tell: then
+:meth:`Sessions.fail` ends them for everybody. The witnesses outlive that until all were told.
+"""
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable
+
+from pgleaderlock._logging import get_logger
+from pgleaderlock.backends import _group_sql, _sql
+from pgleaderlock.backends._admission import Admission, Admitted
+from pgleaderlock.backends.lease import Lease, witness_key
+from pgleaderlock.backends.session import Session
+from pgleaderlock.causes import LossCause
+from pgleaderlock.clock import Clock
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Grant
+
+__all__ = ["CHANNEL", "Sessions", "SharedGrant", "Trust", "open_sessions"]
+
+CHANNEL = "pgleaderlock_group"
+"""On which a released lock is told of."""
+_FULL = "out of shared memory"
+
+
+class Trust:
+    """Until when the locks of a group may be believed in: one for all of them."""
+
+    __slots__ = ("lost_at", "until")
+
+    def __init__(self) -> None:
+        self.until = self.lost_at = -math.inf
+
+    def renewed(self, lease: Lease, sent: float) -> None:
+        """The server answered on both sessions to what was sent then."""
+        grant = lease.grant(None, sent)
+        self.until, self.lost_at = grant.trusted_until, grant.lost_at
+
+
+class SharedGrant(Grant):
+    """A grant whose trust is extended by the group's renewals, without a word to its election."""
+
+    __slots__ = ("trust",)
+    trust: Trust
+
+    def __init__(self, token: int, trust: Trust) -> None:
+        object.__setattr__(self, "token", token)
+        object.__setattr__(self, "trust", trust)
+
+    @property
+    def trusted_until(self) -> float:
+        """As the last renewal left it."""
+        return self.trust.until
+
+    @property
+    def lost_at(self) -> float:
+        """Never, for the election: the group itself declares the loss, to all at once."""
+        return math.inf
+
+
+async def open_sessions(admission: Admission, lease: Lease, clock: Clock, where: str, roles: int) -> "Sessions":
+    """Open both sessions, for so many roles; LockError if the server has no room for their locks."""
+    admitted = await admission.admit(lease.lease_s)
+    try:
+        await _check_capacity(admitted.session, lease, where, roles)
+        sessions = Sessions(admission, admitted, lease, clock, where)
+        await sessions.begin()
+    except BaseException:
+        await admitted.session.close()
+        raise
+    return sessions
+
+
+async def _check_capacity(session: Session, lease: Lease, where: str, roles: int) -> None:
+    """Two locks for each role that we may come to hold. What others need is not known."""
+    needed = roles * (2 if lease.witness else 1)
+    row = await session.fetch(_group_sql.CAPACITY, bound_s=lease.answer_bound_s)
+    room, setting = row or (math.inf, 0)
+    if needed > room:
+        enough = math.ceil(setting * needed * 1.5 / room)
+        raise LockError(
+            f"{roles} roles need {needed} locks, and the server's lock table has room for {room} ({where}): raise "
+            f"max_locks_per_transaction, now {setting}, to {enough} or more and restart the server, or limit this node "
+            "with max_roles"
+        )
+
+
+class Sessions:
+    """One pair of sessions, from their opening to the last word about their end."""
+
+    def __init__(self, admission: Admission, admitted: Admitted, lease: Lease, clock: Clock, where: str) -> None:
+        self._admission = admission
+        self._lease = lease
+        self._clock = clock
+        self._where = where
+        self._locks = admitted.session
+        self._witnesses: Session | None = None
+        settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
+        self.settled_at = admitted.asked_at + settle_s - admitted.age_s
+        self.trust = Trust()
+        self.held: set[LockKey] = set()
+        """On these sessions; after their end, by members that have not let go yet."""
+        self.ended: asyncio.Future[PgLeaderLockError] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when the locks are gone."""
+        self.renew_at = clock() + lease.renew_every_s
+        self.has_busy_witness = False
+        """Whether a predecessor had not yet let go, when we tried last."""
+        self._logger = get_logger().bind(group=where)
+
+    async def begin(self) -> None:
+        """Come under the lease, and listen."""
+        await self._come_under_lease(self._locks)
+        await self._locks.listen(CHANNEL)
+        if self._lease.witness:
+            self._witnesses = await self._witness_session()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the locks are gone."""
+        return self.ended.done()
+
+    @property
+    def locks(self) -> Session:
+        """The session of the locks, for a question; ConnectionError when it is over."""
+        if self.is_over:
+            raise ConnectionError(f"the group has no session ({self._where})")
+        return self._locks
+
+    @property
+    def open_sessions(self) -> list[Session]:
+        """Those whose end is to be watched for, that of the locks first."""
+        witnesses = self._witnesses
+        return [self._locks] if witnesses is None or witnesses.closed else [self._locks, witnesses]
+
+    @property
+    def lacks_witnesses(self) -> bool:
+        """Whether that session has ended, and is to be replaced."""
+        return self._lease.witness and (self._witnesses is None or self._witnesses.closed)
+
+    def fail(self, error: PgLeaderLockError) -> None:
+        """Declare everybody's loss. The witnesses are kept until all were told."""
+        if self.is_over:
+            return
+        if _FULL in str(error):
+            advice = "the server's lock table is full: raise max_locks_per_transaction and restart the server"
+            error = LockError(f"{advice} ({error})")
+        self.ended.set_result(error)
+
+    async def close(self) -> None:
+        """End both sessions. Whatever was held is free."""
+        self.held.clear()
+        await self.close_locks()
+        if self._witnesses is not None:
+            await self._witnesses.close()
+
+    async def close_locks(self) -> None:
+        """A closed session holds nothing, whatever became of it."""
+        await self._locks.close()
+
+    async def _witness_session(self) -> Session:
+        admitted = await self._admission.admit(self._lease.lease_s, with_facts=False)
+        await self._come_under_lease(admitted.session)
+        return admitted.session
+
+    async def _come_under_lease(self, session: Session) -> None:
+        """From now on it is renewed, whether it holds anything or not: that is one thing less to get wrong."""
+        if _sql.can_end_silent_sessions(session.facts.version):
+            statement = f"SELECT set_config('idle_session_timeout', '{self._lease.lease_ms}', false)"
+            await session.fetch(statement, bound_s=self._lease.answer_bound_s)
+
+    # --- Locks ---------------------------------------------------------------------------------------------------
+
+    async def win(self, wanted: list[LockKey], limit: int | None) -> dict[LockKey, SharedGrant]:
+        """Take what is free of these, at most so many; let go again of those whose witness another still has.
+
+        The token comes from a transaction of its own after the grants: it is greater than that of every leader before.
+        """
+        places = await self._for_each(self._locks, _group_sql.try_all(), wanted, limit)
+        taken = [wanted[place] for place in places]
+        self.has_busy_witness = False
+        if not taken:
+            return {}
+        self.held.update(taken)
+        row = await self._locks.fetch(_group_sql.NEXT_TOKEN, bound_s=self._lease.answer_bound_s)
+        if row is None:
+            raise ConnectionError(f"the server gave no token to the group ({self._where})")
+        refused = await self._without_witness(taken)
+        if refused:
+            self.has_busy_witness = True
+            await self.free(refused)
+        if len(refused) < len(taken):
+            await self.renew()  # the grants may be old by now
+        return {key: SharedGrant(int(row[0]), self.trust) for key in taken if key not in refused}
+
+    async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        """Unlock these, their witnesses after them, and tell those who may want them. Return which were held."""
+        keys = [key for key in keys if key in self.held]
+        if not keys:
+            return set()
+        places = await self._for_each(self._locks, _group_sql.unlock_all(), keys)
+        if self._witnesses is not None and not self._witnesses.closed:
+            await self._for_each(self._witnesses, _group_sql.unlock_all(), [witness_key(key) for key in keys])
+        self.held.difference_update(keys)
+        await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._lease.answer_bound_s)
+        return {keys[place] for place in places}
+
+    async def _without_witness(self, keys: Collection[LockKey]) -> set[LockKey]:
+        """Try the witnesses of these, and return whose is not to be had."""
+        if not self._lease.witness:
+            return set()
+        if self._witnesses is None or self._witnesses.closed:
+            return set(keys)
+        ordered = list(keys)
+        witnesses = [witness_key(key) for key in ordered]
+        places = await self._for_each(self._witnesses, _group_sql.try_all(), witnesses)
+        return set(keys) - {ordered[place] for place in places}
+
+    async def _for_each(
+        self, session: Session, statement: str, keys: list[LockKey], limit: int | None = None
+    ) -> list[int]:
+        row = await session.fetch(statement, _group_sql.arrays(keys, limit), bound_s=self._lease.answer_bound_s)
+        return [] if row is None else list(row[0])
+
+    # --- Renewal -------------------------------------------------------------------------------------------------
+
+    async def renew(self) -> None:
+        """Show on both sessions that we live. A lost witness session is replaced while the locks still protect."""
+        self.renew_at = self._clock() + self._lease.renew_every_s
+        sent = self._clock()
+        await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
+        if self._lease.witness and not await self._witnesses_live():
+            if not await self._replace_witnesses():
+                self.renew_at = min(self.renew_at, self._clock() + self._lease.renew_every_s / 4)
+                return  # no trust is added without a witness
+            sent = self._clock()
+            await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
+        self.trust.renewed(self._lease, sent)
+
+    def _bound_s(self) -> float:
+        """How long an answer may take: what was not renewed by then is lost, so that work has time to stop."""
+        if not self.held or math.isinf(self.trust.lost_at):
+            return self._lease.answer_bound_s
+        left_s = self.trust.lost_at - self._clock()
+        if left_s <= 0:
+            raise LeadershipLost(f"the group was not renewed in time ({self._where})", cause=LossCause.STALLED)
+        return left_s
+
+    async def keep_witnesses(self) -> None:
+        """After the end of the locks: hold on to what keeps a successor waiting until our members were told."""
+        if self._clock() < self.renew_at:
+            return
+        self.renew_at = self._clock() + self._lease.renew_every_s
+        await self._witnesses_live()
+
+    async def _witnesses_live(self) -> bool:
+        if self._witnesses is None or self._witnesses.closed:
+            return False
+        try:
+            await self._witnesses.fetch(_sql.PING, bound_s=self._lease.renew_every_s)
+        except ConnectionError as error:
+            self._logger.warning("witness_lost", error=error)
+            return False
+        return True
+
+    async def _replace_witnesses(self) -> bool:
+        """Win all of them back on a new session. Nobody else can: the locks are still ours."""
+        try:
+            async with asyncio.timeout(self._bound_s()):
+                self._witnesses = await self._witness_session()
+                refused = await self._without_witness(self.held)
+        except (ConnectionError, LockError, TimeoutError) as error:
+            self._logger.warning("witness_not_replaced", error=error)
+            return False
+        if refused:
+            await self._witnesses.close()
+            return False
+        self._logger.info("witness_replaced", roles=len(self.held))
+        return True

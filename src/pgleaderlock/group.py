@@ -1,0 +1,225 @@
+"""``LeaderGroup``: any number of roles in one process, on one connection and one for the witnesses.
+
+Each role is an :class:`~pgleaderlock.election.Election` of its own, with its state, its token and its callbacks. What
+they share is underneath: :mod:`pgleaderlock.backends.group`.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from pgleaderlock._checks import check_int, check_seconds
+from pgleaderlock.backends._connector import Connector
+from pgleaderlock.backends._psycopg_session import PsycopgSession
+from pgleaderlock.backends.group import Group
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.session import Session
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.election import Election
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.lock import choose_lease_s
+from pgleaderlock.models import Event, Grant, LockState, RetryContext
+from pgleaderlock.retry import RetryStrategy
+
+__all__ = ["GroupPatience", "GroupRole", "LeaderGroup"]
+
+_FIRST_ANSWER_S = 2.0
+
+
+class GroupPatience:
+    """How long a role of a group waits between two attempts of its own.
+
+    The group tries for it all the time, so an attempt is only a change of mind: after a refusal or a step-down it rests
+    for ``rest_s``, which lets others go first, and then it waits for the group for as long as ``long_s``. After an
+    error it comes again, later each time.
+    """
+
+    def __init__(self, rest_s: float = 2.0, long_s: float = 600.0, longest_error_s: float = 10.0) -> None:
+        self._rest_s = check_seconds("rest_s", rest_s)
+        self._long_s = check_seconds("long_s", long_s)
+        self._longest_error_s = check_seconds("longest_error_s", longest_error_s)
+
+    def next_delay_s(self, context: RetryContext) -> float:
+        """Never gives up."""
+        if context.last_error is not None:
+            longest_s = min(self._longest_error_s, 0.1 * 2.0 ** min(context.attempt, 10))
+            return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads load
+        return self._rest_s if context.attempt == 1 else self._long_s
+
+
+class GroupRole(Election):
+    """One role of a group. Started and stopped with it."""
+
+    def __init__(self, name: str, key: LockKey, group: Group, labels: Mapping[str, object], **settings: Any) -> None:
+        super().__init__(group.member(key, labels), **settings)
+        self.name = name
+        self._key = key
+
+    @property
+    def key(self) -> LockKey:
+        """Which lock this is about."""
+        return self._key
+
+    def begin(self, won: Grant | None) -> None:
+        """Start, with what the group has won for this role."""
+        self._begin_run(won)
+
+    def __repr__(self) -> str:
+        return f"<GroupRole {self.name!r} {self.state.value}>"
+
+
+class LeaderGroup(Mapping[str, GroupRole]):
+    """Stands for many roles at once, with two connections in all.
+
+        group = LeaderGroup(dsn, roles=["billing", "mails", LockKey.pair(7, 1)])
+
+        @group.on_acquired
+        def begin(role: GroupRole) -> None: ...
+
+        async with group:
+            await group["billing"].wait_for_leadership()
+
+    ``max_roles`` limits how many this process leads at a time, so that roles spread over processes. Roles may be names,
+    or any :class:`LockKey`; a process stands for those that it names. The same lock may elsewhere be contended for by a
+    :class:`~pgleaderlock.LeaderLock`.
+
+    A released role is taken by another process in milliseconds; that of a process that died within ``poll_s``.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        roles: Iterable[str | LockKey],
+        *,
+        lease_s: float | None = None,
+        health_interval_s: float = 5.0,
+        poll_s: float = 0.25,
+        max_roles: int | None = None,
+        settle_s: float | None = None,
+        witness: bool = True,
+        allow_pooler: bool = False,
+        retry_strategy: RetryStrategy | None = None,
+        shutdown_event: asyncio.Event | None = None,
+        clock: Clock = suspend_aware_clock,
+    ) -> None:
+        keys = _keys_of(roles)
+        if max_roles is not None:
+            check_int("max_roles", max_roles, 1, 2**31 - 1)
+        lease = Lease(
+            choose_lease_s(lease_s, health_interval_s), settle_s=settle_s, witness=witness, allow_pooler=allow_pooler
+        )
+        self._connector = Connector(next(iter(keys.values())), dsn=dsn, lease=lease)
+        poll_s = check_seconds("poll_s", poll_s)
+        self._group = Group(self._open_session, lease, clock, self._connector.where, poll_s=poll_s, max_roles=max_roles)
+        database = {} if self._connector.database is None else {"db": self._connector.database}
+        settings = {
+            "retry_strategy": retry_strategy or GroupPatience(),
+            "health_interval_s": 24 * 3600.0,  # the group renews, for all of them
+            "shutdown_event": shutdown_event,
+            "clock": clock,
+        }
+        self._roles = {
+            name: GroupRole(name, key, self._group, {**key.labels, **database}, **settings)
+            for name, key in keys.items()
+        }
+
+    async def _open_session(self) -> Session:
+        return PsycopgSession(await self._connector.connect(), self._connector.explain)
+
+    # --- A mapping of roles --------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> GroupRole:
+        return self._roles[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roles)
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    @property
+    def leading(self) -> list[GroupRole]:
+        """The roles that this process leads now."""
+        return [role for role in self._roles.values() if role.is_leader]
+
+    # --- Lifecycle -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to stand for all roles. What is free is taken at once, if the database answers soon."""
+        if any(role.state is not LockState.STOPPED for role in self._roles.values()):
+            return
+        won: Mapping[LockKey, Grant] = {}
+        with contextlib.suppress(PgLeaderLockError, TimeoutError):
+            async with asyncio.timeout(_FIRST_ANSWER_S):
+                won = await self._group.win_what_is_free()
+        for role in self._roles.values():
+            role.begin(won.get(role.key))
+
+    async def shutdown(self, timeout_s: float | None = None) -> None:
+        """Release everything, and stop."""
+        await asyncio.gather(*(role.shutdown(timeout_s) for role in self._roles.values()))
+        await self._group.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.shutdown(timeout_s=None if exc_type is None else 10.0)
+
+    # --- Callbacks -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, listener: Callable[[GroupRole, Event], object]) -> Callable[[GroupRole, Event], object]:
+        """Hear every event of every role, as ``listener(role, event)``."""
+        for role in self._roles.values():
+            role.subscribe(lambda event, role=role: listener(role, event))
+        return listener
+
+    def on_acquired(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+        """Call ``fn(role)`` when this process became the leader of a role."""
+        for role in self._roles.values():
+            role.on_acquired(lambda role=role: fn(role))
+        return fn
+
+    def on_released(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+        """Call ``fn(role)`` when the leadership of a role was given up on request."""
+        for role in self._roles.values():
+            role.on_released(lambda role=role: fn(role))
+        return fn
+
+    def on_lost(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+        """Call ``fn(role)`` when the leadership of a role was lost, or an attempt at it ended in an error."""
+        for role in self._roles.values():
+            role.on_lost(lambda role=role: fn(role))
+        return fn
+
+    def __repr__(self) -> str:
+        return f"<LeaderGroup of {len(self)} roles, leading {len(self.leading)}>"
+
+
+def _keys_of(roles: Iterable[str | LockKey]) -> dict[str, LockKey]:
+    if isinstance(roles, str):
+        raise TypeError("roles must be a list of names or keys, not one str")
+    named = [(_name_of(role), _key_of(role)) for role in roles]
+    keys = dict(named)
+    if not named or len(keys) < len(named):
+        raise ValueError("roles must be different names or keys, and at least one")
+    return keys
+
+
+def _key_of(role: str | LockKey) -> LockKey:
+    if isinstance(role, LockKey):
+        return role
+    if not isinstance(role, str):
+        raise TypeError(f"a role is a name or a LockKey, not {type(role).__name__}")
+    return LockKey.named(role)
+
+
+def _name_of(role: str | LockKey) -> str:
+    return role if isinstance(role, str) else getattr(role, "name", None) or str(role)
