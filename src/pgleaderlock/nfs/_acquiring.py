@@ -8,7 +8,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock.nfs._contender import Contender
@@ -28,20 +28,26 @@ class Patience:
     deadline: float | None
     """On the monotonic clock; None for ever."""
     extra_errnos: frozenset[int]
-    is_cancelled: threading.Event = field(default_factory=threading.Event)
-    glance_s: float = _LONGEST_WAIT_S
-    """How often to see whether it was cancelled."""
+    is_cancelled: threading.Event | None = None
+    """Set by another thread when nobody wants the lock any more; None where nobody can."""
 
     @property
     def left_s(self) -> float:
         """How long to wait for the next look; none at all when time is up."""
-        if self.is_cancelled.is_set():
+        if self.is_over:
             return 0.0
         left_s = _LONGEST_WAIT_S if self.deadline is None else self.deadline - time.monotonic()
-        return min(self.glance_s, left_s)
+        return min(_LONGEST_WAIT_S, left_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was cancelled. Then no other step is begun: it might succeed."""
+        return self.is_cancelled is not None and self.is_cancelled.is_set()
 
     def attempt(self, step: Callable[[], bool]) -> bool:
-        """Take a step. False also when it failed in a way that passes."""
+        """Take a step. False also when it failed in a way that passes, and when nobody wants it any more."""
+        if self.is_over:
+            return False
         try:
             return step()
         except OSError as error:
@@ -73,7 +79,8 @@ def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, s
         left_s = patience.left_s
         if left_s <= 0:
             return False
-        turnstile.wait(min(left_s, contender.over_in_s), contender.others, listens=listens)
+        at_most_s = min(left_s, contender.over_in_s)
+        turnstile.wait(at_most_s, contender.others, listens=listens, is_cancelled=patience.is_cancelled)
         if time.monotonic() > touched_at + _TOUCH_EVERY_S:
             touched_at = time.monotonic()
             contender.stay()

@@ -11,11 +11,15 @@ begun after that time: what is decided by an older one may have been true when i
 that all others take too, under a new number. And a heartbeat counts only if it was *answered* before the trust of the
 one before had ended: one that was longer on its way may have arrived after somebody looked for it in vain.
 
+**A possession whose file is not ours is lost**, whatever its number: somebody removed the folder, and others began
+again from zero. Nothing there is touched.
+
 On a local disk a possession is also over when its holder has died: its claim was locked with flock(2), and the kernel
 says so at once. On a network's file system that is not asked for: there a lock may be silently local to one host.
 """
 
 import contextlib
+import errno
 import math
 import os
 import time
@@ -27,6 +31,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock._sighting import Record, Sighting
 from pgleaderlock.clock import Clock
 from pgleaderlock.nfs._claim import Claimant, encode, encode_lifetime
+from pgleaderlock.nfs._errors import LockError
 from pgleaderlock.nfs._folder import Folder, Listing, Seen, heartbeat_of, remove
 
 __all__ = ["Contender", "as_record"]
@@ -101,7 +106,7 @@ class Contender:
             return False
         if not self._is_local:
             self._folder.refresh()
-        return self._folder.listing().newest == self.epoch
+        return self._folder.listing().newest == self.epoch and self._is_our_file(self._possession.epoch)
 
     @property
     def watched(self) -> str | None:
@@ -132,6 +137,14 @@ class Contender:
         if claim is not None:
             claim.close()  # first: what is open is not removed by a client of NFS, but renamed until then
             remove(self._claimfile)
+
+    def abandon(self) -> None:
+        """Withdraw, also from an epoch that we never came to know of: interrupted just after it was made, say."""
+        with contextlib.suppress(OSError, LockError):  # whoever comes next waits for our lifetime
+            if self._possession is None and self._has_claim and self._links > 1:
+                self._possession = _Possession(self._folder.listing().newest, trusted_until=-math.inf)
+            self.release()  # which sees whether that epoch is ours
+        self.withdraw()
 
     def let_go(self) -> None:
         """Forget the claim without a word to the file server, which may not answer. It will be tidied up by others."""
@@ -189,10 +202,28 @@ class Contender:
 
     def _check_links(self, epoch: int) -> None:
         """Two names, the claim's and the epoch's. Another was given by somebody who plays with our files."""
-        assert self._claim is not None  # noqa: S101 - it was just used
-        links = os.fstat(self._claim.number).st_nlink
-        if links != 2:  # noqa: PLR2004
+        if (links := self._links) != 2:  # noqa: PLR2004
             self._logger.error("weird_link_count", claim=self._claimfile, epoch=epoch, links=links)
+
+    @property
+    def _links(self) -> int:
+        assert self._claim is not None  # noqa: S101 - whoever asks has one
+        return os.fstat(self._claim.number).st_nlink
+
+    def _is_our_file(self, epoch: int) -> bool:
+        """Whether the file of this epoch is our claim's, which may have lost its other name to somebody tidy.
+
+        A file without any name says so itself. On NFS its times and names may be remembered by the client, so whatever
+        has the epoch's name now is opened and compared.
+        """
+        assert self._claim is not None  # noqa: S101 - whoever asks has one
+        try:
+            ours = os.fstat(self._claim.number)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return False  # the server has no such file any more
+        return ours.st_nlink > 0 and self._folder.is_epoch(epoch, ours)
 
     def tidy(self) -> None:
         """Now and then, remove what dead contenders left behind."""
@@ -211,9 +242,8 @@ class Contender:
         if held is None or not self._has_claim:
             return False
         sent = self._clock()
-        self._beat()
         try:
-            is_ours = self._folder.listing().newest == held.epoch and self._folder.take(held.epoch + 1, self._claimfile)
+            is_ours = self._beats_as(held.epoch) and self._folder.take(held.epoch + 1, self._claimfile)
         except FileNotFoundError:  # somebody took us for dead, and tidied up
             is_ours = False
         if not is_ours:
@@ -227,8 +257,7 @@ class Contender:
         held, sent = self._possession, self._clock()
         if held is None or not self.is_trusted:
             return False
-        self._beat()
-        if self._folder.listing().newest > held.epoch:
+        if not self._beats_as(held.epoch):
             self._possession = None
             return False
         if self._clock() >= held.trusted_until:  # the answer took too long
@@ -236,8 +265,25 @@ class Contender:
         self._note_possession(held.epoch, sent)
         return True
 
+    def _beats_as(self, epoch: int) -> bool:
+        """Show a sign of life, and see that nobody came after us, and that this epoch is ours still."""
+        try:
+            self._beat()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return False  # the server has no such file any more
+        return self._folder.listing().newest == epoch and self._is_our_file(epoch)
+
     def change_lifetime(self, lifetime_s: float) -> None:
-        """From now on, silence lasts so long. Others know before we believe in it."""
+        """From now on, silence lasts so long. Others know before we believe in it.
+
+        Heartbeats begin anew too, or a shorter lifetime would be shown with the old one's end for as long as that. They
+        need only differ from every earlier one of the same epoch that somebody may have seen. The file's size is part
+        of a heartbeat, and has just grown: so those to come differ from all before that. Beside them nothing has this
+        size but what the writing itself left, on the server's clock: so they begin after that. Without a claim there is
+        no epoch: the next one has another number.
+        """
         if lifetime_s == self._claimant.lifetime_s:
             return
         if self._possession is not None:  # others may count by the new one from the moment that it is written
@@ -247,13 +293,16 @@ class Contender:
             assert self._claim is not None  # noqa: S101 - it is there
             os.write(self._claim.number, encode_lifetime(lifetime_s))
             os.fsync(self._claim.number)
+            self._beat_ns = os.fstat(self._claim.number).st_mtime_ns
+        else:
+            self._beat_ns = 0
         self._claimant = replace(self._claimant, lifetime_s=lifetime_s)
         self._text = encode(self._claimant)
 
     def release(self) -> bool:
         """Let go. False when there was nothing left to let go of."""
         held = self._possession
-        if held is None or not self._has_claim or not (self.is_trusted or self.is_newest):
+        if held is None or not self._has_claim or not self._may_release(held):
             self.withdraw()
             return False
         self._folder.release(held.epoch, self._claimfile)
@@ -261,6 +310,10 @@ class Contender:
         if claim is not None:
             claim.close()
         return True
+
+    def _may_release(self, held: _Possession) -> bool:
+        """Whether the mark would end our own epoch. Nobody can have come after one that is trusted."""
+        return self._is_our_file(held.epoch) if self.is_trusted else self.is_newest
 
     def stay(self) -> None:
         """Show, while waiting, that our claim is not a leftover.

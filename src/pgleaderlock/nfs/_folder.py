@@ -145,6 +145,16 @@ class Folder:
             raise
         return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime, found.st_ctime)
 
+    def is_epoch(self, epoch: int, found: os.stat_result) -> bool:
+        """Whether this is the file of the epoch. Not so when somebody removed that, and perhaps another made it."""
+        try:
+            with _opened(self.epoch_path(epoch)) as number:
+                return os.path.samestat(found, os.fstat(number))
+        except OSError as error:
+            if error.errno in _VANISHED:
+                return False
+            raise
+
     def is_alone(self, epoch: int) -> bool:
         """Whether nobody has this epoch's file locked. Only this kernel's own processes can be told of."""
         return _is_unlocked(self.epoch_path(epoch))

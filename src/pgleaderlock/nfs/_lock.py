@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -34,6 +35,7 @@ SEP = "^" if sys.platform == "win32" else "|"
 
 _LIFETIME = timedelta(seconds=15)
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
+_UNDONE_WITHIN_S = 2.0  # one system call, on a healthy disk
 _log = logging.getLogger("pgleaderlock.nfs")
 
 
@@ -58,7 +60,8 @@ class Lock:
     """A lock named by a path, between any processes on any hosts that see this path.
 
     Whoever holds it and falls silent for its ``lifetime`` loses it to the next who asks: for work that takes longer,
-    call :meth:`refresh` now and then. One object is for one thread at a time, and for the process that uses it first.
+    call :meth:`refresh` now and then. One object is for one thread or task at a time, and for one process: whoever
+    competes with another has a Lock of its own.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Lock:
         self._claimfile = self._new_claimfile()
         self._made: tuple[Contender, Turnstile] | None = None
         self._was_last = False
+        self._is_acquiring = threading.Lock()  # held by whoever is about to get the lock through this object
 
     def __repr__(self) -> str:
         is_locked = self._made is not None and self._made[0].is_trusted
@@ -178,7 +182,12 @@ class Lock:
 
     def lock(self, timeout: Interval | None = None) -> None:
         """Acquire the lock; TimeOutError if that takes longer than ``timeout``, AlreadyLockedError if it is ours."""
-        self._acquire(self._patience(timeout))
+        patience = self._patience(timeout)
+        self._begin_acquiring()
+        try:
+            self._acquire(patience)
+        finally:
+            self._is_acquiring.release()
 
     def unlock(self, *, unconditionally: bool = False) -> None:
         """Release the lock; NotLockedError when it is not ours, or no longer, unless ``unconditionally``."""
@@ -212,11 +221,22 @@ class Lock:
     # --- For coroutines ----------------------------------------------------------------------------------------
 
     async def lock_async(self, timeout: Interval | None = None) -> None:
-        """Do as :meth:`lock`, in a thread: a file server that does not answer keeps nobody else waiting."""
-        patience = self._patience(timeout)
-        patience.glance_s = _threads.GLANCE_S
-        undo = functools.partial(self.unlock, unconditionally=True)
-        await _threads.Undoable(lambda: self._acquire(patience), undo, patience.is_cancelled).run()
+        """Do as :meth:`lock`, in a thread: a file server that does not answer keeps nobody else waiting.
+
+        When cancelled, it leaves neither lock nor claim behind, unless the file server does not answer for 2 s: then
+        its thread does so later, and until then nobody else can lock through this object.
+        """
+        patience, is_cancelled = self._patience(timeout), threading.Event()
+        patience.is_cancelled = is_cancelled
+        self._begin_acquiring()
+        work = _threads.Undoable(
+            lambda: self._acquire(patience),
+            functools.partial(self.unlock, unconditionally=True),
+            is_cancelled,
+            at_end=self._is_acquiring.release,
+            undone_within_s=_UNDONE_WITHIN_S,
+        )
+        await work.run()
 
     async def unlock_async(self, *, unconditionally: bool = False) -> None:
         """Do as :meth:`unlock`, in a thread. When cancelled, it goes on there."""
@@ -243,28 +263,36 @@ class Lock:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return Patience(deadline, frozenset(self._retry_errnos))
 
+    def _begin_acquiring(self) -> None:
+        """Refuse to begin what another is at: one claim cannot be two contenders'."""
+        if self._pid != os.getpid():  # what our parent has is not ours, nor is its name, nor what its threads are at
+            self._pid, self._made, self._was_last = os.getpid(), None, False
+            self._claimfile, self._is_acquiring = self._new_claimfile(), threading.Lock()
+        if not self._is_acquiring.acquire(blocking=False):
+            raise AlreadyLockedError(
+                f"{self._lockfile} is being acquired by another task or thread through this very object: "
+                "give each its own Lock"
+            )
+
     def _acquire(self, patience: Patience) -> bool:
         contender, turnstile = self._ready()
         try:
             is_ours = acquire(contender, turnstile, patience, steps_back=self._was_last)
+            _log.debug("%s: %s, epoch %s", "locked" if is_ours else "gave up", self._lockfile, contender.epoch)
         except BaseException as error:
-            contender.withdraw()
+            contender.abandon()
             if isinstance(error, OSError):
                 _log.error("cannot lock %s: %s", self._lockfile, error)
             raise
         finally:
             turnstile.close()
         if not is_ours:
-            contender.withdraw()
+            contender.abandon()
             raise TimeOutError(f"{self._lockfile} was not to be had in the time that was given")
-        _log.debug("got the lock: %s, epoch %s", self._lockfile, contender.epoch)
         return True
 
     def _ready(self) -> tuple[Contender, Turnstile]:
         """Return who we are in this process, with nothing in hand."""
-        if self._pid != os.getpid():  # what our parent has is not ours, nor is its name
-            self._pid, self._made, self._was_last = os.getpid(), None, False
-            self._claimfile = self._new_claimfile()
         if self._made is None:
             is_local = place.is_local(self._path.parent)
             claimant = Claimant(

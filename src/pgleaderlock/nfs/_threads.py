@@ -1,8 +1,9 @@
 """Blocking work in a thread, for coroutines that may be cancelled meanwhile.
 
-A thread cannot be stopped, and a file server that does not answer may keep it for hours. Whoever waits for it leaves at
-once when cancelled, and what the thread brings about after that is undone by the thread itself. The threads are
-daemons: none of them keeps a process from ending.
+A thread cannot be stopped, and a file server that does not answer may keep it for hours. So work that is not wanted any
+more is told so, and what it brings about after that is undone by its thread. Whoever is cancelled waits for that as
+long as one step takes on a healthy disk, and not longer. The threads are daemons: none of them keeps a process from
+ending.
 """
 
 import asyncio
@@ -11,12 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["GLANCE_S", "Undoable", "run"]
+__all__ = ["Undoable", "run"]
 
 T = TypeVar("T")
-
-GLANCE_S = 0.1
-"""How often work looks whether it was cancelled."""
 
 
 async def run(work: Callable[[], T]) -> T:
@@ -41,37 +39,85 @@ async def run(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=do, name="pgleaderlock-nfs", daemon=True).start()
+    _start(do)
     return await answer
 
 
 class Undoable:
     """Work that is undone when whoever wanted it has left."""
 
-    def __init__(self, work: Callable[[], bool], undo: Callable[[], object], is_cancelled: threading.Event) -> None:
+    def __init__(
+        self,
+        work: Callable[[], bool],
+        undo: Callable[[], object],
+        is_cancelled: threading.Event,
+        *,
+        at_end: Callable[[], object] = lambda: None,
+        undone_within_s: float = 0.0,
+    ) -> None:
         self._work = work
         self._undo = undo
         self._is_cancelled = is_cancelled
+        self._at_end = at_end  # once, when no thread is at it any more
+        self._undone_within_s = undone_within_s
         self._guard = threading.Lock()
         self._is_done = False
+        self._has_failed = False
+        self._tell: Callable[[], object] = lambda: None
 
     async def run(self) -> bool:
         """Wait for the work. When we are cancelled, so is the work; if it is too late for that, it is undone."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self._tell = lambda: loop.call_soon_threadsafe(ended.set)
         try:
-            return await run(self._do)
+            result = await run(self._do)
         except asyncio.CancelledError:
-            with self._guard:
-                self._is_cancelled.set()
-                was_done = self._is_done
-            if was_done:
-                threading.Thread(target=self._undo, name="pgleaderlock-nfs", daemon=True).start()
+            self._cancel()
+            if self._undone_within_s > 0:  # a second cancellation leaves at once: the thread goes on in any case
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), self._undone_within_s)
             raise
+        except GeneratorExit:  # the loop was closed under our feet, and cannot be waited on
+            self._cancel()
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        return result
+
+    def _cancel(self) -> None:
+        with self._guard:
+            self._is_cancelled.set()
+            was_done = self._is_done
+        if was_done:  # and nobody was there to take what it brought
+            _start(self._undo_and_end)
 
     def _do(self) -> bool:
-        result = self._work()
-        with self._guard:
-            self._is_done = not self._is_cancelled.is_set()
-            is_wanted = self._is_done
-        if not is_wanted:
-            self._undo()
-        return result
+        self._has_failed = True
+        try:
+            result = self._work()
+            self._has_failed = False
+            return result
+        finally:
+            with self._guard:
+                self._is_done = True
+                is_wanted = not self._is_cancelled.is_set()
+            if not is_wanted:
+                self._undo_and_end()
+
+    def _undo_and_end(self) -> None:
+        try:
+            if not self._has_failed:
+                self._undo()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._at_end()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._tell()
+
+
+def _start(work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name="pgleaderlock-nfs", daemon=True).start()

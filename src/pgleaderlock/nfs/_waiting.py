@@ -5,6 +5,7 @@ it steps back for a moment when others have a claim. Among those who wait chance
 """
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ _POLL_S = 0.01
 _LONGEST_POLL_S = 0.25
 _COURTESY_S = 0.02
 _GLANCE_S = 0.001
+_CANCELLED_WITHIN_S = 0.02  # a thread that listens to inotify hears nothing else, and looks up so often
 _LOOK_AGAIN_S = (0.0003, 0.002, 0.02)  # the kernel reports a holder's end a moment before it frees the lock
 
 
@@ -32,16 +34,28 @@ class Turnstile:
         """Begin to listen, before looking: what happens after that is not missed. False where nothing can be heard."""
         return self._is_local and self._watch.start([] if epoch_path is None else [epoch_path])
 
-    def wait(self, at_most_s: float, others: int, *, listens: bool) -> None:
-        """Wait for news, or for about as long as it takes others to make some."""
+    def wait(
+        self, at_most_s: float, others: int, *, listens: bool, is_cancelled: threading.Event | None = None
+    ) -> None:
+        """Wait for news, or for about as long as it takes others to make some; or until it was cancelled."""
         if not listens:
             pause_s = _poll_s(others) * random.uniform(0.5, 1.5)  # noqa: S311 - spreads the load
-            time.sleep(max(0.0, min(at_most_s, pause_s)))
+            pause_s = max(0.0, min(at_most_s, pause_s))
+            time.sleep(pause_s) if is_cancelled is None else is_cancelled.wait(pause_s)
             return
         if self._soon:
             at_most_s = min(at_most_s, self._soon.pop(0))
-        if self._watch.wait(at_most_s):
+        if self._hears(at_most_s, is_cancelled):
             self._soon = list(_LOOK_AGAIN_S)
+
+    def _hears(self, at_most_s: float, is_cancelled: threading.Event | None) -> bool:
+        if is_cancelled is None:
+            return self._watch.wait(at_most_s)
+        deadline = time.monotonic() + at_most_s
+        while (left_s := deadline - time.monotonic()) > 0 and not is_cancelled.is_set():
+            if self._watch.wait(min(left_s, _CANCELLED_WITHIN_S)):
+                return True
+        return False
 
     def step_back(self, others: int, is_free: Callable[[], bool]) -> None:
         """Let others try for a moment, as long as none of them has."""

@@ -1,0 +1,248 @@
+"""What users do to a lock in a shared folder, beside locking it: by name, each thing that one of them stumbled over."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgleaderlock._files import place
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState
+from pgleaderlock.nfs._contender import Contender
+from tests.doubles import until
+from tests.test_nfs_lock import names
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "work.lck"
+
+
+@pytest.fixture(params=[True, False], ids=["local", "shared"])
+def is_local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(place, "is_local", lambda _: request.param)
+    return bool(request.param)
+
+
+def claims(path: Path) -> list[str]:
+    return [name for name in names(path) if name.startswith("claim")]
+
+
+# --- One object, two users --------------------------------------------------------------------------------------------
+
+OWN = "is being acquired by another task or thread through this very object: give each its own Lock"
+
+
+@pytest.mark.usefixtures("is_local")
+async def test_a_second_task_that_locks_through_one_object_is_refused_at_once_and_the_first_is_undisturbed(path: Path):
+    lock, holder = Lock(path), Lock(path)
+    holder.lock()
+    first = asyncio.create_task(lock.lock_async())
+    await until(lambda: Path(lock.claimfile).exists())
+    began = time.monotonic()
+    with pytest.raises(AlreadyLockedError, match=OWN):
+        await lock.lock_async()
+    with pytest.raises(AlreadyLockedError, match=OWN):
+        lock.lock(timeout=5)
+    assert time.monotonic() - began < 1
+    holder.unlock()
+    await first
+    assert lock.token == 1
+    assert lock.is_locked
+    await lock.unlock_async()
+    assert not claims(path)
+
+
+async def test_of_many_tasks_that_begin_at_once_with_one_object_exactly_one_has_it(path: Path):
+    lock = Lock(path)
+    outcomes = await asyncio.gather(*(lock.lock_async() for _ in range(20)), return_exceptions=True)
+    assert sum(outcome is None for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, AlreadyLockedError) for outcome in outcomes) == 19
+    assert lock.token == 0
+    lock.unlock()
+    with lock:
+        assert lock.token == 1
+
+
+def test_of_many_threads_that_begin_at_once_with_one_object_exactly_one_has_it(path: Path):
+    lock, outcomes, ready = Lock(path), [], threading.Barrier(8)
+
+    def take() -> None:
+        ready.wait()
+        try:
+            lock.lock(timeout=10)
+            outcomes.append("locked")
+        except Exception as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["AlreadyLockedError"] * 7 + ["locked"]
+    assert lock.token == 0
+    lock.unlock()
+
+
+def test_a_child_forked_while_a_thread_was_acquiring_can_lock_through_its_own_copy(path: Path):
+    lock, holder = Lock(path), Lock(path)
+    holder.lock()
+    waiting = threading.Thread(target=lock.lock)
+    waiting.start()
+    while not claims_of(lock):
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        verdict = 1
+        try:
+            lock.lock(timeout=0)
+        except LockError as error:
+            verdict = 0 if type(error).__name__ == "TimeOutError" else 2
+        finally:
+            os._exit(verdict)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    holder.unlock()
+    waiting.join()
+    lock.unlock()
+
+
+def claims_of(lock: Lock) -> bool:
+    return Path(lock.claimfile).exists()
+
+
+# --- Cancelled, or interrupted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("is_local")
+async def test_when_a_cancelled_coroutine_has_ended_neither_lock_nor_claim_is_left(path: Path):
+    for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1):
+        for is_held in (False, True):
+            lock, holder = Lock(path, lifetime=600), Lock(path)
+            if is_held:
+                holder.lock()
+            attempt = asyncio.create_task(lock.lock_async())
+            await asyncio.sleep(delay_s)
+            attempt.cancel()
+            began = time.monotonic()
+            await asyncio.wait({attempt})
+                assert time.monotonic() - began < 1
+            holder.unlock(unconditionally=True)
+            if attempt.cancelled():
+                assert not lock.is_locked
+                assert not lock._is_acquiring.locked()
+            else:
+                lock.unlock()
+            assert not claims(path)
+            Lock(path).lock(timeout=0)
+            shutil.rmtree(path)
+
+
+@pytest.mark.usefixtures("is_local")
+async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypatch):
+    """Which might succeed."""
+    holder, lock = Lock(path), Lock(path)
+    holder.lock()
+    attempt = asyncio.create_task(lock.lock_async())
+    await until(lambda: claims_of(lock))
+    taken: list[str] = []
+    monkeypatch.setattr(Contender, "take", lambda self, epoch: taken.append(self._claimfile))
+    attempt.cancel()
+    holder.unlock()
+    await asyncio.wait({attempt})
+    assert taken == []
+
+
+async def test_a_file_server_that_does_not_answer_keeps_a_cancelled_coroutine_for_a_while_only(path: Path, monkeypatch):
+    monkeypatch.setattr("pgleaderlock.nfs._lock._UNDONE_WITHIN_S", 0.1)
+    lock, answers, begun, link = Lock(path), threading.Event(), threading.Event(), os.link
+
+    def be_silent(source: str, target: str) -> None:
+        begun.set()
+        answers.wait(10)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", be_silent)
+    attempt = asyncio.create_task(lock.lock_async())
+    await until(begun.is_set)
+    attempt.cancel()
+    began = time.monotonic()
+    await asyncio.wait({attempt})
+    assert 0.05 < time.monotonic() - began < 2
+    with pytest.raises(AlreadyLockedError, match=OWN):  # its thread is at it still
+        lock.lock(timeout=0)
+    answers.set()
+    await until(lambda: not lock._is_acquiring.locked())
+    assert names(path) == ["epoch.0", "released.0"]
+    lock.lock(timeout=0)
+
+
+_RUN_AND_CANCEL = """
+import asyncio, sys
+from pgleaderlock.nfs import Lock
+async def main():
+    task = asyncio.create_task(Lock(sys.argv[1], lifetime=600).lock_async())
+    await asyncio.sleep(float(sys.argv[2]))
+    print(task.done())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("delay_s", ["0", "0.0005", "0.05"])
+def test_a_program_that_ends_while_a_task_locks_leaves_neither_lock_nor_claim(path: Path, delay_s: str, is_held: bool):
+    holder = Lock(path)
+    if is_held:
+        holder.lock()
+    command = [sys.executable, "-c", _RUN_AND_CANCEL, str(path), delay_s]
+    was_locked = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout == b"True\n"
+    holder.unlock(unconditionally=True)
+    if not was_locked:  # which is an end without a word, of which others hear from the kernel
+        assert not path.exists() or not claims(path)
+        assert Lock(path).state is LockState.unlocked
+
+
+def interrupt_after(step: Callable[..., Any]) -> Callable[..., Any]:
+    def take(*arguments: Any, **options: Any) -> Any:
+        step(*arguments, **options)
+        raise KeyboardInterrupt
+
+    return take
+
+
+@pytest.mark.usefixtures("is_local")
+@pytest.mark.parametrize("step", ["link", "utime", "listdir", "fstat"])
+def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch, step: str):
+    """Also just after it got the lock, of which it did not come to know."""
+    lock = Lock(path, lifetime=600)
+    real, interrupts = getattr(os, step), iter([True])
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        return (interrupt_after(real) if next(interrupts, False) else real)(*arguments, **options)
+
+    monkeypatch.setattr(os, step, once)
+    with pytest.raises(KeyboardInterrupt):
+        lock.lock()
+    monkeypatch.undo()
+    assert not path.exists() or not claims(path)
+    assert Lock(path).state is LockState.unlocked
+    lock.lock(timeout=0)
+
+
+def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
+    script = "import sys\nfrom pgleaderlock.nfs import Lock\nLock(sys.argv[1]).lock()"
+    with Lock(path) as holder:
+        process = subprocess.Popen([sys.executable, "-c", script, str(path)], stderr=subprocess.PIPE)
+        while len(claims(path)) < 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in process.communicate(timeout=20)[1]
+        assert claims(path) == [Path(holder.claimfile).name]
