@@ -16,6 +16,7 @@ from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.nfs import nfs
+from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
     dsn_option,
     health_interval,
@@ -173,7 +174,11 @@ def acquire(
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @lock_options
-@click.option("--schema", metavar="NAME", help="Where the rows of postgresql+lease:// are. [default: pgleaderlock]")
+@click.option(
+    "--schema",
+    metavar="NAME",
+    help="Where the registry is, or the rows of postgresql+lease://. [default: pgleaderlock]",
+)
 def status(
     *,
     dsn: str | None,
@@ -186,6 +191,8 @@ def status(
 ) -> None:
     """Show who holds the lock and who stands in line for it, as its store shows it now.
 
+    Without a lock: all roles of the registry, with their leaders and candidates, as the nodes wrote them down.
+
     Informational only: it may be history by the time you read it, so never decide by it who leads. Followers that
     poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
     """
@@ -193,6 +200,9 @@ def status(
     url, dsn = as_dsn(url, dsn)
     if check_url(url, dsn, key1=key1, key2=key2) is not None:
         asyncio.run(show_status(in_store(str(url), role, schema), as_json=as_json))
+        return
+    if key1 is None and key2 is None and role is None:
+        show_all_roles(dsn, schema, as_json=as_json)
         return
     key = choose_key(key1, key2, role)
     with open_database(dsn) as database:
@@ -260,6 +270,8 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
 
 
 cli.add_command(nfs)
+for _command in COMMANDS:
+    cli.add_command(_command)
 
 
 @cli.group()

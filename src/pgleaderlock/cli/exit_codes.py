@@ -6,6 +6,8 @@ __all__ = [
     "INTERRUPTED",
     "LEADERSHIP_ENDED",
     "NOT_ACQUIRED",
+    "NOT_HANDED_OVER",
+    "OVERLAP",
     "TERMINATED",
     "UNFIT",
     "UNREACHABLE",
@@ -14,6 +16,8 @@ __all__ = [
 
 CLEAN = 0
 NOT_ACQUIRED = 1
+NOT_HANDED_OVER = 1
+OVERLAP = 1
 USAGE = 2
 UNREACHABLE = 3
 LEADERSHIP_ENDED = 4
@@ -25,7 +29,8 @@ EXIT_CODES_HELP = f"""\b
 Exit codes:
   {CLEAN}    clean: stopped on request, acquired, status shown, or no problem found
   {NOT_ACQUIRED}    not acquired: another process holds the lock
-       (also: the answer could not be written to stdout)
+       (also: nobody took over from whoever was asked to step down, audit
+       found an overlap, the answer could not be written to stdout)
   {USAGE}    wrong usage: nothing was started
   {UNREACHABLE}    the database cannot be reached, or the embedded one failed
   {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release

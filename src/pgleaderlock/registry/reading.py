@@ -17,7 +17,7 @@ from pgleaderlock.registry._database import TABLES, Database, Row
 from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL
 from pgleaderlock.registry.audit import Line
 
-__all__ = ["Candidate", "Leader", "RegistryReader", "RoleStatus", "open_reader"]
+__all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "open_reader"]
 
 _ALIVE = "n.seen_at > clock_timestamp() - make_interval(secs => 3 * n.heartbeat_s + 1)"
 
@@ -54,6 +54,29 @@ SELECT DISTINCT ON (lock) lock, role, node, instance::text, event, cause, token,
  WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND at < to_timestamp(%(since)s)
    AND event IN ('acquired', 'recovered', 'released', 'lost', 'reconnecting', 'stopped', 'vanished')
  ORDER BY lock, at DESC
+"""
+
+# A follower that stops writes a line too, so that the last line before a time need not be about whoever led then.
+_OPEN_BEFORE = """
+SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extract(epoch FROM b.at)::float,
+       b.within_s, 0, b.detail
+  FROM {schema}.history AS b
+ WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND b.at < to_timestamp(%(since)s)
+   AND b.event IN ('acquired', 'recovered', 'vanished')
+   AND NOT EXISTS (
+       SELECT FROM {schema}.history AS e
+        WHERE e.lock = b.lock AND e.instance = b.instance AND e.token IS NOT DISTINCT FROM b.token
+          AND e.at >= b.at AND e.at < to_timestamp(%(since)s)
+          AND e.event IN ('released', 'lost', 'reconnecting', 'stopped'))
+ ORDER BY b.at, b.id
+"""
+
+_ROLES = """
+SELECT lock, role, extract(epoch FROM min(at))::float
+  FROM (SELECT lock, role, at FROM {schema}.history
+         UNION ALL SELECT lock, role, acquired_at FROM {schema}.leaders
+         UNION ALL SELECT lock, role, since FROM {schema}.candidates) AS known
+ GROUP BY lock, role ORDER BY role, lock
 """
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
@@ -107,6 +130,16 @@ class RoleStatus:
     candidates: list[Candidate] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownRole:
+    """A role that the registry has heard of, now or ever."""
+
+    lock: str
+    role: str
+    first_at: float
+    """Of what is known of it, in seconds of the epoch by the database's clock."""
+
+
 class RegistryReader:
     """An open connection to a registry."""
 
@@ -131,6 +164,14 @@ class RegistryReader:
         """Return all lines since then, and of each lock the last before."""
         before = await self._fetch(_TERMS_BEFORE, lock=lock, since=since)
         return [Line(*row) for row in before] + await self.history(lock=lock, since=since, limit=10_000_000)
+
+    async def open_before(self, *, lock: str | None = None, since: float) -> list[Line]:
+        """Return the beginnings of terms that had no end of their own by then, and when their leaders had vanished."""
+        return [Line(*row) for row in await self._fetch(_OPEN_BEFORE, lock=lock, since=since)]
+
+    async def roles(self) -> list[KnownRole]:
+        """Return every lock and every role that it was attached as, also those that only the history knows."""
+        return [KnownRole(*row) for row in await self._fetch(_ROLES)]
 
     async def now(self) -> float:
         """Return the database's time of day."""

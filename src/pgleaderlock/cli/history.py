@@ -1,0 +1,68 @@
+"""``pgleaderlock history``: what happened, the oldest first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record, visible
+from pgleaderlock.cli.times import Since, iso
+from pgleaderlock.registry.audit import Line
+
+__all__ = ["show_history"]
+
+
+async def show_history(
+    dsn: str, schema: str, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
+) -> None:
+    """Print the newest lines of one role or of all."""
+    async with opened(dsn, schema) as reader:
+        known = await find_role(reader, *named)
+        since_at = since.resolve(await reader.now())
+        lines = await reader.history(lock=known.lock if known else None, since=since_at, limit=limit + 1)
+    is_cut, lines = len(lines) > limit, lines[-limit:]
+    if as_json:
+        for line in lines:
+            print_record(_line_fields(line))
+    elif lines:
+        console_for().print(_table(lines))
+    if is_cut:
+        click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
+    if not lines:
+        click.echo(f"The history has nothing{f' since {iso(since_at)}' if since_at else ''}.", err=True)
+
+
+def _line_fields(line: Line) -> dict[str, Any]:
+    return {
+        "at": iso(line.at),
+        "role": line.role,
+        "lock": line.lock,
+        "node": line.node,
+        "instance": line.instance,
+        "event": line.event,
+        "cause": line.cause,
+        "token": line.token,
+        "within_s": line.within_s,
+        "missing": line.missing,
+        "detail": line.detail,
+    }
+
+
+def _table(lines: Sequence[Line]) -> Table:
+    table = make_table("Time (UTC)", "Role", "Node", "Event", "Cause", "Token", "Detail")
+    for line in lines:
+        who = (Text(visible(line.role)), Text(visible(line.node)))
+        if line.missing:
+            table.add_row("", *who, "", "", "", Text(_gap(line), style="yellow"))
+        at = (iso(line.at) or "").replace("T", " ").removesuffix("Z")
+        token = "" if line.token is None else str(line.token)
+        rest = (Text(visible(text)) for text in (line.event, line.cause or "", token, line.detail or ""))
+        table.add_row(Text(at), *who, *rest)
+    return table
+
+
+def _gap(line: Line) -> str:
+    counted = "1 event" if line.missing == 1 else f"{line.missing} events"
+    return f"({counted} of {visible(line.node)} {'is' if line.missing == 1 else 'are'} missing here)"

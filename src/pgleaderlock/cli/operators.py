@@ -1,0 +1,236 @@
+"""The words of operators: commands on the registry, which all nodes share.
+
+All of them look; only ``step-down`` asks for something, and what it asks the leader decides. The modules behind them
+are imported when they are needed, because tables take a while to import.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import URL_VARIABLE
+from pgleaderlock.cli.console import show_logs
+from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.options import dsn_option, seconds_option
+from pgleaderlock.cli.target import is_postgres
+from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
+
+__all__ = ["COMMANDS", "show_all_roles"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# --- Options ---
+
+
+def _check_option_schema(context: click.Context, _option: click.Parameter, value: str) -> str:
+    try:
+        return check_schema(value)
+    except ValueError as error:
+        raise click.UsageError(str(error), context) from error
+
+
+def _check_option_url(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is None and URL_VARIABLE in os.environ:  # as everywhere: a value that was not filled in
+        raise click.UsageError(f"${URL_VARIABLE} is set but empty: give it a value, or unset it.", context)
+    return value
+
+
+def _registry_options(command: F) -> F:
+    """Add where the registry is, and how to print."""
+    options = (
+        dsn_option,
+        click.option(
+            "--url",
+            envvar=URL_VARIABLE,
+            show_envvar=True,
+            metavar="URL",
+            callback=_check_option_url,
+            help="In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on.",
+        ),
+        click.option(
+            "--schema",
+            default=DEFAULT_SCHEMA,
+            show_default=True,
+            metavar="NAME",
+            callback=_check_option_schema,
+            help="Where the registry's tables are.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _role_options(command: F) -> F:
+    """Add the options that name a role in the registry."""
+    options = (
+        click.option("--role", metavar="NAME", help="The role, as the registry shows it."),
+        click.option("--lock", metavar="LOCK", help="The lock, as pair:1/100; needed where two have one role."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _check_option_since(context: click.Context, _option: click.Parameter, value: str | None) -> Since:
+    try:
+        return Since() if value is None else parse_since(value)
+    except ValueError as error:
+        raise click.UsageError(f"--since: {error}", context) from error
+
+
+_since_option = click.option(
+    "--since", callback=_check_option_since, metavar="WHEN", help=f"From when on: {SINCE_FORMS}. [default: all]"
+)
+
+
+def _registry_dsn(url: str | None, dsn: str | None) -> str | None:
+    """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
+    by = click.get_current_context().get_parameter_source
+    is_said = {name: by(name) is ParameterSource.COMMANDLINE for name in ("url", "dsn")}
+    if all(is_said.values()):
+        raise click.UsageError("--url and --dsn name the database twice: give one of them.")
+    if url is None or is_said["dsn"]:
+        return dsn
+    if not is_postgres(url):
+        if dsn is not None and not is_said["url"]:
+            return dsn
+        raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
+    try:
+        _dsn.check_dsn(url)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return url
+
+
+# --- The commands ---
+
+
+def show_all_roles(dsn: str | None, schema: str | None, *, as_json: bool) -> None:
+    """``status`` of no lock in particular."""
+    from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
+
+    chosen = _check_option_schema(click.get_current_context(), click.Option(["--schema"]), schema or DEFAULT_SCHEMA)
+    with open_database(dsn) as database:
+        asyncio.run(show_roles(database.dsn, chosen, as_json=as_json))
+
+
+@click.command("history", epilog=exit_codes.EXIT_CODES_HELP)
+@_registry_options
+@_role_options
+@_since_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Only the newest so many.",
+)
+def history(
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str,
+    as_json: bool,
+    role: str | None,
+    lock: str | None,
+    since: Since,
+    limit: int,
+) -> None:
+    """Show what happened, the oldest first: who led, how it ended, and why.
+
+    Times are by the database's clock, in UTC. What a node could not write down is counted where it is missing.
+    """
+    from pgleaderlock.cli.history import show_history  # noqa: PLC0415 - its tables take a while to import
+
+    show_logs("ERROR")
+    with open_database(_registry_dsn(url, dsn)) as database:
+        asyncio.run(show_history(database.dsn, schema, (role, lock), since, limit, as_json=as_json))
+
+
+@click.command("step-down", epilog=exit_codes.EXIT_CODES_HELP)
+@_registry_options
+@_role_options
+@seconds_option("--wait", "How long the leader and its heir may take.", default=30.0)
+@click.pass_context
+def step_down(
+    context: click.Context,
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str,
+    as_json: bool,
+    role: str | None,
+    lock: str | None,
+    wait_s: float,
+) -> None:
+    """Ask the leader of a role to hand over; say who took over, and how long nobody led.
+
+    Exit code 1 if no other node took over. The leader goes on as a candidate. A leader without a registry, or with
+    accept_asks=False, does not hear it.
+    """
+    from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
+
+    if role is None and lock is None:
+        raise click.UsageError("say whose leader: --role, or --lock.")
+    show_logs("ERROR")
+    with open_database(_registry_dsn(url, dsn)) as database:
+        code = asyncio.run(command.step_down(database.dsn, schema, role, lock, wait_s, as_json=as_json))
+    context.exit(code)
+
+
+@click.command("watch", epilog=exit_codes.EXIT_CODES_HELP)
+@_registry_options
+@seconds_option("--interval", "Look at least so often, also without news.", default=1.0)
+def watch(*, dsn: str | None, url: str | None, schema: str, as_json: bool, interval_s: float) -> None:
+    """Show all roles as status does, and go on showing them until interrupted.
+
+    A terminal gets a table that stays in its place, a pipe a new one per change. While the database is away, what is
+    shown is marked as stale.
+    """
+    from pgleaderlock.cli import watch as command  # noqa: PLC0415 - its tables take a while to import
+
+    show_logs("ERROR")
+    with open_database(_registry_dsn(url, dsn)) as database:
+        asyncio.run(command.watch(database.dsn, schema, interval_s, as_json=as_json))
+
+
+@click.command("audit", epilog=exit_codes.EXIT_CODES_HELP)
+@_registry_options
+@_role_options
+@_since_option
+@click.pass_context
+def audit(
+    context: click.Context,
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str,
+    as_json: bool,
+    role: str | None,
+    lock: str | None,
+    since: Since,
+) -> None:
+    """Judge the history: how long nobody led, how terms ended, and whether two ever overlapped.
+
+    Exit code 1 if two did, beyond what the clocks leave open. Without --since, from the first line on.
+    """
+    from pgleaderlock.cli.audit import show_audit  # noqa: PLC0415 - its tables take a while to import
+
+    show_logs("ERROR")
+    with open_database(_registry_dsn(url, dsn)) as database:
+        code = asyncio.run(show_audit(database.dsn, schema, role, lock, since, as_json=as_json))
+    context.exit(code)
+
+
+COMMANDS = (history, step_down, watch, audit)

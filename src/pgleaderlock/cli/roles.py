@@ -1,0 +1,237 @@
+"""The roles of a registry: which one is meant, and how they are shown.
+
+Names, causes and details in a registry are whatever nodes wrote there. They are data: control characters are made
+visible, since a node can call itself something that repaints a terminal, and nothing in them is read as markup.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.times import duration, iso
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
+
+__all__ = [
+    "console_for",
+    "find_role",
+    "make_table",
+    "opened",
+    "print_record",
+    "role_fields",
+    "roles_table",
+    "show_roles",
+    "silence_s",
+    "unreachable",
+    "visible",
+]
+
+_ADVICE = "check --dsn or $PG_DSN, --schema, and that the server is up and lets this user in."
+_WIDE = 1000  # for a pipe, in which nothing is folded
+_SHOWN_NAMES = 10
+
+
+async def show_roles(dsn: str, schema: str, *, as_json: bool) -> None:
+    """Print all roles of the registry, as it shows them now."""
+    async with opened(dsn, schema) as reader:
+        roles = await reader.status()
+    if as_json:
+        for role in roles:
+            print_record(role_fields(role))
+    elif roles:
+        console_for().print(roles_table(roles))
+    else:
+        click.echo("The registry shows no role: nobody leads, and nobody stands for anything.", err=True)
+
+
+# --- Reading ---
+
+
+@contextlib.asynccontextmanager
+async def opened(dsn: str, schema: str) -> AsyncIterator[RegistryReader]:
+    """Open the registry; UnreachableError, also from within the block, if it does not answer."""
+    try:
+        async with open_reader(dsn, schema) as reader:
+            yield reader
+    except ConnectionError as error:
+        raise unreachable(error) from error
+
+
+def unreachable(error: Exception) -> UnreachableError:
+    """Say what went wrong and what to check. Servers quote names, too."""
+    return UnreachableError(f"{visible(str(error))} - {_ADVICE}")
+
+
+async def find_role(reader: RegistryReader, role: str | None, lock: str | None) -> KnownRole | None:
+    """Return the one role that is meant, None if none was named. A name that fits none, or two, is wrong usage."""
+    if role is None and lock is None:
+        return None
+    known = await reader.roles()
+    found = known if role is None else _called(known, role)
+    if lock is not None:
+        wanted = _printed(lock)
+        found = [each for each in found if each.lock == wanted]
+    by_lock = {each.lock: each for each in found}
+    if len(by_lock) == 1:
+        return next(iter(by_lock.values()))
+    raise click.UsageError(_ambiguous(list(by_lock.values())) if by_lock else _unknown(known, role, lock))
+
+
+def _called(known: Sequence[KnownRole], role: str) -> list[KnownRole]:
+    """By its role, otherwise by its lock: as that is printed, or the one that the name stands for everywhere else."""
+    by_role = [each for each in known if each.role == role]
+    locks = {role, _printed(role), _printed(f"named:{role}")}
+    return by_role or [each for each in known if each.lock in locks]
+
+
+def _printed(lock: str) -> str:
+    """As the registry writes a lock. Other stores than PostgreSQL's sessions name theirs as they like."""
+    try:
+        return str(LockKey.parse(lock))
+    except ValueError:
+        return lock
+
+
+def _ambiguous(found: Sequence[KnownRole]) -> str:
+    choices = ", ".join(f"--lock {visible(each.lock)}" for each in found)
+    return f"{len(found)} locks have this role: add one of {choices}"
+
+
+def _unknown(known: Sequence[KnownRole], role: str | None, lock: str | None) -> str:
+    asked = " and ".join(
+        f"{what} {visible(name)}" for what, name in (("role", role), ("lock", lock)) if name is not None
+    )
+    names = list(dict.fromkeys(visible(each.role) for each in known))
+    more = ", ..." if len(names) > _SHOWN_NAMES else ""
+    there = f"It knows {', '.join(names[:_SHOWN_NAMES])}{more}." if names else "It knows none yet."
+    return f"the registry has no {asked}. {there}"
+
+
+# --- For programs ---
+
+
+def print_record(record: dict[str, Any]) -> None:
+    """Print one record as one line, at once. The only control character that json leaves as it is, is DEL."""
+    click.echo(json.dumps(record).replace("\x7f", "\\u007f"))
+
+
+def role_fields(role: RoleStatus) -> dict[str, Any]:
+    """Return what is known of one role, under the names that the documentation lists."""
+    return {
+        "role": role.role,
+        "lock": role.lock,
+        "leader": None if role.leader is None else _leader_fields(role.leader),
+        "candidates": [_candidate_fields(each) for each in role.candidates],
+    }
+
+
+def _leader_fields(leader: Leader) -> dict[str, Any]:
+    left_s = None if leader.lease_until is None else round(leader.lease_until - leader.read_at, 3)
+    return {
+        "node": leader.node,
+        "instance": leader.instance,
+        "token": leader.token,
+        "acquired_at": iso(leader.acquired_at),
+        "renewed_at": iso(leader.renewed_at),
+        "lease_until": iso(leader.lease_until),
+        "lease_left_s": left_s,
+        "backend_pid": leader.backend_pid,
+        "host": leader.host,
+        "process_id": leader.process_id,
+        "version": leader.version,
+        "about": leader.about,
+        "is_alive": leader.is_alive,
+    }
+
+
+def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "node": candidate.node,
+        "instance": candidate.instance,
+        "state": candidate.state,
+        "since": iso(candidate.since),
+        "seen_at": iso(candidate.seen_at),
+        "host": candidate.host,
+        "process_id": candidate.process_id,
+        "version": candidate.version,
+        "about": candidate.about,
+        "is_alive": candidate.is_alive,
+    }
+
+
+# --- For people ---
+
+
+def visible(text: str) -> str:
+    """Return the text with whatever a terminal would obey written out."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def silence_s(leader: Leader) -> float | None:
+    """Return for how long nothing was heard of a leader that should have been heard; None if all is well."""
+    is_over = leader.lease_until is not None and leader.lease_until < leader.read_at
+    return max(0.0, leader.read_at - leader.renewed_at) if is_over or not leader.is_alive else None
+
+
+def roles_table(roles: Sequence[RoleStatus]) -> Table:
+    """Return one line per role."""
+    table = make_table("Role", "Leader", "Token", "For", "Lease left", "Candidates")
+    shared = {name for name, count in Counter(each.role for each in roles).items() if count > 1}
+    for each in roles:
+        name = f"{each.role} ({each.lock})" if each.role in shared else each.role
+        table.add_row(Text(visible(name)), *_leader_cells(each.leader), Text(_describe_candidates(each.candidates)))
+    return table
+
+
+def _leader_cells(leader: Leader | None) -> list[Text]:
+    if leader is None:
+        return [Text("nobody", style="bold red"), *(Text("-") for _ in range(3))]
+    silent_s, name = silence_s(leader), visible(leader.node)
+    shown = Text(name) if silent_s is None else Text(f"{name} (silent for {duration(silent_s)})", style="yellow")
+    left = "-"
+    if leader.lease_until is not None:
+        left_s = leader.lease_until - leader.read_at
+        left = duration(left_s) if left_s > 0 else "over"
+    token = "-" if leader.token is None else str(leader.token)
+    return [shown, Text(token), Text(duration(max(0.0, leader.read_at - leader.acquired_at))), Text(left)]
+
+
+def _describe_candidates(candidates: Sequence[Candidate]) -> str:
+    dead = [visible(each.node) for each in candidates if not each.is_alive]
+    alive = f"{len(candidates) - len(dead)} alive"
+    return f"{alive}, {len(dead)} dead: {', '.join(dead)}" if dead else alive
+
+
+def make_table(*headings: str) -> Table:
+    """Return an empty table in the style of the others."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+class _Terminal(Console):
+    """One that never hides the cursor: whoever kills or suspends us finds it where it was."""
+
+    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002, FBT001, FBT002 - rich's own signature
+        return False
+
+
+def console_for() -> Console:
+    """Return where tables go: a terminal, or a pipe, in which nothing is folded or coloured."""
+    if not sys.stdout.isatty():
+        return Console(file=sys.stdout, width=_WIDE, color_system=None, force_terminal=False)
+    wants_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _Terminal(file=sys.stdout, force_terminal=True, color_system="standard" if wants_colour else None)

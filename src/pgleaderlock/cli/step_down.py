@@ -1,0 +1,146 @@
+"""``pgleaderlock step-down``: ask the leader to hand over, and see what becomes of it.
+
+Nobody answers an ask. What is seen is what the nodes write into the history: that the leader heard it, when it
+released, and when the next one acquired. Both times are by the database's clock, so their difference is the time
+without a leader.
+"""
+
+import asyncio
+import getpass
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s, visible
+from pgleaderlock.cli.times import duration
+from pgleaderlock.registry.audit import Line
+from pgleaderlock.registry.reading import KnownRole, Leader, RegistryReader
+
+__all__ = ["step_down"]
+
+_BEGINS = ("acquired", "recovered")
+_ENDS = ("released", "lost", "reconnecting", "stopped")
+_LOOK_EVERY_S = 1.0
+_LATE_S = 2.0
+"""How long the old leader may take to write its end when the new one has written its beginning already."""
+_SLACK_S = 5.0  # of the times that nodes write, against our own question for the time
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the history shows of one hand-over."""
+
+    is_heard: bool = False
+    end: Line | None = None
+    """The old leader's own word; None if it said none."""
+    heir: Line | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """For how long nobody led, if that is known."""
+        return None if self.end is None or self.heir is None else max(0.0, self.heir.at - self.end.at)
+
+
+async def step_down(dsn: str, schema: str, role: str | None, lock: str | None, wait_s: float, *, as_json: bool) -> int:
+    """Ask, wait, and tell; return the exit code."""
+    async with opened(dsn, schema) as reader:
+        known = await find_role(reader, role, lock)
+        if known is None:
+            raise click.UsageError("say whose leader: --role, or --lock.")
+        since = await reader.now() - _SLACK_S
+        leader = next((each.leader for each in await reader.status(known.lock)), None)
+        seen = _Seen()
+        if leader is not None:
+            await reader.ask_to_step_down(known.lock, _who_asks())
+            seen = await _wait(reader, known.lock, leader, since, wait_s)
+    outcome = _outcome(leader, seen)
+    is_done = outcome == "handed_over"
+    if as_json:
+        print_record(_fields(known, leader, seen, outcome))
+    else:
+        click.echo(_sentence(known, leader, seen, outcome, wait_s), err=not is_done)
+    return exit_codes.CLEAN if is_done else exit_codes.NOT_HANDED_OVER
+
+
+def _who_asks() -> str:
+    """For the leader's log and its history: a person at a host, as far as the system knows one."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's account without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+async def _wait(reader: RegistryReader, lock: str, leader: Leader, since: float, wait_s: float) -> _Seen:
+    """Look until there is an heir and the old leader has had its say, or the time is over."""
+    loop = asyncio.get_running_loop()
+    deadline, has_heir = loop.time() + wait_s, False
+    while True:
+        seen = _look(await reader.history(lock=lock, since=since, limit=10_000), leader)
+        if seen.heir is not None and not has_heir:
+            deadline, has_heir = loop.time() + _LATE_S, True
+        left_s = deadline - loop.time()
+        if (has_heir and seen.end is not None) or left_s <= 0:
+            return seen
+        await reader.wait_for_change(min(left_s, _LOOK_EVERY_S))
+
+
+def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
+    later = [line for line in lines if line.at >= leader.acquired_at]
+    ours = [line for line in later if (line.instance, line.token) == (leader.instance, leader.token)]
+    others = [line for line in later if (line.instance, line.token) != (leader.instance, leader.token)]
+    return _Seen(
+        any(line.event == "step_down_asked" for line in ours),
+        next((line for line in ours if line.event in _ENDS), None),
+        next((line for line in others if line.event in _BEGINS), None),
+    )
+
+
+def _outcome(leader: Leader | None, seen: _Seen) -> str:
+    if seen.heir is not None and leader is not None:
+        return "same_node" if seen.heir.instance == leader.instance else "handed_over"
+    return "nobody" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
+
+
+def _fields(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str) -> dict[str, Any]:
+    return {
+        "role": known.role,
+        "lock": known.lock,
+        "from": None if leader is None else leader.node,
+        "to": None if seen.heir is None else seen.heir.node,
+        "from_token": None if leader is None else leader.token,
+        "to_token": None if seen.heir is None else seen.heir.token,
+        "seconds": None if seen.seconds is None else round(seen.seconds, 6),
+        "outcome": outcome,
+    }
+
+
+def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str, wait_s: float) -> str:
+    role = f"{visible(known.role)} ({visible(known.lock)})"
+    if leader is None:
+        return f"Nobody leads {role}: there is nobody to ask."
+    node, within = visible(leader.node), f"within {duration(wait_s)}"
+    if outcome == "not_heard":
+        silent_s = silence_s(leader)
+        last = "" if silent_s is None else f" Its registry has been silent for {duration(silent_s)}."
+        return (
+            f"{node} did not answer {within}, and leads {role} as far as is known.{last} Is its registry connected, "
+            "and does it accept asks (accept_asks)?"
+        )
+    if seen.heir is None and seen.end is None:
+        return f"{node} heard it, but had not released {role} {within}."
+    if seen.heir is None:
+        return f"{node} released {role}, but nobody took over {within}: are there other candidates?"
+    time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.heir.token})"
+    if outcome == "same_node":
+        return f"{node} stepped down and took {role} again {time} {tokens}: nobody else did."
+    return f"{node} handed over to {visible(seen.heir.node)} {time} {tokens}"
+
+
+def _how_long(seen: _Seen) -> str:
+    return "without saying when it ended" if seen.seconds is None else f"in {duration(seen.seconds)}"

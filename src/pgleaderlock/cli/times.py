@@ -1,0 +1,67 @@
+"""Times and spans, as people and programs read them, and as people write them (``--since``)."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+
+__all__ = ["SINCE_FORMS", "Since", "duration", "iso", "parse_since"]
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TOLERANCE_S = 60.0  # of a time that a script took from its own host's clock
+SINCE_FORMS = "a span (30s, 15m, 1h, 7d) or a time (2026-11-15T10:00, in UTC, or with its zone: 2026-11-15T10:00+01:00)"
+
+
+def iso(at: float | None) -> str | None:
+    """Write a time of the database's as ISO 8601, in UTC and with milliseconds."""
+    if at is None:
+        return None
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):  # a database's years go further than ours
+        return f"{at:g} s after 1970"
+
+
+def duration(seconds: float) -> str:
+    """Say a span of time with as much of it as a person wants to know."""
+    if round(seconds, 3) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if round(seconds, 1) < 10:  # noqa: PLR2004 - two digits are enough
+        return f"{seconds:.1f} s"
+    minutes, left_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {left_s} s" if minutes else f"{left_s} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A beginning: so many seconds ago, or at this time; with neither, as far back as there is anything."""
+
+    ago_s: float | None = None
+    at: float | None = None
+
+    def resolve(self, now: float) -> float:
+        """Return it in seconds of the epoch, by the database's clock; a time that has not come yet is wrong usage."""
+        if self.ago_s is not None:
+            return max(0.0, now - self.ago_s)
+        if self.at is not None and self.at > now + _TOLERANCE_S:
+            raise click.UsageError(f"--since is in the future: it is {iso(now)} by the database's clock.")
+        return max(0.0, self.at or 0.0)
+
+
+def parse_since(text: str) -> Since:
+    """Read either form; a ValueError says what both look like."""
+    if (span := _SPAN.fullmatch(text.strip())) is not None:
+        return Since(ago_s=float(span[1]) * _SECONDS[span[2]])
+    try:
+        at = datetime.fromisoformat(text.strip())
+        return Since(at=(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is neither a span nor a time: write {SINCE_FORMS}.") from None
