@@ -566,8 +566,11 @@ def test_a_path_that_flufl_lock_uses_is_refused(path: Path):
 def test_a_folder_of_something_else_is_refused(path: Path):
     path.mkdir()
     (path / "report.txt").write_text("important")
-    with pytest.raises(LockError, match=r"something else in it, 'report\.txt'"):
-        Lock(path).lock()
+    for attempt in (Lock(path).lock, lambda: Lock(path).state):
+        with pytest.raises(LockError, match=r"holds other things \('report\.txt'\): name a path in it, such") as raised:
+            attempt()
+        assert f"{path}/name.lock" in str(raised.value)
+        assert "remove" not in str(raised.value)
     assert names(path) == ["report.txt"]
 
 

@@ -1,6 +1,7 @@
 """What users do to a lock in a shared folder, beside locking it: by name, each thing that one of them stumbled over."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -9,21 +10,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pgleaderlock import LeadershipLost
 from pgleaderlock._files import place
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState
+from pgleaderlock.backends.nfs import open_nfs
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError
 from pgleaderlock.nfs._contender import Contender
 from tests.doubles import until
-from tests.test_nfs_lock import names
+from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "work.lck"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(params=[True, False], ids=["local", "shared"])
@@ -134,7 +144,7 @@ async def test_when_a_cancelled_coroutine_has_ended_neither_lock_nor_claim_is_le
             attempt.cancel()
             began = time.monotonic()
             await asyncio.wait({attempt})
-                assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 1
             holder.unlock(unconditionally=True)
             if attempt.cancelled():
                 assert not lock.is_locked
@@ -246,3 +256,209 @@ def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
         process.send_signal(signal.SIGINT)
         assert b"KeyboardInterrupt" in process.communicate(timeout=20)[1]
         assert claims(path) == [Path(holder.claimfile).name]
+
+
+# --- Files that somebody removed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("is_local")
+@pytest.mark.parametrize("deed", ["is_locked", "refresh", "unlock", "unlock too late"])
+def test_whose_folder_was_removed_has_lost_the_lock_and_leaves_the_next_holder_s_alone(path: Path, deed: str):
+    first, second = Lock(path, lifetime=0.3 if "late" in deed else 600), Lock(path)
+    first.lock()
+    shutil.rmtree(path)
+    second.lock(timeout=0)
+    assert first.token == second.token == 0
+    if "late" in deed:
+        time.sleep(0.35)
+    before = names(path)
+    if deed == "is_locked":
+        assert not first.is_locked
+    else:
+        with pytest.raises(NotLockedError):
+            first.refresh() if deed == "refresh" else first.unlock()
+    assert first.token is None
+    assert names(path) == before
+    assert second.is_locked
+    first.unlock(unconditionally=True)
+    assert names(path) == before
+    with pytest.raises(TimeOutError):
+        first.lock(timeout=0)
+    second.unlock()
+    first.lock(timeout=0)
+    assert first.token == 1
+
+
+@pytest.mark.usefixtures("is_local")
+def test_whose_folder_was_removed_and_not_made_again_has_lost_the_lock(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    shutil.rmtree(path)
+    assert not lock.is_locked
+    with pytest.raises(NotLockedError):
+        lock.unlock()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("deed", ["renew", "release"])
+def test_a_client_that_remembers_a_removed_file_is_not_misled_by_the_number(
+    path: Path, clock: Clock, monkeypatch, deed: str
+):
+    """On NFS fstat(2) may tell what was true before."""
+    first, second = contender(path, "first", clock), contender(path, "second", clock)
+    assert first.try_take()
+    shutil.rmtree(path)
+    assert second.try_take()
+    assert first._claim is not None
+    fstat, ours = os.fstat, first._claim.number
+
+    def remembered(number: int) -> Any:
+        found = fstat(number)
+        if number != ours:
+            return found
+        shown = {name: getattr(found, name) for name in ("st_ino", "st_dev", "st_size", "st_mtime_ns")}
+        return SimpleNamespace(st_nlink=2, **shown)
+
+    monkeypatch.setattr(os, "fstat", remembered)
+    before = names(path)
+    assert not (first.renew() if deed == "renew" else first.release())
+    assert names(path) == before
+    assert second.renew()
+
+
+@pytest.mark.parametrize("step", ["utime", "fstat"])
+def test_a_file_that_the_server_does_not_know_any_more_is_a_lost_lock_and_not_an_error(
+    path: Path, monkeypatch, step: str
+):
+    lock = Lock(path)
+    lock.lock()
+    real = getattr(os, step)
+
+    def fail(target: Any, **options: Any) -> Any:
+        if isinstance(target, int):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises(NotLockedError):
+            lock.refresh()
+
+
+@pytest.mark.usefixtures("is_local")
+def test_a_holder_whose_claim_was_tidied_away_has_the_lock_as_long_as_its_epoch_is_there(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    Path(lock.claimfile).unlink()
+    assert lock.is_locked
+    lock.refresh()
+    lock.unlock()
+    assert names(path) == ["epoch.0", "released.0"]
+
+
+async def test_a_leader_whose_folder_was_removed_has_lost_and_leaves_the_next_one_s_alone(path: Path):
+    first, second = open_nfs(path, lease_s=600), open_nfs(path, lease_s=600)
+    grants = []
+    for backend in (first, second):
+        await backend.open()
+        grants.append(await backend.try_acquire())
+        if backend is first:
+            shutil.rmtree(path)
+    assert None not in grants
+    with pytest.raises(LeadershipLost):
+        await first.renew(grants[0])  # type: ignore[arg-type]
+    await first.close()
+    assert "released.0" not in names(path)
+    await second.renew(grants[1])  # type: ignore[arg-type]
+    await second.close()
+
+
+# --- Links, and other places that are none ----------------------------------------------------------------------------
+
+
+def test_a_link_to_nothing_is_refused_at_once_and_says_where_it_points(path: Path):
+    path.symlink_to("/nowhere/at/all")
+    for attempt in (Lock(path).lock, lambda: Lock(path).state):
+        with pytest.raises(LockError, match="a link to /nowhere/at/all, which does not exist"):
+            attempt()
+
+
+def test_a_link_to_a_folder_is_as_good_as_the_folder(path: Path, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+    with Lock(path), pytest.raises(TimeOutError):
+        Lock(tmp_path / "elsewhere").lock(timeout=0)
+
+
+@pytest.mark.parametrize("below", ["x.lock", "a/b/x.lock"])
+def test_a_file_in_place_of_a_folder_above_is_named(tmp_path: Path, below: str):
+    (tmp_path / "file").write_text("")
+    for attempt in (Lock(tmp_path / "file" / below).lock, lambda: Lock(tmp_path / "file" / below).state):
+        with pytest.raises(LockError, match=f"{tmp_path}/file is a file, not a folder"):
+            attempt()
+
+
+# --- A shorter lifetime -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("is_local")
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_shorter_lifetime_shows_its_own_end_and_not_the_old_one_s(path: Path, is_held: bool):
+    lock = Lock(path, lifetime=3600)
+    lock.lock()
+    if is_held:
+        lock.refresh(60)
+    else:
+        lock.unlock()
+        lock.lifetime = timedelta(seconds=60)
+        lock.lock()
+    assert 50 < lock.expiration.timestamp() - time.time() < 61
+    lock.refresh()
+    assert 50 < lock.expiration.timestamp() - time.time() < 61
+
+
+@pytest.mark.parametrize("resolution_ns", [1, 10**9])
+@pytest.mark.parametrize("ahead_s", [0.0, 5.0, 50.0, 3600.0, -3600.0])
+def test_no_heartbeat_is_like_any_before_it_also_when_lifetimes_change(
+    path: Path, clock: Clock, monkeypatch, resolution_ns: int, ahead_s: float
+):
+    """Though the base begins anew, and the server, whose clock differs, sets the time when something is written."""
+    holder, seen = contender(path, "holder", clock), []
+    utime, write = os.utime, os.write
+
+    def rounded(target: Any, ns: tuple[int, int] | None = None) -> None:
+        if ns is None:
+            utime(target)
+        else:
+            utime(target, ns=(ns[0] // resolution_ns * resolution_ns, ns[1] // resolution_ns * resolution_ns))
+
+    def stamped(number: int, text: bytes) -> int:
+        written = write(number, text)
+        at_ns = (time.time_ns() + round(ahead_s * 10**9)) // resolution_ns * resolution_ns
+        utime(number, ns=(at_ns, at_ns))
+        return written
+
+    monkeypatch.setattr(os, "utime", rounded)
+    monkeypatch.setattr(os, "write", stamped)
+    assert holder.try_take()
+    for lifetime_s in (5.0, 50.0, 5.0, 50.0, 10.0):
+        holder.change_lifetime(lifetime_s)
+        seen.append(holder.heartbeat)
+        for _ in range(3):
+            assert holder.renew()
+            seen.append(holder.heartbeat)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(path: Path, clock: Clock):
+    holder, follower = contender(path, "holder", clock, lifetime_s=3600.0), contender(path, "follower", clock)
+    assert holder.try_take()
+    assert not follower.may_take()
+    holder.change_lifetime(LIFETIME_S)
+    for _ in range(5):
+        assert holder.renew()
+        assert not follower.may_take()
+        clock.now += LIFETIME_S * 0.8
+        assert holder.is_trusted
+    clock.now += LIFETIME_S * 0.3
+    assert follower.may_take()

@@ -105,9 +105,10 @@ class Folder:
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - names are enough
         except FileNotFoundError:
+            self._check_link()
             return Listing(-1, is_released=False, epochs=(), marks=(), claims=())
         except NotADirectoryError:
-            raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
+            raise self._not_a_folder() from None
         epochs, released, claims = [], set(), []
         for name in names:
             kind, _, number = name.partition(".")
@@ -118,7 +119,10 @@ class Folder:
             elif name.startswith("claim"):
                 claims.append(name)
             elif not _FILE_SERVERS_OWN.fullmatch(name):
-                raise self._not_ours(f"it is a folder with something else in it, {name!r}")
+                raise LockError(
+                    f"{self.path} cannot be used as a lock: it holds other things ({name!r}): name a path in it, such "
+                    f"as {self.path}/name.lock"
+                )
         newest = max(epochs, default=-1)
         return Listing(newest, newest in released, tuple(epochs), tuple(released), tuple(claims))
 
@@ -173,12 +177,17 @@ class Folder:
 
     def make(self) -> None:
         """Make the folder, unless it is there."""
+        parent = self.path.parent
         try:
             self.path.mkdir()
         except FileExistsError:
-            pass
+            self._check_link()
         except FileNotFoundError:  # which would be tried again, and in vain
-            raise LockError(f"the folder {self.path.parent} does not exist: create it, for {self.path}") from None
+            raise LockError(f"the folder {parent} does not exist: create it, for {self.path}") from None
+        except NotADirectoryError:
+            raise self._not_a_folder() from None
+        except PermissionError as error:  # it is that folder's permissions which matter, not those of what is missing
+            raise PermissionError(error.errno, error.strerror, str(parent)) from error
 
     def lay_claim(self, path: str, text: bytes, *, is_local: bool) -> Descriptor:
         """Make a claim, complete before anything is done with it. It is closed in a child, and at our death."""
@@ -188,7 +197,7 @@ class Folder:
             self.make()
             claim = _created(path, is_local=is_local)
         except NotADirectoryError:
-            raise self._not_ours("a file is in its place, perhaps of flufl.lock") from None
+            raise self._not_a_folder() from None
         try:
             if is_local:
                 fcntl.flock(claim.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -291,10 +300,23 @@ class Folder:
         except OSError:
             return False
 
-    def _not_ours(self, reason: str) -> LockError:
+    def _check_link(self) -> None:
+        """Refuse a link to nothing: it is there, and yet nothing can be made in it, however often that is tried."""
+        if self.path.is_symlink() and not self.path.exists():
+            target = os.readlink(self.path)  # noqa: PTH115 - as it is written there
+            raise LockError(
+                f"{self.path} cannot be used as a lock: it is a link to {target}, which does not exist. Make that "
+                "folder, mount what it is on, or remove the link"
+            )
+
+    def _not_a_folder(self) -> LockError:
+        above = next((each for each in self.path.parents if each.exists() and not each.is_dir()), None)
+        if above is not None:
+            return LockError(f"{self.path} cannot be used as a lock: {above} is a file, not a folder")
         return LockError(
-            f"{self.path} cannot be used as a lock: {reason}. Contenders that lock in different ways would not see "
-            "each other: choose another path, or stop whatever uses this one and remove it"
+            f"{self.path} cannot be used as a lock: a file is in its place, perhaps of flufl.lock. Contenders that "
+            "lock in different ways would not see each other: choose another path; or, if it is of flufl.lock's, stop "
+            "all programs that use it and remove that file"
         )
 
 
