@@ -35,7 +35,7 @@ def parse_duration(written: Any) -> float:
 def _seconds(written: Any) -> float:
     if isinstance(written, str):
         return float(_sum_of_units(written))
-    if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written) or written < 0:
+    if isinstance(written, bool) or not isinstance(written, int | float) or not 0 <= written < math.inf:
         raise ValueError(_FORMS)
     return float(min(written, 10 * _LONGEST_S))  # float() of a huge int would be an error of another kind
 

@@ -75,8 +75,6 @@ class _Scanner:
     def _header(self) -> KeyPath:
         line = self._line_here()
         path = self._within_arrays(self._key_between("[", "]"))
-        if path in self._lengths:
-            path = (*path, self._lengths[path])
         self._note(path, line)
         self.lines[path] = line  # which is a better place than that of a table within, if that came first
         return path

@@ -25,6 +25,7 @@ from pgleaderlock.config.values import (
     NodeName,
     PostgresDsn,
     Prefix,
+    RefreshInterval,
     RoleKey,
     RoleName,
     SchemaName,
@@ -109,7 +110,7 @@ class LeaderElectionConfig(_Section):
     lease_duration: LeaseDuration | None = _setting(
         None, "duration", "How long a silent leader keeps the lock.", otherwise="3 × `refresh_interval`, so `15s`"
     )
-    refresh_interval: Duration | None = _setting(
+    refresh_interval: RefreshInterval | None = _setting(
         None,
         "duration",
         "How often a leader renews. Less than two thirds of `lease_duration`.",
@@ -190,6 +191,22 @@ class LeaderElectionConfig(_Section):
         if self.lock_timeout is None:
             return None
         return max(0.1, min(self.lock_timeout, _LONGEST_SLICE_S, self.lease_s / _PER_LEASE))
+
+    def lock_options(self) -> dict[str, Any]:
+        """Return the keywords of ``LeaderLock``, beside the store and the lock."""
+        return {
+            "retry_strategy": self.retry_strategy(),
+            "health_interval_s": self.health_interval_s,
+            "reconnect_grace_s": self.reconnect_grace,
+            "lease_s": self.lease_s,
+            "wake": self.wake,
+            "slice_s": self.slice_s,
+            "settle_s": self.settle,
+            "witness": self.witness,
+            "takeover": self.takeover,
+            "term_table": self.term_table,
+            "schema": self.schema_name,
+        }
 
     def retry_strategy(self) -> RetryStrategy:
         """Return what says how long a follower waits: the same time after each attempt."""

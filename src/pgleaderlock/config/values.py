@@ -14,7 +14,7 @@ from pgleaderlock import backends
 from pgleaderlock.alerts.rules import check_prefix
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import check_schema
-from pgleaderlock.config.durations import parse_duration
+from pgleaderlock.config.durations import parse_duration, show_duration
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.keys import LockKey
 
@@ -29,6 +29,7 @@ __all__ = [
     "NodeName",
     "PostgresDsn",
     "Prefix",
+    "RefreshInterval",
     "RoleKey",
     "RoleName",
     "SchemaName",
@@ -56,10 +57,13 @@ def _check_duration(value: Any) -> float:
     return seconds
 
 
-def _check_lease(seconds: float) -> float:
-    if seconds > _LONGEST_LEASE_S:
-        raise ValueError(f"must be at most {_LONGEST_LEASE_S / 3600:g}h")
-    return seconds
+def _at_most(longest_s: float) -> AfterValidator:
+    def check(seconds: float) -> float:
+        if seconds > longest_s:
+            raise ValueError(f"must be at most {show_duration(longest_s)}")
+        return seconds
+
+    return AfterValidator(check)
 
 
 def _check_lock_timeout(seconds: float) -> float:
@@ -83,8 +87,10 @@ Duration = Annotated[float, BeforeValidator(_check_duration)]
 """Seconds, from ``"5s"`` or 5, and not 0."""
 DurationOrZero = Annotated[float, BeforeValidator(parse_duration)]
 """The same where 0 has a meaning."""
-LeaseDuration = Annotated[Duration, AfterValidator(_check_lease)]
+LeaseDuration = Annotated[Duration, _at_most(_LONGEST_LEASE_S)]
 """What PostgreSQL can count."""
+RefreshInterval = Annotated[Duration, _at_most(_LONGEST_LEASE_S / 3)]
+"""What a lease of three of them can be made from."""
 LockTimeout = Annotated[Duration, AfterValidator(_check_lock_timeout)]
 """How long to stand in line at a time."""
 
