@@ -662,6 +662,18 @@ def test_time_before_the_first_term_counts_where_the_history_was_there_already(h
     assert young["availability"] == 0
 
 
+def test_a_role_that_somebody_stands_for_and_nobody_leads_is_leaderless(hand: Hand):
+    hand.line("acquired", 5000)
+    hand.line("released", 4000)
+    hand.line("acquired", 5000, lock="pair:1/101", role="given-up")
+    hand.line("released", 4000, lock="pair:1/101", role="given-up")
+    hand.node("web-2")
+    hand.candidate("web-2")
+    (record,) = records(run("audit", *hand.options, "--json", "--since", "1000s"))
+    assert (record["role"], record["availability"], record["terms"]) == ("scheduler", 0, 0)
+    assert record["leaderless_s"] == pytest.approx(1000, abs=1)
+
+
 def test_where_there_is_nothing_to_judge_it_is_said(hand: Hand):
     result = run("audit", *hand.options)
     assert result.exit_code == exit_codes.CLEAN

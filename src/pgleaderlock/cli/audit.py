@@ -7,7 +7,7 @@ standing may have begun before the oldest line that is kept: its row says when.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,21 +46,26 @@ async def _audit(reader: RegistryReader, lock: str | None, since: Since) -> list
     since_at = since.resolve(until)
     lines = await reader.open_before(lock=lock, since=since_at)
     lines += await reader.history(lock=lock, since=since_at, limit=_EVERYTHING)
-    lines += _from_leaders(lines, await reader.status(lock))
-    first_at: dict[str, float] = {}
-    for each in await reader.roles():
-        first_at[each.lock] = min(each.first_at, first_at.get(each.lock, each.first_at))
+    roles = await reader.status(lock)
+    lines += _from_leaders(lines, roles)
     by_lock: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_lock[line.lock].append(line)
-    return [
-        audited
-        for name, its_lines in sorted(by_lock.items(), key=lambda item: (item[1][-1].role, item[0]))
-        if (audited := judge(its_lines, since=max(since_at, first_at.get(name, since_at)), until=until)) is not None
-    ]
+    first_at: dict[str, float] = {}
+    for each in await reader.roles():
+        first_at[each.lock] = min(each.first_at, first_at.get(each.lock, each.first_at))
+    begins = {name: max(since_at, at) for name, at in first_at.items()}
+    audits = [judge(its_lines, since=begins.get(name, since_at), until=until) for name, its_lines in by_lock.items()]
+    audits += [_leaderless(role, begins.get(role.lock, since_at), until) for role in roles if role.lock not in by_lock]
+    return sorted(audits, key=lambda each: (each.role, each.lock))
 
 
-def _from_leaders(lines: Iterable[Line], roles: Sequence[RoleStatus]) -> list[Line]:
+def _leaderless(role: RoleStatus, since: float, until: float) -> RoleAudit:
+    """Somebody stands for it, and nothing has happened: nobody led."""
+    return RoleAudit(role.lock, role.role, since, until, leaderless_s=max(0.0, until - since))
+
+
+def _from_leaders(lines: Sequence[Line], roles: Sequence[RoleStatus]) -> list[Line]:
     """Return the lines that the history lacks: that the leader of now began, and that it fell silent."""
     begun = {(line.lock, line.instance, line.token) for line in lines if line.event in _BEGINS}
     more = []
@@ -78,12 +83,9 @@ def _from_leaders(lines: Iterable[Line], roles: Sequence[RoleStatus]) -> list[Li
     return more
 
 
-def judge(lines: Sequence[Line], *, since: float, until: float) -> RoleAudit | None:
+def judge(lines: Sequence[Line], *, since: float, until: float) -> RoleAudit:
     """Return what the lines of one lock say. Time before its first term counts, where the history was there already."""
-    audits = audit(lines, since=since, until=until)
-    if not audits:
-        return None
-    (found,) = audits
+    (found,) = audit(lines, since=since, until=until)
     if found.terms:
         found.leaderless_s += max(0.0, found.terms[0].began_at - since)
     return found
@@ -139,7 +141,7 @@ def _is_at_most(each: RoleAudit) -> bool:
 
 def _print_for_people(audits: Sequence[RoleAudit]) -> None:
     if not audits:
-        click.echo("There is nothing to judge: the history has no line in this time.", err=True)
+        click.echo("There is nothing to judge: nobody led in this time, and nobody stands for anything.", err=True)
         return
     console_for().print(_table(audits))
     for each in audits:
@@ -157,7 +159,7 @@ def _table(audits: Sequence[RoleAudit]) -> Table:
         failovers = ", ".join(f"{visible(how)} {count}" for how, count in sorted(each.failovers.items()))
         cells = (
             visible(each.role),
-            _clock_time(each.since),
+            _clock_time(each.since).partition(".")[0],
             f"{math.floor(each.availability * 1e5) / 1e3:.3f} %",  # rounded down: 100 % is a promise
             f"{at_most}{duration(each.leaderless_s)}",
             str(len(each.terms)),

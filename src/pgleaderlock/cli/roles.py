@@ -216,9 +216,9 @@ def _describe_candidates(candidates: Sequence[Candidate]) -> str:
 
 def make_table(*headings: str) -> Table:
     """Return an empty table in the style of the others."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading)  # a time in two parts is none
     return table
 
 
