@@ -474,6 +474,11 @@ def test_the_last_of_two_flags_counts_and_mends_what_the_file_has_wrong(write):
     assert config.metrics.port == 3
 
 
+def test_what_is_laid_over_a_mistake_is_the_only_thing_that_is_judged(write):
+    file = write("[metrics]\nport = 'x'")
+    assert refusal(file, {"PGLEADERLOCK_METRICS_PORT": "y"}) == ["$PGLEADERLOCK_METRICS_PORT: must be a whole number"]
+
+
 def test_by_default_the_environment_is_the_process_s(monkeypatch):
     monkeypatch.setenv("PGLEADERLOCK_NODE", "of-the-process")
     assert load_config().cluster.node == "of-the-process"
@@ -730,17 +735,16 @@ def test_a_secret_is_in_no_text_that_a_configuration_gives(write, url):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_a_secret_in_the_wrong_place_is_not_repeated(write, setting, url):
     table = f"[{'.'.join(setting.path[:-1])}]\n" if setting.path[:-1] else ""
-    sources: list[dict[str, Any]] = [
-        {"path": write(f"{table}{setting.path[-1]} = '{url}'")},
-        {"path": write(f"{table}{setting.path[-1]} = ['{url}']")},
-        {"path": write(f"{table}{setting.path[-1]} = {url}")},
-        {"environ": {setting.variable: url}},
-        {"sets": [f"{setting.key}={url}"]},
-    ]
+    files = [f"{setting.path[-1]} = '{url}'", f"{setting.path[-1]} = ['{url}']", f"{setting.path[-1]} = {url}"]
+    flags = [f"{setting.key}={url}"]
     if url != SECRET:  # which could be the name of a key, and those are shown
-        sources += [{"path": write(f"{table}'{url}' = 1")}, {"sets": [f"{url}=1"]}, {"sets": [url]}]
-    for source in sources:
-        assert SECRET not in said_of(source)
+        files += [f"'{url}' = 1", f"[{setting.path[0]}]\n'{url}' = 1\n'{url}' = 2", f"['{url}']\n['{url}']"]
+        flags += [f"{url}=1", url]
+    for text in files:
+        assert SECRET not in said_of({"path": write(table + text)})
+    for written in flags:
+        assert SECRET not in said_of({"sets": [written]})
+    assert SECRET not in said_of({"environ": {setting.variable: url}})
 
 
 def said_of(source: dict[str, Any]) -> str:
@@ -750,6 +754,18 @@ def said_of(source: dict[str, Any]) -> str:
     except ConfigError as error:
         return f"{error}{error!r}{error.problems}{error.__cause__!r}{error.__context__!r}"
     return ""
+
+
+@pytest.mark.parametrize("key", ["severity", "for", "notify", "condition", "summary"])
+def test_a_secret_in_an_alert_is_not_repeated(write, key):
+    alert = {
+        "name": "a",
+        "condition": "up == 0",
+        "severity": "info",
+        key: [SECRET] if key == "notify" else f"({SECRET}",
+    }
+    text = "[[alerts]]\n" + "".join(f"{name} = {toml_of(value)}\n" for name, value in alert.items())
+    assert SECRET not in said_of({"path": write(text)})
 
 
 FUZZED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

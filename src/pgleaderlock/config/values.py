@@ -124,6 +124,10 @@ def _parse_key(written: Any) -> LockKey:
         raise ValueError('is not a lock key: write "pair:1/100", "bigint:7" or "named:billing/scheduler"') from None
 
 
+def _show_key(key: LockKey) -> str:
+    return str(key)
+
+
 def _check_schema(name: str) -> str:
     try:
         return check_schema(name)
@@ -150,7 +154,7 @@ Prefix = Annotated[str, AfterValidator(check_prefix)]
 """What the names of metrics begin with."""
 RoleName = Annotated[str, AfterValidator(_check_role)]
 """What is led."""
-RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(str, return_type=str)]
+RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(_show_key)]
 """Which lock that is, where the name alone does not say it."""
 SchemaName = Annotated[str, AfterValidator(_check_schema)]
 """Where tables are."""
