@@ -385,7 +385,7 @@ PAIR = ("--key1", "1", "--key2", "2")
 HERE = ("--dsn", "postgresql://u@127.0.0.1:1/d")
 BAD_INPUT: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "keys": [
-        (("status", *HERE), "exactly one way"),
+        (("acquire", *HERE), "exactly one way"),
         (("status", *HERE, "--key1", "1"), "both are needed"),
         (("acquire", *HERE, "--key2", "1"), "both are needed"),
         (("run", *HERE, "--key1", "2147483648", "--key2", "2"), "key1 must be between"),

@@ -57,6 +57,12 @@ class ModelSession:
             raise answer
         return answer  # type: ignore[no-any-return]
 
+    async def listen(self, channel: str) -> None:
+        raise NotImplementedError  # nobody here listens
+
+    async def notified(self) -> None:
+        raise NotImplementedError
+
     async def ended(self) -> ConnectionError:
         await asyncio.get_running_loop().create_future()
         raise AssertionError

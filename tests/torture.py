@@ -11,6 +11,7 @@ Modes:
 - ``fast``: as people run it; never both sessions of one process are killed within a lease. No overlap is allowed.
 - ``strict``: ``takeover="strict"``, and both sessions of the leader may be killed at once. No overlap is allowed.
 - ``alone``: ``witness=False``. Overlaps must be found, which shows that this harness can fail.
+- ``group``: as ``fast``, but each process has a :class:`LeaderGroup` of three roles. No overlap is allowed.
 - ``rows``: lease rows through a PgBouncer in transaction mode, which is restarted now and then. No overlap is allowed.
 - ``double``: as ``fast``, and both sessions of the leader may be killed at once. Overlaps are allowed only after that.
 """
@@ -44,7 +45,8 @@ _MAX_INTERVALS = 20_000
 
 _MEMBER = """
 import asyncio, mmap, struct, sys, threading, time
-from pgleaderlock import Election, FixedInterval, LeaderLock, LockKey, open_backend, suspend_aware_clock as clock
+from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey, open_backend
+from pgleaderlock import suspend_aware_clock as clock
 
 RECORD, GAP_S = struct.Struct("dd"), float(sys.argv[5])
 
@@ -74,7 +76,25 @@ async def be_busy():
         time.sleep(0.005)
         await asyncio.sleep(0.005)
 
+class GroupOfThree:  # as if it were the lock that the others look at
+    def __init__(self, dsn, key, lease_s):
+        key = LockKey.parse(key)
+        self.group = LeaderGroup(dsn, [key, "a", "b"], lease_s=lease_s, health_interval_s=lease_s / 3, settle_s=0)
+        self.role = self.group[str(key)]
+
+    @property
+    def is_leader(self):
+        return self.role.is_leader
+
+    async def __aenter__(self):
+        await self.group.start()
+
+    async def __aexit__(self, *_):
+        await self.group.shutdown()
+
 def make_lock(dsn, key, lease_s, mode):
+    if mode == "group":
+        return GroupOfThree(dsn, key, float(lease_s))
     if mode == "rows":
         return Election(open_backend(dsn, role="torture", lease_s=float(lease_s)), health_interval_s=float(lease_s) / 3,
                         retry_strategy=FixedInterval(0.5))
@@ -305,7 +325,7 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mode", choices=["fast", "strict", "alone", "double", "rows"], default="fast")
+    parser.add_argument("--mode", choices=["fast", "strict", "alone", "double", "group", "rows"], default="fast")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 Start at :class:`LeaderLock`. ``docs/`` has a tutorial, how-tos, the reference and the reasons.
 """
 
+from pgleaderlock._version import __version__
 from pgleaderlock.backends import open_backend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import suspend_aware_clock
@@ -17,6 +18,7 @@ from pgleaderlock.errors import (
     PgLeaderLockError,
     ShutdownError,
 )
+from pgleaderlock.group import GroupPatience, GroupRole, LeaderGroup
 from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock
 from pgleaderlock.models import (
@@ -45,8 +47,11 @@ __all__ = [
     "ExponentialBackoff",
     "FixedInterval",
     "Grant",
+    "GroupPatience",
+    "GroupRole",
     "Holder",
     "IllegalTransition",
+    "LeaderGroup",
     "LeaderLock",
     "LeadershipLost",
     "Listener",
@@ -60,8 +65,7 @@ __all__ = [
     "RetryStrategy",
     "ShutdownError",
     "StateChangeCallback",
+    "__version__",
     "open_backend",
     "suspend_aware_clock",
 ]
-
-__version__ = "0.1.0"

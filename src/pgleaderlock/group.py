@@ -112,7 +112,9 @@ class LeaderGroup(Mapping[str, GroupRole]):
         lease = Lease(
             choose_lease_s(lease_s, health_interval_s), settle_s=settle_s, witness=witness, allow_pooler=allow_pooler
         )
-        self._connector = Connector(next(iter(keys.values())), dsn=dsn, lease=lease)
+        self._connector = Connector(
+            next(iter(keys.values())), dsn=dsn, lease=lease, named=f"a group of {len(keys)} roles"
+        )
         poll_s = check_seconds("poll_s", poll_s)
         self._group = Group(self._open_session, lease, clock, self._connector.where, poll_s=poll_s, max_roles=max_roles)
         database = {} if self._connector.database is None else {"db": self._connector.database}

@@ -39,8 +39,9 @@ class Connector:
         connect_fn: ConnectFn | None = None,
         lease: Lease | None = None,
         lease_s: float | None = None,
+        named: str | None = None,
     ) -> None:
-        self._key = key
+        self._named = named or f"lock {key.described}"
         self._agreement = "" if lease is None else lease.agreement
         self._lease_s = lease_s if lease is None else lease.lease_s
         if connect_fn is not None:
@@ -68,7 +69,7 @@ class Connector:
             raise self.explain("cannot connect", error) from self._shown_cause(error)
         if connection is None:
             raise ConnectionError(
-                f"connect_fn returned None for lock {self._key.described}: it must return an open connection with "
+                f"connect_fn returned None for {self._named}: it must return an open connection with "
                 "execute() and close()"
             )
         if is_psycopg(connection):
@@ -100,7 +101,7 @@ class Connector:
         except psycopg.Error as error:
             await close_connection(connection)
             raise ConnectionError(
-                f"connect_fn returned a connection for lock {self._key.described} that is not autocommit and cannot be "
+                f"connect_fn returned a connection for {self._named} that is not autocommit and cannot be "
                 f"made so: {error}. Return one that is not inside a transaction, best opened with autocommit=True."
             ) from error
 
@@ -109,7 +110,7 @@ class Connector:
         lines = _dsn.scrub(str(error), self._parts).splitlines()
         reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
         hint = next((f". {hint}" for words, hint in _HINTS if any(word in reason for word in words)), "")
-        return ConnectionError(f"{what} for lock {self._key.described} ({self.where}): {reason}{hint}", cause=cause)
+        return ConnectionError(f"{what} for {self._named} ({self.where}): {reason}{hint}", cause=cause)
 
     def _shown_cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret.

@@ -8,6 +8,7 @@ called by one task, one thing at a time. Any error means that the locks are gone
 import asyncio
 import math
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import _group_sql, _sql
@@ -107,6 +108,7 @@ class Sessions:
         self.ended: asyncio.Future[PgLeaderLockError] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the locks are gone."""
         self.renew_at = clock() + lease.renew_every_s
+        self._tried: tuple[list[LockKey], tuple[Any, ...]] | None = None
         self.has_busy_witness = False
         """Whether a predecessor had not yet let go, when we tried last."""
         self._logger = get_logger().bind(group=where)
@@ -179,7 +181,7 @@ class Sessions:
 
         The token comes from a transaction of its own after the grants: it is greater than that of every leader before.
         """
-        places = await self._for_each(self._locks, _group_sql.try_all(), wanted, limit)
+        places = await self._try_locks(wanted, limit)
         taken = [wanted[place] for place in places]
         self.has_busy_witness = False
         if not taken:
@@ -195,6 +197,13 @@ class Sessions:
         if len(refused) < len(taken):
             await self.renew()  # the grants may be old by now
         return {key: SharedGrant(int(row[0]), self.trust) for key in taken if key not in refused}
+
+    async def _try_locks(self, wanted: list[LockKey], limit: int | None) -> list[int]:
+        """Mostly the same ones again and again, in vain: then what is sent is made once."""
+        if limit is not None or self._tried is None or self._tried[0] != wanted:
+            self._tried = wanted, _group_sql.arrays(wanted, limit)
+        row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._lease.answer_bound_s)
+        return [] if row is None else list(row[0])
 
     async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
         """Unlock these, their witnesses after them, and tell those who may want them. Return which were held."""

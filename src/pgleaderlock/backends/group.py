@@ -180,6 +180,9 @@ class Group:
         if sessions is None or sessions.is_over:
             self._refuse_all(ConnectionError(f"the group has no session ({self.where})"))
             return
+        for opened in self._opening:  # who came while it was being opened
+            _answer(opened, None)
+        self._opening.clear()
         await self._let_go(sessions)
         if self._asking or (self._waiting and self._clock() >= self._poll_at):
             await self._try(sessions)
@@ -217,17 +220,13 @@ class Group:
     # --- Sessions ------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        opening, self._opening = self._opening, []
         roles = len(self._members) if self._max_roles is None else min(len(self._members), self._max_roles)
         try:
             self._sessions = await open_sessions(self._admission, self._lease, self._clock, self.where, roles)
         except PgLeaderLockError as error:
-            for each in opening:
-                _refuse(each, error)
+            self._refuse_all(error)
             return
         self._poll_at = 0.0
-        for each in opening:
-            _answer(each, None)
 
     def _fail(self, error: PgLeaderLockError) -> None:
         """The locks are gone, or nobody can tell: everybody is told."""
@@ -283,21 +282,28 @@ class Group:
         room = len(wanted) if self._max_roles is None else self._max_roles - len(sessions.held)
         won: dict[LockKey, SharedGrant] = {}
         if wanted and room > 0 and not self._has_to_settle(sessions):
-            random.shuffle(wanted)
-            won = await sessions.win(wanted, None if room >= len(wanted) else room)
+            limit = None if room >= len(wanted) else room
+            if limit is not None:  # others are limited too, and would all try the same ones first
+                random.shuffle(wanted)
+            won = await sessions.win(wanted, limit)
             if sessions.has_busy_witness:
                 self._poll_at = min(self._poll_at, self._clock() + _WITNESS_BUSY_S)
         for key in wanted:
             self._hand_out(key, won.get(key))
 
     def _hand_out(self, key: LockKey, grant: SharedGrant | None) -> None:
-        """To whoever asked; or keep it for whoever waits, and wake that one."""
-        if key in self._asking:
-            _answer(self._asking[key], grant)
-        elif grant is not None:
-            self._members[key].was_won(grant)
+        """To whoever asked; or keep it for whoever waits, and wake that one. What nobody wants any more is given up."""
+        asked = self._asking.pop(key, None)
+        if asked is not None and not asked.done():
+            asked.set_result(grant)
+        elif grant is None:
+            return
+        elif self._members[key].was_won(grant):
             if key in self._waiting:
                 _answer(self._waiting[key], None)
+        else:
+            self._leaving[key] = asyncio.get_running_loop().create_future()
+            self._news.set()
 
     def _has_to_settle(self, sessions: Sessions) -> bool:
         left_s = sessions.settled_at - self._clock()
@@ -314,6 +320,7 @@ class Member(Backend):
         self._group = group
         self._key = key
         self._labels = labels
+        self._is_wanted = False
         self._won: SharedGrant | None = None  # while waiting, and not yet handed out
         self._grant: SharedGrant | None = None
 
@@ -324,14 +331,16 @@ class Member(Backend):
 
     def take(self, grant: SharedGrant) -> None:
         """It is handed out already."""
-        self._grant = grant
+        self._grant, self._is_wanted = grant, True
 
-    def was_won(self, grant: SharedGrant) -> None:
-        """The group has the lock for us."""
-        self._won = grant
+    def was_won(self, grant: SharedGrant) -> bool:
+        """The group has the lock for us. False if we have closed meanwhile."""
+        self._won = grant if self._is_wanted else None
+        return self._is_wanted
 
     async def open(self) -> None:
         """Have the group's sessions."""
+        self._is_wanted = True
         await self._group.open()
 
     async def try_acquire(self) -> Grant | None:
@@ -370,11 +379,13 @@ class Member(Backend):
     async def close(self) -> None:
         """Let go of this role. The sessions are the group's."""
         self._won = self._grant = None
+        self._is_wanted = False
         if self._group.is_held(self._key):
             await self._group.leave(self._key)
 
     async def wait(self, timeout_s: float) -> None:
         """Be tried for, with everybody else who waits."""
+        self._is_wanted = True
         if self._won is None:
             await self._group.wait(self._key, timeout_s)
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from pgleaderlock._checks import check_flag, check_int, check_seconds
 from pgleaderlock._logging import get_logger
+from pgleaderlock._version import __version__
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
@@ -307,8 +308,6 @@ class Registry:
         return rows
 
     def _node_row(self) -> dict[str, Any]:
-        from pgleaderlock import __version__  # noqa: PLC0415 - it imports everything
-
         return {
             **self._identity,
             "host": socket.gethostname(),

@@ -1,0 +1,355 @@
+"""Many roles on one pair of sessions, on a real PostgreSQL."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from pgleaderlock import (
+    EventKind,
+    FixedInterval,
+    GroupPatience,
+    GroupRole,
+    LeaderGroup,
+    LeaderLock,
+    LockKey,
+    LockState,
+    LossCause,
+    RetryContext,
+)
+from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.backends.lease import witness_key
+from pgleaderlock.embedded import Server
+from tests.conftest import Postgres, free_port
+from tests.doubles import until
+from tests.test_lease import LEASE_S, query
+
+_numbers = itertools.count(1)
+SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgleaderlock %%' AND pid <> pg_backend_pid()"
+)
+
+
+END_HOLDER = """
+SELECT pg_terminate_backend(pid) FROM pg_locks
+ WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objid::text::bigint = %s AND objsubid = %s
+"""
+
+
+@pytest.fixture
+def names() -> list[str]:
+    """Three roles that no other test uses."""
+    return [f"group/{os.getpid()}/{next(_numbers)}" for _ in range(3)]
+
+
+def make_group(dsn: str, roles: Iterable[str | LockKey], **settings: Any) -> LeaderGroup:
+    settings.setdefault("lease_s", LEASE_S)
+    settings.setdefault("health_interval_s", LEASE_S / 3)
+    settings.setdefault("settle_s", 0)
+    settings.setdefault("poll_s", 0.1)
+    return LeaderGroup(dsn, roles, **settings)
+
+
+async def terminate_holder(dsn: str, key: LockKey) -> None:
+    """End the session that holds this lock."""
+    rows = await query(dsn, END_HOLDER, *lock_columns(key))
+    assert rows == [(True,)]
+
+
+def stop_when_lost(group: LeaderGroup) -> set["asyncio.Task[None]"]:
+    """Keep a group from taking back at once what it has lost."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    @group.on_lost
+    def stop(role: GroupRole) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(role.shutdown()))
+
+    return tasks
+
+
+def leads(group: LeaderGroup, count: int) -> Any:
+    return lambda: len(group.leading) == count
+
+
+# --- Leading ----------------------------------------------------------------------------------------------------------
+
+
+async def test_all_roles_are_led_over_two_connections(own_server: Server, names: list[str]):
+    async with make_group(own_server.dsn, names) as group:
+        await until(leads(group, 3))
+        assert (await query(own_server.dsn, SESSIONS))[0][0] == 2
+        assert [role.state for role in group.values()] == [LockState.LEADER] * 3
+        assert all(role.token for role in group.values())
+    assert (await query(own_server.dsn, SESSIONS))[0][0] == 0
+
+
+async def test_without_a_witness_one_connection_is_enough(own_server: Server, names: list[str]):
+    async with make_group(own_server.dsn, names, witness=False) as group:
+        await until(leads(group, 3))
+        assert (await query(own_server.dsn, SESSIONS))[0][0] == 1
+
+
+async def test_any_key_is_a_role(postgres: Postgres, key: LockKey, names: list[str]):
+    async with make_group(postgres.dsn, [key, names[0], LockKey.bigint(-7 - next(_numbers))]) as group:
+        await until(leads(group, 3))
+        assert group[str(key)].key == key
+
+
+async def test_leadership_outlives_many_leases_without_a_word_to_the_elections(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names, lease_s=0.6, health_interval_s=0.2)
+    heard: list[EventKind] = []
+    group.subscribe(lambda _, event: heard.append(event.kind))
+    async with group:
+        await until(lambda: heard.count(EventKind.ACQUIRED) == 3)
+        said = len(heard)
+        tokens = [role.token for role in group.values()]
+        await asyncio.sleep(2.0)
+        assert [role.token for role in group.values()] == tokens
+        assert len(heard) == said
+
+
+async def test_a_second_group_waits_and_takes_each_role_as_it_is_released(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names) as first, make_group(postgres.dsn, names, poll_s=30) as second:
+        await until(leads(first, 3))
+        await until(lambda: all(role.state is LockState.FOLLOWER for role in second.values()))
+        before = first[names[0]].token
+        await first[names[0]].step_down()
+        assert await second[names[0]].wait_for_leadership(10)  # told of it: the next poll is half a minute away
+        assert (second[names[0]].token or 0) > (before or 0)
+        assert len(first.leading) == 2
+        await first.shutdown()
+        await until(leads(second, 3))
+
+
+async def test_a_group_and_a_single_contender_meet_on_the_same_lock(postgres: Postgres, names: list[str]):
+    lock = LeaderLock(
+        postgres.dsn,
+        role=names[0],
+        lease_s=LEASE_S,
+        health_interval_s=LEASE_S / 3,
+        settle_s=0,
+        retry_strategy=FixedInterval(0.1),
+    )
+    async with lock, contextlib.AsyncExitStack() as stack:
+        await lock.wait_for_leadership()
+        group = await stack.enter_async_context(make_group(postgres.dsn, names))
+        await until(leads(group, 2))
+        assert not group[names[0]].is_leader
+        await lock.shutdown()
+        await until(leads(group, 3))
+        await lock.start()
+        await until(lambda: lock.state is LockState.FOLLOWER)
+        await group.shutdown()
+        assert await lock.wait_for_leadership(10)
+
+
+async def test_callbacks_are_told_which_role(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    acquired: list[str] = []
+    released: list[str] = []
+
+    @group.on_acquired
+    def begin(role: GroupRole) -> None:
+        acquired.append(role.name)
+
+    @group.on_released
+    async def end(role: GroupRole) -> None:
+        released.append(role.name)
+
+    async with group:
+        await until(lambda: len(acquired) == 3)
+        await group[names[1]].step_down()
+        await until(lambda: released == [names[1]])
+    assert sorted(acquired[:3]) == sorted(names)
+    assert sorted(set(released)) == sorted(names)
+
+
+async def test_a_group_can_be_started_again(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    tokens = []
+    for _ in range(2):
+        async with group:
+            await until(leads(group, 3))
+            tokens.append(group[names[0]].token or 0)
+    assert tokens[1] > tokens[0]
+
+
+# --- Spreading --------------------------------------------------------------------------------------------------------
+
+
+async def test_roles_spread_over_groups_that_are_limited(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names, max_roles=2) as one, make_group(postgres.dsn, names, max_roles=2) as two:
+        await until(lambda: len(one.leading) + len(two.leading) == 3)
+        assert {len(one.leading), len(two.leading)} == {1, 2}
+        assert not {role.name for role in one.leading} & {role.name for role in two.leading}
+
+
+async def test_a_limited_group_takes_another_role_when_it_gives_one_up(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names, max_roles=1) as group:
+        await until(leads(group, 1))
+        (first,) = group.leading
+        await first.step_down()
+        await until(leads(group, 1))
+        assert group.leading[0].name != first.name
+
+
+async def test_a_group_stands_only_for_what_it_names(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names[:1]) as one, make_group(postgres.dsn, names) as all_of_them:
+        await until(leads(one, 1))
+        await until(leads(all_of_them, 2))
+        await all_of_them.shutdown()
+        await asyncio.sleep(0.3)
+        assert len(one.leading) == 1
+
+
+# --- Loss -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_end_of_the_session_is_everybody_s_loss_with_its_cause_and_another_group_takes_over(
+    postgres: Postgres, names: list[str]
+):
+    said: list[tuple[str, str, LossCause | None]] = []
+
+    def note(who: str) -> Any:
+        return lambda role, event: said.append((who, f"{event.kind.value} {role.name}", event.loss))
+
+    first, second = make_group(postgres.dsn, names), make_group(postgres.dsn, names)
+    first.subscribe(note("first"))
+    stopping = stop_when_lost(first)
+    second.subscribe(note("second"))
+    async with first, second:
+        await until(leads(first, 3))
+        await terminate_holder(postgres.dsn, LockKey.named(names[0]))
+        await until(leads(second, 3))
+        for name in names:
+            lost = said.index(("first", f"on_lost {name}", LossCause.SESSION_TERMINATED))
+            assert lost < said.index(("second", f"on_acquired {name}", None))
+        assert first.leading == []
+        await asyncio.wait(stopping)
+
+
+async def test_a_slow_on_lost_keeps_the_successor_waiting_but_no_longer_than_the_trust(
+    postgres: Postgres, names: list[str]
+):
+    first, second = make_group(postgres.dsn, names), make_group(postgres.dsn, names)
+    stopping = stop_when_lost(first)
+    told = asyncio.Event()
+
+    @first.on_lost
+    async def be_slow(role: GroupRole) -> None:
+        await asyncio.sleep(0.3)
+        if role.name == names[0]:
+            assert not second[names[0]].is_leader
+            told.set()
+
+    async with first, second:
+        await until(leads(first, 3))
+        await terminate_holder(postgres.dsn, LockKey.named(names[0]))
+        await told.wait()
+        await until(leads(second, 3))
+        await asyncio.wait(stopping)
+
+
+async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        tokens = [role.token for role in group.values()]
+        for _ in range(3):
+            await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
+            await asyncio.sleep(LEASE_S)
+            assert [role.token for role in group.values()] == tokens
+
+
+async def test_a_group_whose_server_is_restarted_leads_again(own_server: Server, names: list[str]):
+    async with make_group(own_server.dsn, names) as group:
+        await until(leads(group, 3))
+        tokens = [role.token or 0 for role in group.values()]
+        await asyncio.to_thread(own_server.restart)
+        await until(lambda: len(group.leading) == 3 and all(role.token not in tokens for role in group.values()))
+        assert min(role.token or 0 for role in group.values()) > max(tokens)
+
+
+async def test_a_group_that_finds_no_server_goes_on_trying(names: list[str]):
+    group = make_group(f"postgresql://postgres@127.0.0.1:{free_port()}/postgres", names)
+    async with group:
+        await until(lambda: all(role.state is LockState.FOLLOWER for role in group.values()))
+        assert group.leading == []
+
+
+async def test_a_server_that_just_started_is_settled_first(own_server: Server, names: list[str]):
+    await asyncio.to_thread(own_server.restart)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with make_group(own_server.dsn, names, settle_s=1.5) as group:
+        await until(leads(group, 3))
+        assert loop.time() - began > 0.5
+
+
+# --- Thousands --------------------------------------------------------------------------------------------------------
+
+
+async def test_five_thousand_roles_on_one_connection(server_folder_root):
+    server = Server(server_folder_root / f"large-{next(_numbers)}", settings={"max_locks_per_transaction": "256"})
+    server.start()
+    try:
+        async with make_group(server.dsn, [f"r{number}" for number in range(5000)], lease_s=10) as group:
+            await until(leads(group, 5000))
+            assert (await query(server.dsn, SESSIONS))[0][0] == 2
+            assert len({role.token for role in group.values()}) == 1  # of one round, and greater than all before
+    finally:
+        server.stop("immediate")
+
+
+async def test_a_lock_table_that_is_too_small_is_named_before_it_is_full(server_folder_root):
+    settings = {"max_locks_per_transaction": "10", "max_connections": "20"}
+    server = Server(server_folder_root / f"small-{next(_numbers)}", settings=settings)
+    server.start()
+    errors: list[str] = []
+    try:
+        group = make_group(server.dsn, [f"r{number}" for number in range(200)])
+        group.subscribe(lambda _, event: errors.append(str(event.error)) if event.error else None)
+        async with group:
+            await until(lambda: bool(errors))
+        assert "200 roles need 400 locks" in errors[0]
+        assert "raise max_locks_per_transaction, now 10," in errors[0]
+        async with make_group(server.dsn, [f"r{number}" for number in range(200)], max_roles=50) as limited:
+            await until(leads(limited, 50))
+    finally:
+        server.stop("immediate")
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("roles", "error"),
+    [
+        ([], ValueError),
+        (["a", "a"], ValueError),
+        ("abc", TypeError),
+        ([7], TypeError),
+        (["a", LockKey.named("a")], ValueError),
+    ],
+)
+def test_roles_are_different_and_there_are_some(roles: Any, error: type[Exception]):
+    with pytest.raises(error):
+        LeaderGroup("postgresql://", roles)
+
+
+@pytest.mark.parametrize("settings", [{"max_roles": 0}, {"poll_s": 0}, {"lease_s": 1, "health_interval_s": 1}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"max_roles|poll_s|health_interval_s"):
+        LeaderGroup("postgresql://", ["a"], **settings)
+
+
+def test_patience_rests_once_then_waits_long_and_after_errors_comes_again_soon():
+    patience = GroupPatience(rest_s=2, long_s=600, longest_error_s=10)
+    assert patience.next_delay_s(RetryContext(1, 0.0)) == 2
+    assert patience.next_delay_s(RetryContext(2, 0.0)) == 600
+    delays = [patience.next_delay_s(RetryContext(attempt, 0.0, last_error=OSError())) for attempt in range(1, 40)]
+    assert delays[0] <= 0.2
+    assert max(delays) <= 10
