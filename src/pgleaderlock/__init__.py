@@ -3,7 +3,7 @@
 Start at :class:`LeaderLock`. ``docs/`` has a tutorial, how-tos, the reference and the reasons.
 """
 
-from pgleaderlock._version import __version__
+from pgleaderlock._version import __version__ as __version__
 from pgleaderlock.backends import open_backend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import suspend_aware_clock
@@ -65,7 +65,6 @@ __all__ = [
     "RetryStrategy",
     "ShutdownError",
     "StateChangeCallback",
-    "__version__",
     "open_backend",
     "suspend_aware_clock",
 ]

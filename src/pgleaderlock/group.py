@@ -84,8 +84,8 @@ class LeaderGroup(Mapping[str, GroupRole]):
             await group["billing"].wait_for_leadership()
 
     ``max_roles`` limits how many this process leads at a time, so that roles spread over processes. Roles may be names,
-    or any :class:`LockKey`; a process stands for those that it names. The same lock may elsewhere be contended for by a
-    :class:`~pgleaderlock.LeaderLock`.
+    or any :class:`LockKey`, or a mapping of names to keys; a process stands for those that it names. The same lock may
+    elsewhere be contended for by a :class:`~pgleaderlock.LeaderLock`.
 
     A released role is taken by another process in milliseconds; that of a process that died within ``poll_s``.
     """
@@ -93,7 +93,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
     def __init__(
         self,
         dsn: str,
-        roles: Iterable[str | LockKey],
+        roles: Iterable[str | LockKey] | Mapping[str, LockKey],
         *,
         lease_s: float | None = None,
         health_interval_s: float = 5.0,
@@ -205,10 +205,13 @@ class LeaderGroup(Mapping[str, GroupRole]):
         return f"<LeaderGroup of {len(self)} roles, leading {len(self.leading)}>"
 
 
-def _keys_of(roles: Iterable[str | LockKey]) -> dict[str, LockKey]:
+def _keys_of(roles: Iterable[str | LockKey] | Mapping[str, LockKey]) -> dict[str, LockKey]:
     if isinstance(roles, str):
         raise TypeError("roles must be a list of names or keys, not one str")
-    named = [(_name_of(role), _key_of(role)) for role in roles]
+    if isinstance(roles, Mapping):
+        named = [(_name_of(name), _key_of(key)) for name, key in roles.items()]
+    else:
+        named = [(_name_of(role), _key_of(role)) for role in roles]
     keys = dict(named)
     if not named or len(keys) < len(named):
         raise ValueError("roles must be different names or keys, and at least one")

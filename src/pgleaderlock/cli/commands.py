@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -10,12 +11,16 @@ import click
 from pgleaderlock import __version__
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
+from pgleaderlock.cli.alerts import alerts
 from pgleaderlock.cli.argv_secrets import hide_secrets
+from pgleaderlock.cli.config import config, config_options
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.k8s import manifest
+from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.cli.nfs import nfs
+from pgleaderlock.cli.node import config_for_run, run_configured
 from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
     dsn_option,
@@ -77,10 +82,15 @@ def cli() -> None:
 @seconds_option("--reconnect-grace", "Try to win leadership back for so long before calling it lost. [default: off]")
 @click.option("--no-auto-reacquire", is_flag=True, help="Exit after a loss instead of becoming a follower.")
 @click.option("-q", "--quiet", is_flag=True, help="Leave out a follower's attempts: log only what changes who leads.")
+@config_options
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics there, on loopback.")
 @click.pass_context
 def run(
     context: click.Context,
     *,
+    config_file: Path | None,
+    sets: tuple[str, ...],
+    metrics_port: int | None,
     dsn: str | None,
     url: str | None,
     key1: int | None,
@@ -105,7 +115,16 @@ def run(
 
     SIGINT (Ctrl-C) and SIGTERM release the lock and exit; a second one closes the session by force. Logs go to
     stderr. With --json, each event is a line on stdout.
+
+    With --config or --set, all roles of a configured node; pgleaderlock config show tells what is in force.
     """
+    if config_file is not None or sets:
+        if (key1, key2) != (None, None):
+            raise click.UsageError(
+                "--key1 and --key2 name one lock; a configured node has roles: give one or the other."
+            )
+        chosen = config_for_run(config_file, sets, role=role, metrics_port=metrics_port)
+        context.exit(run_configured(chosen, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
     try:
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
     except ValueError as error:
@@ -117,9 +136,10 @@ def run(
         auto_reacquire=not no_auto_reacquire,
     )
     lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
-    with elected(dsn, url, (key1, key2, role), common, lease, log_level="INFO" if quiet else "DEBUG") as (
-        lock,
-        target,
+    level = "INFO" if quiet else "DEBUG"
+    with (
+        elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target),
+        served_metrics(lock, target.name, metrics_port),
     ):
         code = asyncio.run(take_part(lock, target, as_json=as_json))
     context.exit(code)
@@ -270,6 +290,8 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
 
 
 cli.add_command(nfs)
+cli.add_command(alerts)
+cli.add_command(config)
 for _command in COMMANDS:
     cli.add_command(_command)
 

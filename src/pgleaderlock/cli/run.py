@@ -16,7 +16,7 @@ from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, Listener, LockState
 
-__all__ = ["take_part"]
+__all__ = ["event_record", "take_part"]
 
 
 async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
@@ -105,7 +105,7 @@ def _json_lines(target: Target, stop: Callable[[], None]) -> Listener:
         if not readable or event.kind is EventKind.RENEWED:  # which is no news
             return
         try:
-            print_json(_event_record(event) | fixed)
+            print_json(event_record(event) | fixed)
         except OSError as error:
             readable = False
             logger.warning(f"the events cannot be written to stdout any more ({error.strerror}): stopping")
@@ -114,7 +114,8 @@ def _json_lines(target: Target, stop: Callable[[], None]) -> Listener:
     return hear
 
 
-def _event_record(event: Event) -> dict[str, object]:
+def event_record(event: Event) -> dict[str, object]:
+    """Return one event as programs read it."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "event": event.kind.value,

@@ -32,7 +32,7 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry
     from prometheus_client.core import Metric
 
-    from pgleaderlock.metrics._families import Families
+    from pgleaderlock.metrics._families import Families, WatchedRegistry
     from pgleaderlock.metrics._server import MetricsServer, serve_metrics
     from pgleaderlock.metrics._tally import Tally
 except ModuleNotFoundError as error:
@@ -62,6 +62,7 @@ class Metrics:
             raise ValueError(f"prefix must be letters, digits and underscores, and begin with no digit: {prefix!r}")
         self._prefix = prefix
         self._watched: dict[tuple[str, str], _Watched] = {}
+        self._registries: list[WatchedRegistry] = []
         self._guard = threading.Lock()  # a scrape comes from a thread of its own
         (REGISTRY if registry is None else registry).register(self)
 
@@ -87,6 +88,11 @@ class Metrics:
             if self._watched.pop((role, node), None) is None:
                 raise ValueError(f"role {role!r} of node {node!r} is not watched")
 
+    def watch_registry(self, registry: WatchedRegistry) -> None:
+        """Show whether this registry can write, what it had to forget, and what its history proves."""
+        with self._guard:
+            self._registries.append(registry)
+
     def describe(self) -> Iterator[Metric]:
         """Name the metrics, without their samples, for the registry that has to refuse a name given twice."""
         return iter(Families(self._prefix))
@@ -95,11 +101,13 @@ class Metrics:
         """Ask every election how it stands. Prometheus's client calls this at each scrape, on any thread."""
         families = Families(self._prefix)
         with self._guard:
-            watched = list(self._watched.items())
+            watched, registries = list(self._watched.items()), list(self._registries)
         for labels, each in watched:
             # One look for all that depends on the clock: nobody is the leader of a scrape with no time left.
             time_left_s = each.election.time_left_s
             families.add(labels, time_left_s, each.tally.read(each.clock(), leads=time_left_s > 0))
+        for registry in registries:
+            families.add_registry(registry)
         return iter(families)
 
 

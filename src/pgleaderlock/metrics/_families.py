@@ -1,8 +1,9 @@
 """The names of all metrics, what they mean, and how one election becomes a sample of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,10 +15,34 @@ from prometheus_client.core import (
 
 from pgleaderlock.metrics._tally import BUCKETS_S, Reading
 
-__all__ = ["Families"]
+__all__ = ["Families", "WatchedRegistry"]
 
 _LABELS = ("role", "node")
 _BUCKETS = (*map(str, BUCKETS_S), "+Inf")
+
+
+class WatchedRegistry(Protocol):
+    """What is asked of a :class:`~pgleaderlock.registry.Registry`."""
+
+    @property
+    def node(self) -> str:
+        """How its node calls itself."""
+        ...
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it can write."""
+        ...
+
+    @property
+    def dropped_events(self) -> int:
+        """What it had to forget."""
+        ...
+
+    @property
+    def overlaps(self) -> Mapping[str, int]:
+        """How many overlaps its history has, by role."""
+        ...
 
 
 class Families:
@@ -67,9 +92,31 @@ class Families:
             f"{name}_callback_errors", "Exceptions raised by callbacks and listeners of the election.", labels=_LABELS
         )
         self.info = InfoMetricFamily(name, "Which pgleaderlock this is.", labels=_LABELS)
+        self.registry_up = GaugeMetricFamily(
+            f"{prefix}_registry_up",
+            "1 if the last thing to be written to the registry was, 0 if not.",
+            labels=("node",),
+        )
+        self.registry_dropped = CounterMetricFamily(
+            f"{prefix}_registry_dropped_events",
+            "Events that the history does not have, because the registry was away for too long.",
+            labels=("node",),
+        )
+        self.overlaps = GaugeMetricFamily(
+            f"{prefix}_audit_overlaps",
+            "Overlaps of two terms in the last day of the history, for roles that this node leads. There must be none.",
+            labels=_LABELS,
+        )
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(vars(self).values())
+
+    def add_registry(self, registry: "WatchedRegistry") -> None:
+        """Add what a registry has to tell of itself."""
+        self.registry_up.add_metric((registry.node,), 1.0 if registry.is_up else 0.0)
+        self.registry_dropped.add_metric((registry.node,), registry.dropped_events)
+        for role, count in registry.overlaps.items():
+            self.overlaps.add_metric((role, registry.node), count)
 
     def add(self, labels: tuple[str, str], time_left_s: float, reading: Reading) -> None:
         """Add one election to every metric."""

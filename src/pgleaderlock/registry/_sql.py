@@ -83,7 +83,8 @@ _PRUNE = """
 WITH old AS (
     DELETE FROM {schema}.history WHERE id IN (
         SELECT id FROM {schema}.history
-         WHERE lock = ANY(%(locks)s) AND at < clock_timestamp() - make_interval(days => %(keep_days)s) LIMIT 1000)
+         WHERE lock = ANY(%(locks)s) AND at < clock_timestamp() - make_interval(days => %(keep_days)s)
+           AND NOT (event IN ('acquired', 'recovered') AND instance = %(instance)s) LIMIT 1000)
     RETURNING 1
 ), dead AS (
     DELETE FROM {schema}.nodes WHERE seen_at < clock_timestamp() - interval '1 day'
@@ -92,6 +93,13 @@ WITH old AS (
     DELETE FROM {schema}.candidates WHERE instance IN (SELECT instance FROM dead)
 )
 SELECT count(*) FROM old
+"""
+
+_RECENT = """
+SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
+  FROM {schema}.history
+ WHERE lock = ANY(%(locks)s) AND at >= to_timestamp(%(since)s) AND event <> 'error'
+ ORDER BY at DESC LIMIT 10000
 """
 
 _STATEMENTS = {
@@ -104,6 +112,7 @@ _STATEMENTS = {
     "beat": _BEAT,
     "leave": _LEAVE,
     "prune": _PRUNE,
+    "recent": _RECENT,
 }
 
 

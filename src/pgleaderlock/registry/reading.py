@@ -46,16 +46,6 @@ SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM
  ORDER BY at, id
 """
 
-# Whoever led when the time in question began is known by its beginning, which lies before.
-_TERMS_BEFORE = """
-SELECT DISTINCT ON (lock) lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float,
-       within_s, 0, detail
-  FROM {schema}.history
- WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND at < to_timestamp(%(since)s)
-   AND event IN ('acquired', 'recovered', 'released', 'lost', 'reconnecting', 'stopped', 'vanished')
- ORDER BY lock, at DESC
-"""
-
 # A follower that stops writes a line too, so that the last line before a time need not be about whoever led then.
 _OPEN_BEFORE = """
 SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extract(epoch FROM b.at)::float,
@@ -79,6 +69,7 @@ SELECT lock, role, extract(epoch FROM min(at))::float
  GROUP BY lock, role ORDER BY role, lock
 """
 
+_EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
 _ASK = "SELECT pg_notify(%(channel)s, %(payload)s)"
 _EXISTS = "SELECT count(*) = %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
@@ -161,9 +152,9 @@ class RegistryReader:
         return [Line(*row) for row in await self._fetch(_HISTORY, lock=lock, since=since, limit=limit)]
 
     async def lines_for_audit(self, *, lock: str | None = None, since: float = 0.0) -> list[Line]:
-        """Return all lines since then, and of each lock the last before."""
-        before = await self._fetch(_TERMS_BEFORE, lock=lock, since=since)
-        return [Line(*row) for row in before] + await self.history(lock=lock, since=since, limit=10_000_000)
+        """Return all lines since then, and the beginnings of terms that were not over by then."""
+        before = await self.open_before(lock=lock, since=since)
+        return before + await self.history(lock=lock, since=since, limit=_EVERYTHING)
 
     async def open_before(self, *, lock: str | None = None, since: float) -> list[Line]:
         """Return the beginnings of terms that had no end of their own by then, and when their leaders had vanished."""

@@ -34,6 +34,7 @@ from pgleaderlock.registry._database import Database
 from pgleaderlock.registry._outbox import Happening
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
+from pgleaderlock.registry.audit import Line, audit
 
 __all__ = ["Registry"]
 
@@ -43,6 +44,8 @@ _RETRY_S = (0.5, 1.0, 2.0, 5.0)
 _FLUSH_S = 3.0
 _PRUNE_EVERY_S = 3600.0
 _STEP_DOWN_S = 10.0
+_AUDIT_EVERY_S = 60.0
+_AUDITED_S = 24 * 3600.0
 _LONGEST_PRUNE = 100  # portions at a time
 _TELL_CHANGE = "SELECT pg_notify(%(channel)s, %(schema)s)"
 
@@ -90,6 +93,9 @@ class Registry:
         self._beat_at = self._pruned_at = float("-inf")
         self._failures = self._in_flight = 0
         self._is_up = False
+        self.overlaps: Mapping[str, int] = {}
+        """How many overlaps of two terms the last day of the history has, for each role that is led here."""
+        self._audited_at = float("-inf")
         self._asks: set[asyncio.Task[None]] = set()
         self._logger = get_logger().bind(node=self.node, registry=self._database.where)
 
@@ -189,6 +195,7 @@ class Registry:
                 await self._database.run_all(work)
             await self._beat()
             await self._prune()
+            await self._audit()
         except PgLeaderLockError as error:
             self._book.put_back(changes)
             self._book.outbox.put_back(batch)
@@ -231,9 +238,24 @@ class Registry:
             return
         self._pruned_at = self._clock()
         for _ in range(_LONGEST_PRUNE):
-            rows = await self._database.fetch(self._sql["prune"], {"locks": locks, "keep_days": self._keep_days})
+            rows = await self._database.fetch(
+                self._sql["prune"], {**self._identity, "locks": locks, "keep_days": self._keep_days}
+            )
             if self._book.has_news or not rows[0][0]:
                 return
+
+    async def _audit(self) -> None:
+        """See whether the history has two leaders at once. Each role's is its leader's to look at, now and then."""
+        locks = [standing.lock for standing in self._book.leading()]
+        if self._clock() < self._audited_at + _AUDIT_EVERY_S:
+            return
+        self._audited_at, now = self._clock(), self._server_clock.at(self._clock())
+        rows = await self._database.fetch(self._sql["recent"], {"locks": locks, "since": now - _AUDITED_S})
+        audits = audit([Line(*row) for row in rows], since=now - _AUDITED_S, until=now)
+        self.overlaps = {each.role: len(each.overlaps) for each in audits}
+        for each in audits:
+            if each.overlaps:
+                self._logger.error("terms_overlap", role=each.role, overlaps=len(each.overlaps))
 
     async def _sign_off(self) -> None:
         """Whoever leaves in order leaves nothing behind but history."""

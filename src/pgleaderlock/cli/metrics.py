@@ -1,0 +1,33 @@
+"""``--metrics-port``: metrics of one election, for as long as it runs."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import click
+
+from pgleaderlock.election import Election
+from pgleaderlock.errors import MissingExtra
+
+__all__ = ["served_metrics"]
+
+
+@contextlib.contextmanager
+def served_metrics(election: Election, role: str, port: int | None) -> Iterator[None]:
+    """Serve the metrics of this election on loopback, if a port was named."""
+    if port is None:
+        yield
+        return
+    try:
+        from pgleaderlock.metrics import Metrics, serve_metrics  # noqa: PLC0415 - it needs an extra of its own
+    except MissingExtra as error:
+        raise click.UsageError(str(error)) from error
+    Metrics().watch(election, role=role, node=f"{socket.gethostname()}:{os.getpid()}")
+    try:
+        server = serve_metrics(port)
+    except OSError as error:
+        raise click.UsageError(f"--metrics-port {port}: {error.strerror}") from error
+    click.echo(f"metrics: http://127.0.0.1:{server.port}/metrics", err=True)
+    with server:
+        yield

@@ -1,0 +1,110 @@
+"""``pgleaderlock run --config``: all roles of a node, until asked to stop."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from loguru import logger
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.config import load_for_command
+from pgleaderlock.cli.console import print_json, show_logs
+from pgleaderlock.cli.database import Database, open_database
+from pgleaderlock.cli.run import event_record
+from pgleaderlock.cli.signals import call_on_signal
+from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.models import Event, EventKind, LockState
+
+if TYPE_CHECKING:
+    from pgleaderlock.config import Config
+    from pgleaderlock.node import Node
+
+__all__ = ["config_for_run", "run_configured"]
+
+_GRACEFUL_S = 10.0
+_FORCED_S = 0.5
+
+
+def config_for_run(
+    config_file: Path | None, sets: tuple[str, ...], *, role: str | None, metrics_port: int | None
+) -> "Config":
+    """Return the configuration in force, with the options of ``run`` that are keys of it."""
+    if role is not None:
+        sets = (*sets, f"cluster.leader_election.roles={role}")
+    if metrics_port is not None:
+        sets = (*sets, "metrics.enabled=true", f"metrics.port={metrics_port}")
+    return load_for_command(config_file, sets).config
+
+
+def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:
+    """Run a node to its end, and return the exit code that tells how it ended."""
+    from pgleaderlock.node import Node  # noqa: PLC0415 - it needs an extra of its own
+
+    show_logs(log_level)
+    with open_database(config.election.url if config.election.on_sessions else "") as database:
+        node = _make(Node, config, database)
+        return asyncio.run(_run(node, as_json=as_json))
+
+
+def _make(make: "type[Node]", config: "Config", database: Database) -> "Node":
+    try:
+        return make(config, dsn=database.dsn, settle_s=database.settle_s(None))
+    except (ValueError, PgLeaderLockError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+async def _run(node: "Node", *, as_json: bool) -> int:
+    """Take part until a signal comes, or every election has ended by itself."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[None] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
+    stops: list[asyncio.Task[None]] = []
+
+    def stop(signal_number: signal.Signals) -> None:
+        logger.info(f"{signal_number.name} {'again: by force' if stops else 'received: handing everything over'}")
+        if not asked.done():
+            asked.set_result(None)
+        stops.append(loop.create_task(node.shutdown(_FORCED_S if stops else _GRACEFUL_S)))
+
+    _listen(node, ended, as_json=as_json)
+    with call_on_signal(stop):
+        _introduce(node)
+        await node.start()
+        await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not stops:
+            stops.append(loop.create_task(node.shutdown(_GRACEFUL_S)))
+        while waiting := [task for task in stops if not task.done()]:
+            await asyncio.wait(waiting)
+    if asked.done():
+        return exit_codes.CLEAN
+    logger.error(f"every election ended by itself; exit code {exit_codes.LEADERSHIP_ENDED}")
+    return exit_codes.LEADERSHIP_ENDED
+
+
+def _introduce(node: "Node") -> None:
+    names = list(node.elections)
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004
+    logger.info(f"process {os.getpid()} stands for {shown}; Ctrl-C to hand over and leave")
+
+
+def _listen(node: "Node", ended: "asyncio.Future[None]", *, as_json: bool) -> None:
+    """Tell a person who leads what, a program everything, and note when nothing is left."""
+    for name, election in node.elections.items():
+
+        def hear(event: Event, name: str = name) -> None:
+            if event.kind is EventKind.ACQUIRED:
+                logger.success(f"this process leads {name}")
+            elif event.kind is EventKind.LOST and event.loss is not None:
+                logger.warning(f"this process no longer leads {name}: whatever only a leader does must stop")
+            if as_json and event.kind is not EventKind.RENEWED:
+                print_json({**event_record(event), "role": name, "process_id": os.getpid()})
+            is_over = event.kind is EventKind.STOPPED and all(
+                each.state is LockState.STOPPED for each in node.elections.values()
+            )
+            if is_over and not ended.done():
+                ended.set_result(None)
+
+        election.subscribe(hear)

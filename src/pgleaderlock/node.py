@@ -1,0 +1,182 @@
+"""``Node``: one process as its configuration describes it. Puts the parts together, and decides nothing else.
+
+Where the locks are those of PostgreSQL's sessions, each role has a :class:`~pgleaderlock.LeaderLock` of its own, which
+is replaced in milliseconds when its process dies. Many roles (more than eight), and those of a node that is limited by
+``max_roles``, share one pair of sessions in a :class:`~pgleaderlock.LeaderGroup`, unless each term is written down.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pgleaderlock.backends import open_backend
+from pgleaderlock.config import Config, ConfigError, Problem
+from pgleaderlock.election import Election
+from pgleaderlock.group import LeaderGroup
+from pgleaderlock.lock import LeaderLock
+from pgleaderlock.registry import Registry
+
+if TYPE_CHECKING:
+    from pgleaderlock.metrics import MetricsServer
+
+__all__ = ["Node"]
+
+_MANY = 8
+
+
+class Node:
+    """All elections of one process, with their registry and their metrics.
+
+        async with Node(load_config("pgleaderlock.toml")) as node:
+            await node.elections["scheduler"].wait_for_leadership()
+
+    ``dsn`` is the PostgreSQL to use where the configuration names none.
+    """
+
+    def __init__(self, config: Config, *, dsn: str | None = None, settle_s: float | None = None) -> None:
+        _check(config, dsn)
+        self.config = config
+        self._dsn = config.election.url or dsn
+        self._settle_s = settle_s if config.election.settle is None else config.election.settle
+        self.group = self._make_group() if _shares_sessions(config) else None
+        self.elections: Mapping[str, Election] = self.group or self._make_elections()
+        self.registry = self._make_registry()
+        self._metrics_server: MetricsServer | None = None
+        if config.metrics.enabled:
+            self._watch()
+
+    @property
+    def name(self) -> str:
+        """How this node calls itself."""
+        return self.registry.node if self.registry is not None else self.config.cluster.node or ""
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where metrics can be scraped; None when they are not served."""
+        return None if self._metrics_server is None else self._metrics_server.port
+
+    # --- Parts ---------------------------------------------------------------------------------------------------
+
+    def _make_group(self) -> LeaderGroup:
+        election = self.config.election
+        return LeaderGroup(
+            str(self._dsn),
+            {role.name: role.lock_key for role in election.roles},
+            lease_s=election.lease_s,
+            health_interval_s=election.health_interval_s,
+            poll_s=election.poll_interval,
+            max_roles=election.max_roles,
+            settle_s=self._settle_s,
+            witness=election.witness,
+        )
+
+    def _make_elections(self) -> dict[str, Election]:
+        election = self.config.election
+        if election.on_sessions:
+            options = {**election.lock_options(), "settle_s": self._settle_s}
+            return {role.name: LeaderLock(str(self._dsn), key=role.lock_key, **options) for role in election.roles}
+        return {role.name: self._make_election(role) for role in election.roles}
+
+    def _make_election(self, role: Any) -> Election:
+        election = self.config.election
+        options: dict[str, Any] = {"lease_s": election.lease_s}
+        if str(election.url).startswith("postgresql+lease://"):
+            options |= {"role": role.name, "schema": election.schema_name}
+        return Election(
+            open_backend(str(election.url_of(role)), **options),
+            retry_strategy=election.retry_strategy(),
+            health_interval_s=election.health_interval_s,
+            reconnect_grace_s=election.reconnect_grace,
+        )
+
+    def _make_registry(self) -> Registry | None:
+        config = self.config
+        if not config.registry_is_on:
+            return None
+        registry = Registry(
+            config.registry_dsn or str(self._dsn),
+            node=config.cluster.node,
+            about=config.cluster.about,
+            schema=config.registry.schema_name,
+            heartbeat_s=config.registry.heartbeat,
+            keep_days=config.registry.keep_days,
+            accept_asks=config.registry.accept_asks,
+        )
+        for name, election in self.elections.items():
+            registry.attach(election, role=name)
+        return registry
+
+    def _watch(self) -> None:
+        from pgleaderlock.metrics import Metrics  # noqa: PLC0415 - it needs an extra of its own
+
+        self._metrics = Metrics(self.config.metrics.prefix)
+        for name, election in self.elections.items():
+            self._metrics.watch(election, role=name, node=self.name or "node")
+        if self.registry is not None:
+            self._metrics.watch_registry(self.registry)
+
+    # --- Lifecycle -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to stand for all roles. Nothing listens that was not asked for."""
+        if self.config.metrics.enabled and self._metrics_server is None:
+            from pgleaderlock.metrics import serve_metrics  # noqa: PLC0415 - it needs an extra of its own
+
+            self._metrics_server = serve_metrics(self.config.metrics.port, self.config.metrics.host)
+        if self.registry is not None:
+            await self.registry.start()
+        if self.group is not None:
+            await self.group.start()
+            return
+        for election in self.elections.values():
+            await election.start()
+
+    async def shutdown(self, timeout_s: float | None = None) -> None:
+        """Hand over every role, write down that it was so, and stop."""
+        if self.group is not None:
+            await self.group.shutdown(timeout_s)
+        else:
+            await asyncio.gather(*(election.shutdown(timeout_s) for election in self.elections.values()))
+        if self.registry is not None:
+            await self.registry.close()
+        if self._metrics_server is not None:
+            with contextlib.suppress(OSError):
+                self._metrics_server.close()
+            self._metrics_server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.shutdown(None if exc_type is None else 10.0)
+
+
+def _shares_sessions(config: Config) -> bool:
+    election = config.election
+    return (
+        election.on_sessions
+        and not election.term_table
+        and (election.max_roles is not None or len(election.roles) > _MANY)
+    )
+
+
+def _check(config: Config, dsn: str | None) -> None:
+    """What a configuration may leave open, and a node may not."""
+    election = config.election
+    problems = []
+    if not election.roles:
+        text = 'name at least one role, as in roles = ["scheduler"]'
+        problems.append(Problem("", "cluster.leader_election.roles", text))
+    if election.max_roles is not None and (election.term_table or not election.on_sessions):
+        text = "a limited node shares PostgreSQL's sessions between its roles, and has no term table: leave out one"
+        problems.append(Problem("", "cluster.leader_election.max_roles", text))
+    if election.url is None and dsn is None:
+        text = "names no store, and none was given otherwise"
+        problems.append(Problem("", "cluster.leader_election.backend", text))
+    if problems:
+        raise ConfigError(tuple(problems))
