@@ -704,8 +704,25 @@ def test_a_scrape_over_http_shows_every_metric_with_its_type_and_a_help_text():
         "forge_leader_renew_seconds": "histogram",
         "forge_leader_callback_errors": "counter",
         "forge_leader_info": "gauge",  # the old format has no type of its own for it
+        "forge_registry_up": "gauge",
+        "forge_registry_dropped_events": "counter",
+        "forge_audit_overlaps": "gauge",
     }
     assert all(family.documentation.endswith(".") for family in families.values())
+
+
+class WatchedRegistry:
+    node, is_up, dropped_events, overlaps = "host-1", True, 7, {"scheduler": 0, "mails": 2}
+
+
+def test_a_registry_shows_whether_it_can_write_and_what_its_history_proves():
+    registry = CollectorRegistry()
+    Metrics("forge", registry).watch_registry(WatchedRegistry())
+    assert registry.get_sample_value("forge_registry_up", {"node": "host-1"}) == 1
+    assert registry.get_sample_value("forge_registry_dropped_events_total", {"node": "host-1"}) == 7
+    assert registry.get_sample_value("forge_audit_overlaps", {"role": "mails", "node": "host-1"}) == 2
+    WatchedRegistry.is_up = False
+    assert registry.get_sample_value("forge_registry_up", {"node": "host-1"}) == 0
 
 
 def test_a_scrape_in_the_openmetrics_format_is_valid_too():
