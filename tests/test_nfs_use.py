@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +21,11 @@ import pytest
 from pgleaderlock import LeadershipLost
 from pgleaderlock._files import place
 from pgleaderlock.backends.nfs import open_nfs
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _lock
 from pgleaderlock.nfs._contender import Contender
+from pgleaderlock.nfs._folder import Folder
+from pgleaderlock.nfs._inspect import break_lock
+from pgleaderlock.nfs._texts import not_to_be_had
 from tests.doubles import until
 from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
 
@@ -462,3 +466,184 @@ def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(pat
         assert holder.is_trusted
     clock.now += LIFETIME_S * 0.3
     assert follower.may_take()
+
+
+# --- What one is told -------------------------------------------------------------------------------------------------
+
+
+def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Path):
+    with Lock(path) as holder:
+        with pytest.raises(TimeOutError) as raised:
+            Lock(path).lock(timeout=0.1)
+        who = f"was not to be had in 0.1 s: pid {os.getpid()} on {holder.hostname} has it (epoch 0)"
+        assert str(raised.value).startswith(f"{path} {who}, its holder has been silent for 0.")
+        assert not_to_be_had(Folder(path), 0.1, timeout_s=16.0) == who
+
+
+def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_takes_over_from_the_dead(
+    path: Path, monkeypatch
+):
+    monkeypatch.setattr(place, "is_local", lambda _: False)
+    with Lock(path, lifetime=3):
+        time.sleep(0.3)
+        with pytest.raises(TimeOutError, match=r"has it \(epoch 0\), its holder has been silent for 0\.[3-9] s: "):
+            Lock(path).lock(timeout=0)
+        advice = "to take over from a dead holder wait longer than its lifetime, 3 s$"
+        with pytest.raises(TimeOutError, match=advice):
+            Lock(path, lifetime=60).lock(timeout=0)
+
+
+def test_a_time_out_names_also_those_who_cannot_be_named(path: Path):
+    path.mkdir()
+    (path / "epoch.7").write_bytes(b"\0")
+    with pytest.raises(TimeOutError, match=r"somebody whose claim cannot be read has it \(epoch 7\)"):
+        Lock(path).lock(timeout=0)
+
+
+def test_what_was_never_locked_and_what_was_unlocked_already_are_told_apart(path: Path):
+    lock = Lock(path)
+    for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
+        with pytest.raises(NotLockedError, match=f"is not ours to {deed}: it was never locked by this object"):
+            do()
+    with lock:
+        pass
+    for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
+        with pytest.raises(NotLockedError, match=f"is not ours to {deed}: it was already unlocked"):
+            do()
+
+
+@pytest.mark.usefixtures("is_local")
+@pytest.mark.parametrize("deed", ["unlock", "refresh"])
+def test_a_lock_that_was_lost_by_silence_says_how_long_and_to_whom_and_says_it_again(path: Path, deed: str):
+    slow, quick = Lock(path, lifetime=0.2), Lock(path)
+    slow.lock()
+    quick.lock(timeout=5)
+    lost = (
+        r"was lost: 0\.[2-9] s without refresh\(\), its lifetime is 0\.2 s, and another has it \(epoch 1\): "
+        "refresh more often or choose a longer lifetime"
+    )
+    with pytest.raises(NotLockedError, match=lost):
+        slow.unlock() if deed == "unlock" else slow.refresh()
+    quick.unlock()
+    with pytest.raises(NotLockedError, match=lost):
+        slow.unlock()
+    with slow:
+        pass
+    with pytest.raises(NotLockedError, match="already unlocked"):
+        slow.unlock()
+
+
+def test_a_lock_that_was_broken_by_force_or_whose_files_were_removed_says_so(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    assert break_lock(path) == 0
+    with pytest.raises(NotLockedError, match=r"was lost: it was broken by force, and another had it \(epoch 1\)"):
+        lock.unlock()
+    lock.lock()
+    shutil.rmtree(path)
+    with pytest.raises(NotLockedError, match=r"was lost: somebody removed its files from .*`pgleaderlock nfs break`"):
+        lock.refresh()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_exception_under_way_is_not_replaced_by_the_loss_of_the_lock_which_is_logged(
+    path: Path, caplog, is_async: bool
+):
+    lock = Lock(path)
+    with pytest.raises(ZeroDivisionError):
+        if is_async:
+            async with lock:
+                break_lock(path)
+                raise ZeroDivisionError
+        else:
+            with lock:
+                break_lock(path)
+                raise ZeroDivisionError
+    assert caplog.text.count("was lost: it was broken by force") == 1
+    with pytest.raises(NotLockedError, match="broken by force"):  # and it is not hidden when it is all there is
+        if is_async:
+            async with lock:
+                break_lock(path)
+        else:
+            with lock:
+                break_lock(path)
+
+
+@pytest.mark.parametrize(("step", "below"), [("mkdir", ""), ("link", "/work.lck"), ("listdir", "/work.lck")])
+async def test_a_permission_that_is_missing_stays_a_permission_error_says_what_to_do_and_is_logged_once(
+    path: Path, monkeypatch, caplog, step: str, below: str
+):
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(arguments[0]))
+
+    advice = rf"must be able to create and remove files in {path.parent}{below} \(uid {os.geteuid()} cannot\)"
+    lock = Lock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, refuse)
+        with pytest.raises(PermissionError, match=advice) as raised:
+            lock.lock()
+        assert raised.value.errno == errno.EACCES
+        assert str(raised.value).count("must be able") == 1
+        assert len([record for record in caplog.records if "must be able" in record.getMessage()]) == 1
+        with pytest.raises(PermissionError, match=advice):
+            await lock.lock_async()
+    with lock:
+        monkeypatch.setattr(os, "listdir", refuse)
+        with pytest.raises(PermissionError, match="must be able to create"):
+            lock.refresh()
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("/mnt/x.lock/", "leave out the slash at the end, as in /mnt/x.lock$"),
+        ("/", r"name a path in it, such as /name\.lock, and leave out the slash at the end"),
+        (".", r"such as \./name\.lock, and leave out the slash at the end"),
+        ("..", r"such as \.\./name\.lock"),
+        ("nfs:///mnt/shared/x", "this is a URL: Lock takes a path"),
+        ("file:///mnt/shared/x", "this is a URL: Lock takes a path"),
+        ("", "not the path"),
+    ],
+)
+def test_what_is_no_path_is_refused_with_one_that_is(text: str, advice: str):
+    with pytest.raises(ValueError, match=advice):
+        Lock(text)
+
+
+def test_a_colon_in_a_path_is_no_url(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Lock("nfs:x"):
+        assert names(tmp_path) == ["nfs:x"]
+
+
+@pytest.mark.parametrize("url", ["nfs://server/export/x", "nfs://server:/export/x"])
+def test_the_address_of_a_share_is_not_its_path(url: str):
+    with pytest.raises(ValueError, match="name the path where it is mounted, as in nfs:///mnt/shared/name"):
+        open_nfs(url)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"lockfile": None}, "lockfile must be a str or a Path, not NoneType"),
+        ({"lockfile": b"/tmp/x"}, "lockfile must be a str or a Path, not bytes"),
+        ({"default_timeout": "3"}, "default_timeout must be a number of seconds, not str"),
+        ({"lifetime": "3"}, "lifetime must be a number of seconds, not str"),
+        ({"separator": 3}, "separator must be a str, not int"),
+    ],
+)
+def test_wrong_types_are_named_with_the_parameter(path: Path, settings: dict[str, Any], complaint: str):
+    with pytest.raises(TypeError, match=complaint):
+        Lock(**{"lockfile": path, **settings})
+    with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not str"):
+        Lock(path).lock(timeout="3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loop", ["localhost", "localhost.localdomain", "localhost4", "ip6-localhost"])
+def test_a_host_has_its_own_name_and_not_that_of_the_loop(monkeypatch, loop: str):
+    monkeypatch.setattr(socket, "getfqdn", lambda: loop)
+    monkeypatch.setattr(socket, "gethostname", lambda: "db7")
+    assert _lock._hostname.__wrapped__() == "db7"
+    monkeypatch.setattr(socket, "getfqdn", lambda: "db7.example.org")
+    assert _lock._hostname.__wrapped__() == "db7.example.org"

@@ -17,7 +17,16 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["boot_id", "check_folder", "check_shared_folder", "hint_for", "is_local", "path_of"]
+__all__ = [
+    "boot_id",
+    "check_folder",
+    "check_shared_folder",
+    "describe",
+    "explained",
+    "hint_for",
+    "is_local",
+    "path_of",
+]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -30,18 +39,18 @@ _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
 _OURS = re.compile(r".*\.(live\.\d+|tmp\.[0-9a-f]{16}|unreadable)", re.DOTALL)
 
 
-def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file") -> Path:
+def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file", *, takes_url: bool = True) -> Path:
     """Return the absolute path that is named; ValueError says what is wrong with it."""
     text = os.fspath(url_or_path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be a str or a Path, not {type(url_or_path).__name__}")
-    if text.startswith(f"{scheme}:"):
+    if takes_url and text.startswith(f"{scheme}:"):
         text = _path_of_url(text, scheme)
     if not text or "\0" in text:
         raise ValueError(f"this is not the path of a file: {text!r}")
     path = Path(text)
     if text.endswith("/") or path.name in ("", ".."):
-        raise ValueError(f"{text!r} names a folder: name a file in it, such as {text.rstrip('/')}/leader.json")
+        raise ValueError(_names_a_folder(text, scheme))
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         raise ValueError(f"the name of the file must not be longer than {_LONGEST_NAME} bytes: {path.name!r}")
     if _OURS.fullmatch(path.name):
@@ -49,9 +58,22 @@ def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file") -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link in place of the file
 
 
+def _names_a_folder(text: str, scheme: str) -> str:
+    path = text.rstrip("/")
+    if scheme != "nfs":
+        return f"{text!r} names a folder: name a file in it, such as {path}/leader.json"
+    if Path(path).name not in ("", ".."):
+        return f"{text!r} is not the path of a lock: leave out the slash at the end, as in {path}"
+    return f"{text!r} names a folder: name a path in it, such as {path}/name.lock, and leave out the slash at the end"
+
+
 def _path_of_url(url: str, scheme: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
+        if scheme == "nfs":
+            raise ValueError(
+                f"{url!r} names a host, {parts.netloc}: name the path where it is mounted, as in nfs:///mnt/shared/name"
+            )
         raise ValueError(
             f"after {scheme}:// a host is named, {parts.netloc}: a path begins with a third slash, as in "
             f"{scheme}:///{parts.netloc}…"
@@ -99,12 +121,21 @@ def _check_parent(path: Path) -> None:
 def hint_for(error: OSError, path: Path) -> str:
     """Say what to do about an error of the system; empty where there is nothing to say."""
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f". Every contender must be able to create and remove files in {path} (uid {os.geteuid()} cannot)"
+        folder = path.parent if error.filename == str(path.parent) else path
+        return f". Every contender must be able to create and remove files in {folder} (uid {os.geteuid()} cannot)"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ". Free some space"
     if error.errno == errno.EROFS:
         return ". Mount it so that it can be written"
     return ""
+
+
+def explained(error: OSError, path: Path) -> OSError:
+    """Return the same error, with what to do about it in its text."""
+    hint = hint_for(error, path)
+    if not hint or hint in str(error):
+        return error
+    return OSError(error.errno, f"{error.strerror}{hint}", error.filename, None, error.filename2)
 
 
 def is_local(folder: Path) -> bool:
@@ -117,22 +148,38 @@ def _is_network(kind: str) -> bool:
     return bool(_NETWORK.fullmatch(kind)) or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
 
 
+def describe(folder: Path) -> str | None:
+    """Name the file system of a folder, for people; None when this system does not tell."""
+    kind, _, source = _mount_with_source(folder)
+    if not kind:
+        return None
+    return f"{kind} {source}" if _is_network(kind) else f"local disk ({kind})"
+
+
 def _mount_of(folder: Path) -> tuple[str, str]:
     """Return the type of the file system, and its options; empty when this system does not tell."""
+    return _mount_with_source(folder)[:2]
+
+
+def _mount_with_source(folder: Path) -> tuple[str, str, str]:
     try:
         mounts = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
     except OSError:
-        return "", ""
+        return "", "", ""
     here = os.path.realpath(folder)
-    found, depth = ("", ""), -1
+    found, depth = ("", "", ""), -1
     for line in mounts:
         left, _, right = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
+        point = _unescaped(left.split()[4])
         is_above = point in ("/", here) or here.startswith(point + "/")
         if is_above and len(point) >= depth:  # of two on one point, the later lies on top
-            kind, *_, options = right.split()
-            found, depth = (kind, options), len(point)
+            kind, *sources, options = right.split()
+            found, depth = (kind, options, _unescaped("".join(sources[:1]))), len(point)
     return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgleaderlock.nfs._contender import Contender
@@ -30,6 +30,7 @@ class Patience:
     extra_errnos: frozenset[int]
     is_cancelled: threading.Event | None = None
     """Set by another thread when nobody wants the lock any more; None where nobody can."""
+    began_at: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
 
     @property
     def left_s(self) -> float:
@@ -38,6 +39,11 @@ class Patience:
             return 0.0
         left_s = _LONGEST_WAIT_S if self.deadline is None else self.deadline - time.monotonic()
         return min(_LONGEST_WAIT_S, left_s)
+
+    @property
+    def waited_s(self) -> float:
+        """For how long it has been wanted."""
+        return time.monotonic() - self.began_at
 
     @property
     def is_over(self) -> bool:

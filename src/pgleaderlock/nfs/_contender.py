@@ -78,6 +78,7 @@ class Contender:
         self._sighting = Sighting(claimant.lifetime_s)
         self._beat_ns = 0
         self._tidied_at = self._refreshed_at = -math.inf
+        self._sent_at = -math.inf
         self.others = 0
         """How many more had a claim when we looked last."""
         self._logger = get_logger().bind(lockfile=str(folder.path))
@@ -92,6 +93,21 @@ class Contender:
         """Whether the lock is ours, and nobody can have broken it yet."""
         held = self._possession
         return held is not None and self._has_claim and self._clock() < held.trusted_until
+
+    @property
+    def lifetime_s(self) -> float:
+        """How long silence lasts, as others know it."""
+        return self._claimant.lifetime_s
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the last sign of life that counted was sent."""
+        return self._clock() - self._sent_at
+
+    @property
+    def was_in_time(self) -> bool:
+        """Whether nobody could have broken it yet, except by force."""
+        return self.silent_s < _TRUSTED * self.lifetime_s
 
     @property
     def heartbeat(self) -> tuple[int, int, int]:
@@ -192,6 +208,7 @@ class Contender:
 
     def _note_possession(self, epoch: int, sent: float) -> None:
         self._sighting.highest = max(self._sighting.highest, epoch)
+        self._sent_at = sent
         self._possession = _Possession(epoch, sent + _TRUSTED * self._claimant.lifetime_s)
 
     def _is_abandoned(self, seen: Seen) -> bool:
@@ -312,8 +329,10 @@ class Contender:
         return True
 
     def _may_release(self, held: _Possession) -> bool:
-        """Whether the mark would end our own epoch. Nobody can have come after one that is trusted."""
-        return self._is_our_file(held.epoch) if self.is_trusted else self.is_newest
+        """Whether the mark would end our own epoch. After one that is trusted nobody can have come, but by force."""
+        if not self.is_trusted:
+            return self.is_newest
+        return self._folder.listing().newest == held.epoch and self._is_our_file(held.epoch)
 
     def stay(self) -> None:
         """Show, while waiting, that our claim is not a leftover.

@@ -302,8 +302,11 @@ class Folder:
 
     def _check_link(self) -> None:
         """Refuse a link to nothing: it is there, and yet nothing can be made in it, however often that is tried."""
-        if self.path.is_symlink() and not self.path.exists():
+        try:
             target = os.readlink(self.path)  # noqa: PTH115 - as it is written there
+        except OSError:
+            return  # it is no link
+        if not self.path.exists():
             raise LockError(
                 f"{self.path} cannot be used as a lock: it is a link to {target}, which does not exist. Make that "
                 "folder, mount what it is on, or remove the link"

@@ -4,26 +4,29 @@ Its names and its behaviour are those of flufl.lock, whose users need change not
 there and is safe here is listed in ``docs/explanation/nfs-locks.md``.
 """
 
+import contextlib
 import enum
 import functools
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pgleaderlock._files import place
 from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.nfs import _threads
+from pgleaderlock.nfs import _texts, _threads
 from pgleaderlock.nfs._acquiring import Patience, acquire
 from pgleaderlock.nfs._claim import Claimant
 from pgleaderlock.nfs._contender import Contender
-from pgleaderlock.nfs._errors import AlreadyLockedError, NotLockedError, TimeOutError
+from pgleaderlock.nfs._errors import AlreadyLockedError, LockError, NotLockedError, TimeOutError
 from pgleaderlock.nfs._folder import Folder, Seen
 from pgleaderlock.nfs._intervals import Interval, seconds
 from pgleaderlock.nfs._waiting import Turnstile
@@ -36,6 +39,7 @@ SEP = "^" if sys.platform == "win32" else "|"
 _LIFETIME = timedelta(seconds=15)
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
 _UNDONE_WITHIN_S = 2.0  # one system call, on a healthy disk
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _log = logging.getLogger("pgleaderlock.nfs")
 
 
@@ -71,19 +75,19 @@ class Lock:
         separator: str = SEP,
         default_timeout: Interval | None = None,
     ) -> None:
-        self._lockfile = os.fspath(lockfile)
-        self._path = place.path_of(self._lockfile)
-        if not separator or set(separator) & set("/\0"):
-            raise ValueError(f"separator must be something that the name of a file can have, got {separator!r}")
-        self._separator = separator
+        self._lockfile = _checked_lockfile(lockfile)
+        self._path = place.path_of(self._lockfile, scheme="nfs", takes_url=False)
+        self._separator = _checked_separator(separator)
         self._lifetime = timedelta(seconds=seconds("lifetime", _LIFETIME if lifetime is None else lifetime))
-        self._default_timeout_s = None if default_timeout is None else _timeout_s(default_timeout)
+        self._default_timeout_s = _timeout_s("default_timeout", default_timeout)
         self._folder = Folder(self._path)
         self._retry_errnos: list[int] = []
         self._pid = os.getpid()
         self._claimfile = self._new_claimfile()
         self._made: tuple[Contender, Turnstile] | None = None
         self._was_last = False
+        self._was_unlocked = False
+        self._loss: str | None = None
         self._is_acquiring = threading.Lock()  # held by whoever is about to get the lock through this object
 
     def __repr__(self) -> str:
@@ -174,9 +178,14 @@ class Lock:
         if self._made is None or self._pid != os.getpid():
             return False
         contender = self._made[0]
-        if contender.epoch is not None:
-            contender.change_lifetime(self._lifetime.total_seconds())
-        return contender.renew()
+        epoch = contender.epoch
+        with self._explained():
+            if epoch is not None:
+                contender.change_lifetime(self._lifetime.total_seconds())
+            is_ours = contender.renew()
+        if not is_ours and epoch is not None:
+            self._loss = _texts.lost(self._folder, contender, epoch)
+        return is_ours
 
     # --- Having it ---------------------------------------------------------------------------------------------
 
@@ -185,28 +194,25 @@ class Lock:
         patience = self._patience(timeout)
         self._begin_acquiring()
         try:
-            self._acquire(patience)
+            with self._explained():
+                self._acquire(patience)
         finally:
             self._is_acquiring.release()
 
     def unlock(self, *, unconditionally: bool = False) -> None:
         """Release the lock; NotLockedError when it is not ours, or no longer, unless ``unconditionally``."""
-        is_released = self._made is not None and self._pid == os.getpid() and self._made[0].release()
-        self._was_last = is_released
-        if not is_released and not unconditionally:
-            raise NotLockedError(
-                f"{self._lockfile} is not ours to unlock: not locked by us, or somebody else has it now"
-            )
-        _log.debug("unlocked: %s", self._lockfile)
+        self._was_last = self._made is not None and self._pid == os.getpid() and self._release(self._made[0])
+        if self._was_last:
+            _log.debug("unlocked: %s", self._lockfile)
+        elif not unconditionally:
+            raise self._not_locked("unlock")
 
     def refresh(self, lifetime: Interval | None = None, *, unconditionally: bool = False) -> None:
         """Begin the lifetime anew, or another one; NotLockedError when it is not ours, unless ``unconditionally``."""
         if lifetime is not None:
             self.lifetime = lifetime
         if not self.is_locked and not unconditionally:
-            raise NotLockedError(
-                f"{self._lockfile} is not ours to refresh: not locked by us, or somebody else has it now"
-            )
+            raise self._not_locked("refresh")
 
     def __enter__(self) -> Self:
         self.lock()
@@ -215,7 +221,10 @@ class Lock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> Literal[False]:
-        self.unlock()
+        try:
+            self.unlock()
+        except LockError as error:
+            self._raise_unless(exc, error)
         return False
 
     # --- For coroutines ----------------------------------------------------------------------------------------
@@ -236,7 +245,8 @@ class Lock:
             at_end=self._is_acquiring.release,
             undone_within_s=_UNDONE_WITHIN_S,
         )
-        await work.run()
+        with self._explained():
+            await work.run()
 
     async def unlock_async(self, *, unconditionally: bool = False) -> None:
         """Do as :meth:`unlock`, in a thread. When cancelled, it goes on there."""
@@ -253,13 +263,16 @@ class Lock:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> Literal[False]:
-        await self.unlock_async()
+        try:
+            await self.unlock_async()
+        except LockError as error:
+            self._raise_unless(exc, error)
         return False
 
     # --- How ---------------------------------------------------------------------------------------------------
 
     def _patience(self, timeout: Interval | None) -> Patience:
-        timeout_s = self._default_timeout_s if timeout is None else _timeout_s(timeout)
+        timeout_s = self._default_timeout_s if timeout is None else _timeout_s("timeout", timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return Patience(deadline, frozenset(self._retry_errnos))
 
@@ -282,14 +295,20 @@ class Lock:
         except BaseException as error:
             contender.abandon()
             if isinstance(error, OSError):
-                _log.error("cannot lock %s: %s", self._lockfile, error)
+                _log.error("cannot lock %s: %s", self._lockfile, place.explained(error, self._path))
             raise
         finally:
             turnstile.close()
         if not is_ours:
             contender.abandon()
-            raise TimeOutError(f"{self._lockfile} was not to be had in the time that was given")
+            raise TimeOutError(f"{self._lockfile} {self._why_not(patience)}")
+        self._loss = None
         return True
+
+    def _why_not(self, patience: Patience) -> str:
+        if patience.deadline is None or patience.is_over:
+            return "is not wanted any more"
+        return _texts.not_to_be_had(self._folder, patience.waited_s, patience.deadline - patience.began_at)
 
     def _ready(self) -> tuple[Contender, Turnstile]:
         """Return who we are in this process, with nothing in hand."""
@@ -313,6 +332,43 @@ class Lock:
         contender.change_lifetime(self._lifetime.total_seconds())
         return self._made
 
+    def _release(self, contender: Contender) -> bool:
+        epoch = contender.epoch
+        with self._explained():
+            is_released = contender.release()
+        if is_released:
+            self._was_unlocked = True
+        elif epoch is not None:
+            self._loss = _texts.lost(self._folder, contender, epoch)
+        return is_released
+
+    def _not_locked(self, deed: str) -> NotLockedError:
+        if self._pid != os.getpid():
+            why = _texts.FORKED
+        elif self._loss is not None:
+            return NotLockedError(f"{self._lockfile} {self._loss}")
+        else:
+            why = _texts.ALREADY_UNLOCKED if self._was_unlocked else _texts.NEVER_LOCKED
+        return NotLockedError(f"{self._lockfile} is not ours to {deed}: {why}")
+
+    @staticmethod
+    def _raise_unless(under_way: BaseException | None, error: LockError) -> None:
+        """Raise what unlocking raised; but an exception under way is what its user has to hear of first."""
+        if under_way is None:
+            raise error
+        _log.error("%s", error)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Add what to do to an error of the system. It stays what it is."""
+        try:
+            yield
+        except OSError as error:
+            explained = place.explained(error, self._path)
+            if explained is error:
+                raise
+            raise explained from error
+
     def _new_claimfile(self) -> str:
         parts = (
             _shortened(self._path.name),
@@ -323,20 +379,39 @@ class Lock:
         return f"{self._path}/{self._separator.join(('claim', *parts))}"
 
     def _seen(self) -> Seen | None:
-        return self._folder.look()[1]
+        with self._explained():
+            return self._folder.look()[1]
+
+
+def _checked_lockfile(lockfile: Any) -> str:
+    text = os.fspath(lockfile) if isinstance(lockfile, os.PathLike) else lockfile
+    if not isinstance(text, str):
+        raise TypeError(f"lockfile must be a str or a Path, not {type(lockfile).__name__}")
+    if _URL.match(text):
+        raise ValueError(f"{text!r} cannot be locked: this is a URL: Lock takes a path")
+    return text
+
+
+def _checked_separator(separator: Any) -> str:
+    if not isinstance(separator, str):
+        raise TypeError(f"separator must be a str, not {type(separator).__name__}")
+    if not separator or set(separator) & set("/\0"):
+        raise ValueError(f"separator must be something that the name of a file can have, got {separator!r}")
+    return separator
 
 
 @functools.cache
 def _hostname() -> str:
-    return socket.getfqdn()
+    name = socket.getfqdn()  # which is the name of the loop where /etc/hosts has it first
+    return socket.gethostname() if name.startswith(("localhost", "ip6-localhost")) else name
 
 
 def _shortened(part: str) -> str:
     return os.fsdecode(os.fsencode(part.replace("/", "_"))[:_LONGEST_PART])
 
 
-def _timeout_s(timeout: Interval) -> float:
-    return seconds("timeout", timeout, zero_ok=True)
+def _timeout_s(name: str, timeout: Interval | None) -> float | None:
+    return None if timeout is None else seconds(name, timeout, zero_ok=True)
 
 
 def _is_running(pid: int) -> bool:
