@@ -168,6 +168,21 @@ async def test_callbacks_are_told_which_role(postgres: Postgres, names: list[str
     assert sorted(set(released)) == sorted(names)
 
 
+async def test_the_work_of_a_role_is_finished_before_it_is_released(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    finished: list[str] = []
+
+    @group.before_release
+    async def finish(role: GroupRole) -> None:
+        await asyncio.sleep(0.05)
+        assert role.is_leader
+        finished.append(role.name)
+
+    async with group:
+        await until(leads(group, 3))
+    assert sorted(finished) == sorted(names)
+
+
 async def test_a_group_can_be_started_again(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     tokens = []

@@ -76,6 +76,10 @@ class Run:
         """Done when the term that is now held, or now ending, is over."""
         self.releasing: asyncio.Task[None] | None = None
         """The release under way, if there is one: it outlasts an ask that comes meanwhile."""
+        self.draining: asyncio.Task[None] | None = None
+        """What was asked to finish before the release, if there is one to come."""
+        self.later: set[asyncio.Task[None]] = set()
+        """What callbacks asked for and could not wait for; kept, because asyncio does not."""
         self.stop_asked = False
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
@@ -87,6 +91,8 @@ class Run:
 
     def end_term(self) -> None:
         """Let go of those who waited for the term's end."""
-        self.releasing = None
+        if self.draining is not None:
+            self.draining.cancel()
+        self.releasing = self.draining = None
         self.yielded.set_result(None)
         self.yielded = asyncio.get_running_loop().create_future()

@@ -24,6 +24,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
+        self._drains: list[Callback] = []
 
     def subscribe(self, listener: L) -> L:
         """Hear every event, as an :class:`~pgleaderlock.models.Event`."""
@@ -38,6 +39,15 @@ class Callbacks:
     def on_released(self, fn: C) -> C:
         """Call ``fn()`` when leadership was given up on request."""
         return self._register(EventKind.RELEASED, fn, lambda _: ())
+
+    def before_release(self, fn: C) -> C:
+        """Call ``fn()`` before leadership is given up on request, and wait for it: to stop new work and finish the old.
+
+        Leadership is renewed meanwhile. It is waited for no longer than ``drain_s``. A loss is not announced by it.
+        """
+        check_callable("the before_release callback", fn)
+        self._drains.append(fn)
+        return fn
 
     def on_lost(self, fn: C) -> C:
         """Call ``fn()`` when leadership was lost, or an attempt at it ended in an error."""

@@ -15,9 +15,10 @@ Not promised here: that work started as a leader ends with the leadership. Callb
 """
 
 import asyncio
+import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -40,9 +41,9 @@ from pgleaderlock.errors import (
 from pgleaderlock.event_log import log_events
 from pgleaderlock.fsm import Input, Machine, Policy, Transition
 from pgleaderlock.hard_fence import HardFence
-from pgleaderlock.models import Event, EventKind, Grant, LockState
+from pgleaderlock.models import Callback, Event, EventKind, Grant, LockState
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy
-from pgleaderlock.stream import EventStream
+from pgleaderlock.stream import CALLBACK_FAILED, EventStream
 
 __all__ = ["Election"]
 
@@ -67,6 +68,7 @@ class Election(Callbacks):
         shutdown_event: asyncio.Event | None = None,
         clock: Clock = suspend_aware_clock,
         hard_fence: bool = False,
+        drain_s: float = 10.0,
     ) -> None:
         super().__init__()
         if isinstance(backend, str):
@@ -80,6 +82,7 @@ class Election(Callbacks):
         if reconnect_grace_s is not None:
             check_seconds("reconnect_grace_s", reconnect_grace_s)
         self._grace_s = reconnect_grace_s
+        self._drain_s = check_seconds("drain_s", drain_s)
         self._machine = Machine(
             Policy(check_flag("auto_reacquire", auto_reacquire), grace=reconnect_grace_s is not None)
         )
@@ -162,10 +165,16 @@ class Election(Callbacks):
         run = self._run_here()
         if run is None:
             return
-        run.ask_to_stop()
         if run.stream.is_current_task():
+            self._ask_once_drained(run, run.ask_to_stop)
             return
-        await asyncio.wait({run.task}, timeout=timeout_s)
+        began_at = asyncio.get_running_loop().time()
+        try:
+            await self._drain(run, timeout_s)
+        finally:  # also when whoever asked has lost patience
+            run.ask_to_stop()
+        left_s = None if timeout_s is None else max(0.0, began_at + timeout_s - asyncio.get_running_loop().time())
+        await asyncio.wait({run.task}, timeout=left_s)
         if not run.task.done():
             error = ShutdownError(f"shutdown did not finish within {timeout_s:g} s: the session was closed by force")
             run.inbox.put(Input.ABORTED, error)
@@ -183,16 +192,52 @@ class Election(Callbacks):
         run = self._run_here()
         if run is None or self.state not in _LEADING:
             return
-        if self.state is not LockState.RELEASING:
-            run.inbox.put(Input.RELEASE_REQUESTED)
         if run.stream.is_current_task():
+            self._ask_once_drained(run, partial(run.inbox.put, Input.RELEASE_REQUESTED))
             return
         yielded = run.yielded
+        try:
+            await self._drain(run, timeout_s)
+        finally:
+            if self.state in _LEADING and self.state is not LockState.RELEASING and not yielded.done():
+                run.inbox.put(Input.RELEASE_REQUESTED)
         await asyncio.wait({yielded}, timeout=timeout_s)
         if not yielded.done() and self.state in _LEADING:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
+
+    def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
+        """From a callback, where nothing can be waited for."""
+        if not self._drains or self.state is not LockState.LEADER:
+            ask()
+            return
+
+        async def drain_and_ask() -> None:
+            await self._drain(run, None)
+            ask()
+
+        run.later.add(task := run.loop.create_task(drain_and_ask()))
+        task.add_done_callback(run.later.discard)
+
+    async def _drain(self, run: Run, timeout_s: float | None) -> None:
+        """Let work finish before a release that was asked for, renewing meanwhile. Whoever asks again waits too."""
+        if not self._drains or self.state is not LockState.LEADER:
+            return
+        if run.draining is None:
+            run.draining = run.loop.create_task(self._finish_work(run), name="pgleaderlock drain")
+        draining, bound_s = run.draining, self._drain_s if timeout_s is None else min(self._drain_s, timeout_s)
+        await asyncio.wait({draining, run.yielded, run.task}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            self._logger.warning("drain_unfinished", seconds=bound_s)
+            await see_out(draining)
+
+    async def _finish_work(self, run: Run) -> None:
+        for error in await asyncio.gather(*map(_call, self._drains), return_exceptions=True):
+            if isinstance(error, Exception):
+                self._logger.error(CALLBACK_FAILED, callback="before_release", error=error, exc_info=error)
+                state = self.state
+                run.stream.put(Event(EventKind.ERROR, state, state, CALLBACK_FAILED, self._clock(), error=error))
 
     async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
@@ -259,7 +304,7 @@ class Election(Callbacks):
         run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
         run.task.add_done_callback(lambda _: self._bury(run))
         if self._shutdown_event is not None:
-            run.signal_task = loop.create_task(_relay(self._shutdown_event, run))
+            run.signal_task = loop.create_task(_relay(self._shutdown_event, run, self._drain))
 
     def _bury(self, run: Run) -> None:
         """End a run that could not end itself: cancelled before its first step, or its loop was closed under it."""
@@ -600,9 +645,16 @@ def _loss_cause(fact: Fact) -> LossCause:
     return known or LossCause.UNKNOWN
 
 
-async def _relay(event: asyncio.Event, run: Run) -> None:
+async def _relay(event: asyncio.Event, run: Run, drain: Callable[[Run, None], Awaitable[None]]) -> None:
     await event.wait()
+    await drain(run, None)
     run.ask_to_stop()
+
+
+async def _call(fn: Callback) -> None:
+    answer = fn()
+    if inspect.isawaitable(answer):
+        await answer
 
 
 def _check_timeout(timeout_s: float | None) -> None:

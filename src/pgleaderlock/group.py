@@ -104,6 +104,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         allow_pooler: bool = False,
         retry_strategy: RetryStrategy | None = None,
         shutdown_event: asyncio.Event | None = None,
+        drain_s: float = 10.0,
         clock: Clock = suspend_aware_clock,
     ) -> None:
         keys = _keys_of(roles)
@@ -122,6 +123,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
             "retry_strategy": retry_strategy or GroupPatience(),
             "health_interval_s": 24 * 3600.0,  # the group renews, for all of them
             "shutdown_event": shutdown_event,
+            "drain_s": drain_s,
             "clock": clock,
         }
         self._roles = {
@@ -193,6 +195,12 @@ class LeaderGroup(Mapping[str, GroupRole]):
         """Call ``fn(role)`` when the leadership of a role was given up on request."""
         for role in self._roles.values():
             role.on_released(lambda role=role: fn(role))
+        return fn
+
+    def before_release(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+        """Call ``fn(role)`` before a role is given up on request, and wait for it, renewing meanwhile."""
+        for role in self._roles.values():
+            role.before_release(lambda role=role: fn(role))
         return fn
 
     def on_lost(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:

@@ -63,6 +63,7 @@ class LeaderLock(Election):
         schema: str = DEFAULT_SCHEMA,
         fence_wait_s: float | None = None,
         hard_fence: bool = False,
+        drain_s: float = 10.0,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
         lease = Lease(
@@ -87,6 +88,7 @@ class LeaderLock(Election):
             shutdown_event=shutdown_event,
             clock=clock,
             hard_fence=hard_fence,
+            drain_s=drain_s,
         )
 
     @overload
