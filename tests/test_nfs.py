@@ -6,7 +6,11 @@ import errno
 import io
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,10 @@ from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.models import Grant
-from pgleaderlock.nfs import _inspect
+from pgleaderlock.nfs import _acquiring, _inspect
+from pgleaderlock.nfs._claim import Claimant, encode
 from pgleaderlock.nfs._folder import Folder
+from pgleaderlock.nfs._host import hostname
 from pgleaderlock.testing import BackendContract
 from pgleaderlock.testing.contract._tools import token_of
 from tests.doubles import until
@@ -217,22 +223,26 @@ def test_urls_that_make_no_sense_are_refused(url: str):
 
 def test_status_of_a_lock_that_nobody_had(path: Path, capsys):
     assert invoke(["nfs", "status", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path} is free (nobody has had it yet)\n"
+    assert capsys.readouterr().out.splitlines() == [f"there is no lock at {path} yet", f"  on {place.describe(path)}"]
+    path.mkdir()
+    assert invoke(["nfs", "status", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{path} is free (nobody has had it yet)"
 
 
 def test_status_names_the_holder_and_its_times(path: Path, capsys):
     with nfs.Lock(path, lifetime=60):
         assert invoke(["nfs", "status", str(path)]) == 0
-        shown = capsys.readouterr().out
-        assert f"is held by pid {os.getpid()} on " in shown
-        assert "epoch 0, lifetime 60 s, last sign of life 0." in shown
-        assert "expires in " in shown
+        headline, times, expiry, file_system = capsys.readouterr().out.splitlines()
+        assert headline == f"{path} is held by pid {os.getpid()} on {hostname()}"
+        assert times.startswith("  epoch 0, lifetime 60 s, last sign of life 0.")
+        assert expiry.startswith("  expires in ")
+        assert file_system == f"  on {place.describe(path)}"
         assert invoke(["nfs", "status", str(path), "--json"]) == 0
         fields = json.loads(capsys.readouterr().out)
         assert (fields["state"], fields["epoch"], fields["holder"]["pid"]) == ("held", 0, os.getpid())
         assert fields["waiting"] == 0
     assert invoke(["nfs", "status", f"nfs://{path}"]) == 0
-    assert capsys.readouterr().out == f"{path} is free (epoch 0 was the last)\n"
+    assert capsys.readouterr().out.splitlines()[0] == f"{path} is free (epoch 0 was the last)"
 
 
 def test_status_of_something_that_cannot_be_read(path: Path, capsys):
@@ -241,14 +251,19 @@ def test_status_of_something_that_cannot_be_read(path: Path, capsys):
     os.utime(path / "epoch.3", (1, 1))
     assert invoke(["nfs", "status", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "somebody whose claim cannot be read: epoch 3" in shown
-    assert "expired " in shown
+    assert "is held by somebody whose claim cannot be read\n  epoch 3, last sign of life" in shown
+    assert "over since " in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_break_asks_before_it_breaks(path: Path, capsys, monkeypatch):
     lock = nfs.Lock(path)
     lock.lock()
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     assert invoke(["nfs", "break", str(path)]) == exit_codes.INTERRUPTED
     assert "beside whoever comes next" in capsys.readouterr().err
     assert lock.is_locked
@@ -257,6 +272,159 @@ def test_break_asks_before_it_breaks(path: Path, capsys, monkeypatch):
     assert not lock.is_locked
     assert invoke(["nfs", "break", str(path)]) == 0
     assert "is free (epoch 1 was the last)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stdin", [io.StringIO("y\n"), None])
+def test_break_without_a_terminal_on_which_to_ask_is_wrong_usage_and_breaks_nothing(
+    path: Path, capsys, monkeypatch, stdin: Any
+):
+    monkeypatch.setattr("sys.stdin", stdin)
+    with nfs.Lock(path) as lock:
+        assert invoke(["nfs", "break", str(path)]) == exit_codes.USAGE
+        assert "say --yes" in capsys.readouterr().err
+        assert lock.is_locked
+
+
+def test_break_and_tidy_answer_in_json_too(path: Path, capsys, monkeypatch):
+    def answer(*words: str) -> Any:
+        assert invoke(["nfs", *words, str(path), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    nfs.Lock(path).lock()
+    assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": 0}
+    assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": None}
+    (path / "claim|dead").write_bytes(b"")
+    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+    assert "claim|dead" in answer("tidy")["removed"]
+    assert answer("tidy") == {"lockfile": str(path), "removed": []}
+
+
+# What is in the JSON of status is promised in docs/reference/command-line.md.
+STATUS_DOCS = Path(__file__).parent.parent / "docs" / "reference" / "command-line.md"
+
+
+def status_of(path: Path, capsys) -> dict[str, Any]:
+    capsys.readouterr()
+    assert invoke(["nfs", "status", str(path), "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_the_fields_of_status_are_those_that_are_documented(path: Path, capsys):
+    section = STATUS_DOCS.read_text(encoding="utf-8").partition("## `nfs status`")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
+    assert documented == list(status_of(path, capsys))
+    with nfs.Lock(path):
+        assert documented == list(status_of(path, capsys))
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_status_counts_as_waiting_who_shows_life_and_the_others_as_left_behind(
+    path: Path, capsys, monkeypatch, is_local: bool
+):
+    monkeypatch.setattr(place, "is_local", lambda _: is_local)
+    with nfs.Lock(path):
+        waiting = nfs.Lock(path)
+        contender = waiting._ready()[0]
+        contender.lay_claim()
+        dead = nfs.Lock(path)
+        dead._ready()[0].lay_claim()
+        dead._ready()[0].let_go()
+        if is_local:
+            monkeypatch.setattr(_inspect, "_YOUNG_S", -1.0)
+        else:
+            time.sleep(0.4)
+            contender.stay()
+            monkeypatch.setattr(_inspect, "_ALIVE_S", 0.3)
+        fields = status_of(path, capsys)
+        assert (fields["waiting"], fields["left_behind"]) == (1, 1)
+        assert invoke(["nfs", "status", str(path)]) == 0
+        when = "" if is_local else " after 10 minutes"
+        shown = capsys.readouterr().out
+        assert f"\n  1 waiting\n  1 left behind (`nfs tidy` removes them{when})\n" in shown
+        assert all(len(line) < 120 for line in shown.replace(str(path), "").splitlines())
+
+
+def test_whoever_waits_touches_its_claim_often_enough_to_count_as_waiting():
+    assert _acquiring._TOUCH_EVERY_S + _acquiring._LONGEST_WAIT_S < _inspect._ALIVE_S
+
+
+async def test_status_of_an_election_does_not_count_followers_who_lay_no_claim(path: Path, capsys):
+    async with contender(path, lease_s=60.0, identity="node-7") as backend:
+        await acquired(backend)
+        fields = status_of(path, capsys)
+        assert fields["waiting"] is None
+        assert fields["holder"]["name"] == "node-7"
+        assert invoke(["nfs", "status", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "  as node-7, of an election\n" in shown
+        assert "waiting" not in shown
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_status_says_when_the_holder_is_dead(path: Path, capsys, is_local: bool):
+    script = (
+        "import os, sys; from pgleaderlock._files import place; from pgleaderlock.nfs import Lock\n"
+        f"place.is_local = lambda folder: {is_local}\n"
+        "lock = Lock(sys.argv[1], lifetime=600); lock.lock(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    fields = status_of(path, capsys)
+    assert (fields["state"], fields["holder_alive"], fields["expired"]) == ("held", False, False)
+    assert invoke(["nfs", "status", str(path)]) == 0
+    assert "\n  its process is dead\n" in capsys.readouterr().out
+
+
+def test_status_says_whether_the_holder_lives_and_since_when_its_lock_is_over(path: Path, capsys):
+    with nfs.Lock(path, lifetime=0.1):
+        fields = status_of(path, capsys)
+        assert (fields["holder_alive"], fields["expired"]) == (True, False)
+        time.sleep(0.2)
+        assert status_of(path, capsys)["expired"] is True
+        assert invoke(["nfs", "status", str(path)]) == 0
+        assert "\n  over since 0 s: " in capsys.readouterr().out
+    assert status_of(path, capsys)["expired"] is None
+
+
+def test_status_says_nothing_of_the_life_of_another_host_s_process(path: Path, capsys):
+    with nfs.Lock(path):
+        (path / "epoch.0").write_bytes(encode(Claimant("x", "elsewhere", 1, str(path), 15.0)))
+        assert status_of(path, capsys)["holder_alive"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("nfs4 server:/export", "nfs4 server:/export"), ("ext4 /dev/sda1", "local disk (ext4)")]
+)
+def test_status_shows_the_file_system(path: Path, capsys, monkeypatch, kind: str, shown: str):
+    mounts = path.with_name("mountinfo")
+    mounts.write_text(f"36 35 98:0 / {path.parent} rw,noatime - {kind} rw,vers=4.2,hard\n")
+    monkeypatch.setattr(place, "_MOUNTS", mounts)
+    assert status_of(path, capsys)["file_system"] == shown
+    monkeypatch.setattr(place, "_MOUNTS", path.with_name("missing"))
+    assert status_of(path, capsys)["file_system"] is None
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["break", "--yes"], ["break"], ["tidy"]])
+def test_a_folder_that_is_missing_may_be_a_share_that_is_not_mounted(path: Path, capsys, words: list[str]):
+    assert invoke(["nfs", *words, str(path / "x.lock")]) == exit_codes.UNREACHABLE
+    assert f"the folder {path} does not exist: is the share mounted?" in capsys.readouterr().err
+
+
+def test_of_a_lock_that_is_not_there_yet_nothing_is_broken_or_tidied(path: Path, capsys):
+    assert invoke(["nfs", "break", "--yes", str(path)]) == 0
+    assert f"there is no lock at {path} yet" in capsys.readouterr().out
+    assert invoke(["nfs", "tidy", str(path)]) == 0
+    assert f"there is no lock at {path} yet" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys, monkeypatch):
+    def refuse(target: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(target))
+
+    path.mkdir()
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert invoke(["nfs", "status", str(path)]) == exit_codes.UNREACHABLE
+    assert f"Every contender must be able to create and remove files in {path} (uid " in capsys.readouterr().err
 
 
 def test_tidy_removes_what_the_dead_left(path: Path, capsys, monkeypatch):

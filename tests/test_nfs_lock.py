@@ -20,7 +20,7 @@ import pytest
 
 from pgleaderlock import nfs
 from pgleaderlock._files import place
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _lock
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _host
 from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
@@ -231,7 +231,7 @@ def test_the_claim_is_named_after_lock_host_and_process(path: Path):
 
 
 def test_names_that_are_too_long_for_a_claim_are_cut(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(_lock, "_hostname", lambda: "h" * 200)
+    monkeypatch.setattr(_host, "hostname", lambda: "h" * 200)
     with Lock(tmp_path / ("n" * 200)) as lock:
         assert lock.is_locked
 

@@ -21,7 +21,7 @@ import pytest
 from pgleaderlock import LeadershipLost
 from pgleaderlock._files import place
 from pgleaderlock.backends.nfs import open_nfs
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _lock
+from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _host
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from pgleaderlock.nfs._inspect import break_lock
@@ -644,6 +644,6 @@ def test_wrong_types_are_named_with_the_parameter(path: Path, settings: dict[str
 def test_a_host_has_its_own_name_and_not_that_of_the_loop(monkeypatch, loop: str):
     monkeypatch.setattr(socket, "getfqdn", lambda: loop)
     monkeypatch.setattr(socket, "gethostname", lambda: "db7")
-    assert _lock._hostname.__wrapped__() == "db7"
+    assert _host.hostname.__wrapped__() == "db7"
     monkeypatch.setattr(socket, "getfqdn", lambda: "db7.example.org")
-    assert _lock._hostname.__wrapped__() == "db7.example.org"
+    assert _host.hostname.__wrapped__() == "db7.example.org"

@@ -1,6 +1,7 @@
 """``pgleaderlock nfs``: a lock in a shared folder, looked at, broken, and tidied up."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ __all__ = ["nfs"]
 
 T = TypeVar("T")
 
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+
 
 @click.group()
 def nfs() -> None:
@@ -26,53 +29,64 @@ def nfs() -> None:
 
 @nfs.command("status", epilog=exit_codes.EXIT_CODES_HELP)
 @click.argument("path")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@_json_option
 def nfs_status(*, path: str, as_json: bool) -> None:
     """Show who has the lock PATH, since when nothing was heard of it, and how many more want it.
 
     Informational only: it may be history by the time you read it, so never decide by it.
     """
     lockfile = _lockfile(path)
-    found = _asked(lambda: _inspect.inspect(lockfile))
+    found = _asked(lockfile, lambda: _inspect.inspect(lockfile))
     if as_json:
         print_json(_fields(lockfile, found))
     else:
-        click.echo(_sentence(lockfile, found))
+        _show(lockfile, found)
 
 
 @nfs.command("break", epilog=exit_codes.EXIT_CODES_HELP)
 @click.argument("path")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def nfs_break(*, path: str, yes: bool) -> None:
+@_json_option
+def nfs_break(*, path: str, yes: bool, as_json: bool) -> None:
     """Take the lock PATH from whoever has it.
 
     It is not needed for a holder that has died: its lock is broken by the next who asks, after its lifetime. A holder
-    that lives goes on until its next refresh, beside the next one: make sure that it has stopped.
+    that lives goes on until its next refresh, beside the next one: make sure that it has stopped. The leader of an
+    election competes again at once: stop it first.
     """
     lockfile = _lockfile(path)
-    found = _asked(lambda: _inspect.inspect(lockfile))
-    if not found.is_held:
-        click.echo(_sentence(lockfile, found))
-        return
-    if not yes:
-        click.echo(_sentence(lockfile, found), err=True)
+    found = _asked(lockfile, lambda: _inspect.inspect(lockfile))
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise click.UsageError("there is no terminal on which to ask whether to break the lock: say --yes")
+    if found.is_held and not yes:
+        _show(lockfile, found, err=True)
         click.echo("If its holder lives, it will go on until its next refresh, beside whoever comes next.", err=True)
         click.confirm("Break the lock?", abort=True, err=True)
-    broken = _asked(lambda: _inspect.break_lock(lockfile))
-    click.echo(
-        f"{lockfile} is free: " + ("it was released meanwhile" if broken is None else f"epoch {broken} was broken")
-    )
+    broken = _asked(lockfile, lambda: _inspect.break_lock(lockfile)) if found.is_held else None
+    if as_json:
+        print_json({"lockfile": str(lockfile), "broken_epoch": broken})
+    elif broken is not None:
+        click.echo(f"{lockfile} is free: epoch {broken} was broken")
+    elif found.is_held:
+        click.echo(f"{lockfile} is free: it was released meanwhile")
+    else:
+        _show(lockfile, found)
 
 
 @nfs.command("tidy", epilog=exit_codes.EXIT_CODES_HELP)
 @click.argument("path")
-def nfs_tidy(*, path: str) -> None:
+@_json_option
+def nfs_tidy(*, path: str, as_json: bool) -> None:
     """Remove what contenders for the lock PATH left behind that died while they waited."""
     lockfile = _lockfile(path)
-    removed = _asked(lambda: _inspect.tidy(lockfile))
+    removed = _asked(lockfile, lambda: _inspect.tidy(lockfile))
+    if as_json:
+        print_json({"lockfile": str(lockfile), "removed": removed})
+        return
     for name in removed:
         click.echo(name)
-    click.echo(f"{len(removed)} removed from {lockfile}", err=True)
+    there = "" if lockfile.exists() else f" (there is no lock at {lockfile} yet)"
+    click.echo(f"{len(removed)} removed from {lockfile}{there}", err=True)
 
 
 def _lockfile(path: str) -> Path:
@@ -82,10 +96,12 @@ def _lockfile(path: str) -> Path:
         raise click.UsageError(str(error)) from error
 
 
-def _asked(question: Callable[[], T]) -> T:
+def _asked(lockfile: Path, question: Callable[[], T]) -> T:
     try:
         return question()
-    except (OSError, PgLeaderLockError) as error:
+    except OSError as error:
+        raise UnreachableError(str(place.explained(error, lockfile))) from error
+    except PgLeaderLockError as error:
         raise UnreachableError(str(error)) from error
 
 
@@ -96,25 +112,61 @@ def _fields(path: Path, found: Inspection) -> dict[str, Any]:
         "state": "held" if found.is_held else "free",
         "epoch": found.epoch,
         "holder": None if who is None else {"name": who.name, "host": who.host, "pid": who.pid},
+        "holder_alive": found.is_alive,
         "lifetime_s": None if who is None else who.lifetime_s,
         "age_s": found.age_s,
         "expires_in_s": found.expires_in_s,
+        "expired": found.is_expired,
         "waiting": found.waiting,
+        "left_behind": found.left_behind,
+        "file_system": found.file_system,
     }
 
 
-def _sentence(path: Path, found: Inspection) -> str:
-    waiting = f"; {found.waiting} waiting" if found.waiting else ""
-    if not found.is_held:
+# --- For people -------------------------------------------------------------------------------------------------------
+
+
+def _show(path: Path, found: Inspection, *, err: bool = False) -> None:
+    headline, *details = _lines(path, found)
+    click.echo(headline, err=err)
+    for detail in details:
+        click.echo(f"  {detail}", err=err)
+
+
+def _lines(path: Path, found: Inspection) -> Iterator[str]:
+    if not found.exists:
+        yield f"there is no lock at {path} yet"
+    elif found.is_held:
+        yield from _holder_lines(path, found)
+    else:
         before = "nobody has had it yet" if found.epoch is None else f"epoch {found.epoch} was the last"
-        return f"{path} is free ({before}){waiting}"
-    who = "somebody whose claim cannot be read"
-    if found.claimant is not None:
-        who = f"pid {found.claimant.pid} on {found.claimant.host} ({found.claimant.name})"
-    lifetime = "" if found.claimant is None else f", lifetime {found.claimant.lifetime_s:g} s"
-    left_s = found.expires_in_s or 0.0
-    expiry = f"expires in {left_s:.1f} s" if left_s > 0 else f"expired {-left_s:.1f} s ago"
-    return (
-        f"{path} is held by {who}: epoch {found.epoch}{lifetime}, last sign of life {found.age_s or 0.0:.1f} s ago, "
-        f"{expiry} by its own clock{waiting}"
-    )
+        yield f"{path} is free ({before})"
+    yield from _others_lines(found)
+    if found.file_system is not None:
+        yield f"on {found.file_system}"
+
+
+def _holder_lines(path: Path, found: Inspection) -> Iterator[str]:
+    who, age_s, over_s = found.claimant, found.age_s or 0.0, found.over_since_s or 0.0
+    if who is None:
+        yield f"{path} is held by somebody whose claim cannot be read"
+        yield f"epoch {found.epoch}, last sign of life {age_s:.1f} s ago"
+    else:
+        yield f"{path} is held by pid {who.pid} on {who.host}"
+        if who.name != who.claimfile:
+            yield f"as {who.name}, of an election"
+        yield f"epoch {found.epoch}, lifetime {who.lifetime_s:g} s, last sign of life {age_s:.1f} s ago"
+    if found.is_alive is False:
+        yield "its process is dead"
+    if over_s < 0:
+        yield f"expires in {-over_s:.1f} s"
+    else:
+        yield f"over since {over_s:.0f} s: the next who waits for longer than its lifetime gets the lock"
+
+
+def _others_lines(found: Inspection) -> Iterator[str]:
+    if found.waiting:
+        yield f"{found.waiting} waiting"
+    if found.left_behind:
+        when = "" if found.is_local else " after 10 minutes"
+        yield f"{found.left_behind} left behind (`nfs tidy` removes them{when})"

@@ -17,8 +17,8 @@ from pgleaderlock.nfs._waiting import Turnstile
 __all__ = ["Patience", "acquire"]
 
 _RETRIED = frozenset({errno.ENOENT, errno.ESTALE})
-_TOUCH_EVERY_S = 60.0
-_LONGEST_WAIT_S = 60.0
+_TOUCH_EVERY_S = 20.0  # whoever has not for a minute is taken for dead by people who look
+_LONGEST_WAIT_S = 20.0
 
 
 @dataclass

@@ -41,7 +41,7 @@ from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.nfs._claim import Claimant, decode
 from pgleaderlock.nfs._errors import LockError
 
-__all__ = ["Folder", "Listing", "Seen", "heartbeat_of", "remove"]
+__all__ = ["ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove"]
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was removed
@@ -82,6 +82,19 @@ class Seen:
     """By the clock of its holder. For people."""
     changed_at: float
     """When the last sign of life came, by the clock of the file server. For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSeen:
+    """A claim, as its file shows it now. For people."""
+
+    claimant: Claimant | None
+    inode: int
+    links: int
+    is_locked: bool
+    """With flock(2), by a process of this kernel."""
+    touched_at: float
+    """By the clock of the file server."""
 
 
 class Folder:
@@ -148,6 +161,19 @@ class Folder:
                 return None
             raise
         return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime, found.st_ctime)
+
+    def see_claim(self, name: str) -> ClaimSeen | None:
+        """Return what a claim's file shows; None when it is gone."""
+        path = f"{self.path}/{name}"
+        try:
+            with _opened(path) as number:
+                found = os.fstat(number)
+                text = os.read(number, _LARGEST_TEXT)
+        except OSError as error:
+            if error.errno in _VANISHED:
+                return None
+            raise
+        return ClaimSeen(decode(text), found.st_ino, found.st_nlink, not _is_unlocked(path), found.st_ctime)
 
     def is_epoch(self, epoch: int, found: os.stat_result) -> bool:
         """Whether this is the file of the epoch. Not so when somebody removed that, and perhaps another made it."""

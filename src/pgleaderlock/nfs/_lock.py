@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, Literal, Self
 
 from pgleaderlock._files import place
 from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.nfs import _texts, _threads
+from pgleaderlock.nfs import _host, _texts, _threads
 from pgleaderlock.nfs._acquiring import Patience, acquire
 from pgleaderlock.nfs._claim import Claimant
 from pgleaderlock.nfs._contender import Contender
@@ -102,7 +101,7 @@ class Lock:
     @property
     def hostname(self) -> str:
         """The name of this host, as in :attr:`details`."""
-        return _hostname()
+        return _host.hostname()
 
     @property
     def lockfile(self) -> str:
@@ -163,7 +162,7 @@ class Lock:
         is_expired = seen.expires_at < time.time()
         if seen.claimant.pid == os.getpid():
             return LockState.ours_expired if is_expired else LockState.ours
-        if _is_running(seen.claimant.pid):
+        if _host.is_running(seen.claimant.pid):
             return LockState.theirs_expired if is_expired else LockState.unknown
         return LockState.stale
 
@@ -372,7 +371,7 @@ class Lock:
     def _new_claimfile(self) -> str:
         parts = (
             _shortened(self._path.name),
-            _shortened(_hostname()),
+            _shortened(_host.hostname()),
             str(self._pid),
             str(secrets.randbelow(sys.maxsize)),
         )
@@ -400,25 +399,9 @@ def _checked_separator(separator: Any) -> str:
     return separator
 
 
-@functools.cache
-def _hostname() -> str:
-    name = socket.getfqdn()  # which is the name of the loop where /etc/hosts has it first
-    return socket.gethostname() if name.startswith(("localhost", "ip6-localhost")) else name
-
-
 def _shortened(part: str) -> str:
     return os.fsdecode(os.fsencode(part.replace("/", "_"))[:_LONGEST_PART])
 
 
 def _timeout_s(name: str, timeout: Interval | None) -> float | None:
     return None if timeout is None else seconds(name, timeout, zero_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # another user's, or a number that this system does not have
-    return True
