@@ -3,8 +3,8 @@
     make bench                      on the embedded PostgreSQL
     make bench ARGS="--dsn ..."     on yours
 
-Then how long a hand-over takes on each store, and on Kubernetes beside client-go's (``k8s.py``); and locks in files
-beside flufl.lock and filelock (``file_locks.py``).
+Then how long a hand-over takes on each store, and on Kubernetes beside client-go's (``k8s.py``); many roles in a group
+beside each on its own (``groups.py``); and locks in files beside flufl.lock and filelock (``file_locks.py``).
 
 The machine's speed cancels out of a ratio; absolute figures are printed to judge the noise by, not to quote.
 """
@@ -28,6 +28,7 @@ import psycopg
 
 from contenders import Contenders, bare_command, our_command, replace_in_turns, url_of
 from file_locks import bench_file_locks
+from groups import bench_groups
 from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey, suspend_aware_clock
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends.base import Backend
@@ -327,6 +328,7 @@ def main() -> None:
         bench_idle_cpu(dsn, options.idle_seconds)
         asyncio.run(bench_idle_statements(dsn, 10, options.idle_seconds / 2))
         bench_stores(dsn, options.failovers)
+    bench_groups()
     bench_file_locks(options.failovers)
     bench_kubernetes()
 
