@@ -54,6 +54,7 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 	$(RUN) python -m tests.torture --mode strict $(ARGS)
 	$(RUN) python -m tests.torture --mode double $(ARGS)
 	$(RUN) python -m tests.torture --mode alone $(ARGS)
+	$(RUN) python -m tests.torture --mode group $(ARGS)
 	$(RUN) python -m tests.torture --mode rows $(ARGS)
 
 torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
