@@ -192,6 +192,17 @@ async def test_a_mount_that_shows_heartbeats_late_is_refused(path: Path, tmp_pat
         await open_nfs(path).open()
 
 
+async def test_an_election_on_a_local_disk_is_warned_about_once(path: Path, caplog, monkeypatch):
+    """The share may not be mounted: then each host has a leader of its own."""
+    for is_local in (False, True):
+        monkeypatch.setattr(place, "is_local", lambda _, answer=is_local: answer)
+        backend = open_nfs(path)
+        for _ in range(2):
+            await backend.open()
+        await backend.close()
+        assert caplog.text.count("nfs_on_local_disk") == int(is_local)
+
+
 async def test_a_folder_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(ConnectionError, match="does not exist: create it"):
         await open_nfs(tmp_path / "no" / "leader").open()
@@ -342,6 +353,14 @@ def test_status_counts_as_waiting_who_shows_life_and_the_others_as_left_behind(
         shown = capsys.readouterr().out
         assert f"\n  1 waiting\n  1 left behind (`nfs tidy` removes them{when})\n" in shown
         assert all(len(line) < 120 for line in shown.replace(str(path), "").splitlines())
+
+
+def test_status_does_not_get_in_the_way_of_a_claim_that_is_just_being_made(path: Path, monkeypatch):
+    """It would be locked for a moment, and its owner told that it cannot lock."""
+    path.mkdir()
+    (path / "claim|young").write_bytes(b"")
+    monkeypatch.setattr(Folder, "is_claim_alone", lambda *_: pytest.fail("it is young"))
+    assert _inspect.inspect(path).waiting == 1
 
 
 def test_whoever_waits_touches_its_claim_often_enough_to_count_as_waiting():

@@ -26,6 +26,7 @@ from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from pgleaderlock.nfs._inspect import break_lock
 from pgleaderlock.nfs._texts import not_to_be_had
+from pgleaderlock.nfs._waiting import Turnstile
 from tests.doubles import until
 from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
 
@@ -251,6 +252,17 @@ def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path
     lock.lock(timeout=0)
 
 
+@pytest.mark.usefixtures("is_local")
+def test_whoever_is_interrupted_just_after_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch):
+    lock = Lock(path, lifetime=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Turnstile, "close", interrupt_after(Turnstile.close))
+        with pytest.raises(KeyboardInterrupt):
+            lock.lock()
+    assert names(path) == ["epoch.0", "released.0"]
+    lock.lock(timeout=0)
+
+
 def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
     script = "import sys\nfrom pgleaderlock.nfs import Lock\nLock(sys.argv[1]).lock()"
     with Lock(path) as holder:
@@ -347,6 +359,14 @@ def test_a_file_that_the_server_does_not_know_any_more_is_a_lost_lock_and_not_an
         patch.setattr(os, step, fail)
         with pytest.raises(NotLockedError):
             lock.refresh()
+
+
+def test_a_holder_can_unlock_though_somebody_put_other_things_there(path: Path):
+    lock = Lock(path)
+    lock.lock()
+    (path / "data.csv").write_bytes(b"")
+    lock.unlock()
+    assert names(path) == ["data.csv", "epoch.0", "released.0"]
 
 
 @pytest.mark.usefixtures("is_local")

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock._files import place
+from pgleaderlock._logging import get_logger
 from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
@@ -82,6 +83,8 @@ class NfsStore(RecordStore):
         self._claimfile = ""  # of our last attempt, whatever became of it
         self._refreshed_at = -math.inf
         self._threads = threading.Semaphore(_MOST_THREADS)
+        self._is_warned = False
+        self._logger = get_logger().bind(nfs=str(self._path))
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -90,7 +93,13 @@ class NfsStore(RecordStore):
 
     async def open(self) -> None:
         """See that this place can keep a lock."""
-        await self._run(lambda: place.check_shared_folder(self._path))
+        await self._run(self._check)
+
+    def _check(self) -> None:
+        place.check_shared_folder(self._path)
+        if not self._is_warned and place.is_local(self._path.parent):
+            self._is_warned = True
+            self._logger.warning("nfs_on_local_disk", file_system=place.describe(self._path.parent))
 
     async def close(self) -> None:
         """Let go of the term. It has been released, or its lease will end."""
@@ -149,7 +158,7 @@ class NfsStore(RecordStore):
                     self._folder.make_durable()
                     return True
             except BaseException:
-                term.release()  # which withdraws what was never had
+                term.abandon()
                 raise
             term.withdraw()
             return False

@@ -332,7 +332,10 @@ class Contender:
         """Whether the mark would end our own epoch. After one that is trusted nobody can have come, but by force."""
         if not self.is_trusted:
             return self.is_newest
-        return self._folder.listing().newest == held.epoch and self._is_our_file(held.epoch)
+        newest = held.epoch
+        with contextlib.suppress(LockError):  # somebody put other things there, for which nobody shall wait for us
+            newest = self._folder.listing().newest
+        return newest == held.epoch and self._is_our_file(held.epoch)
 
     def stay(self) -> None:
         """Show, while waiting, that our claim is not a leftover.

@@ -88,11 +88,10 @@ class Seen:
 class ClaimSeen:
     """A claim, as its file shows it now. For people."""
 
+    name: str
     claimant: Claimant | None
     inode: int
     links: int
-    is_locked: bool
-    """With flock(2), by a process of this kernel."""
     touched_at: float
     """By the clock of the file server."""
 
@@ -164,16 +163,19 @@ class Folder:
 
     def see_claim(self, name: str) -> ClaimSeen | None:
         """Return what a claim's file shows; None when it is gone."""
-        path = f"{self.path}/{name}"
         try:
-            with _opened(path) as number:
+            with _opened(f"{self.path}/{name}") as number:
                 found = os.fstat(number)
                 text = os.read(number, _LARGEST_TEXT)
         except OSError as error:
             if error.errno in _VANISHED:
                 return None
             raise
-        return ClaimSeen(decode(text), found.st_ino, found.st_nlink, not _is_unlocked(path), found.st_ctime)
+        return ClaimSeen(name, decode(text), found.st_ino, found.st_nlink, found.st_ctime)
+
+    def is_claim_alone(self, name: str) -> bool:
+        """Whether nobody has this claim locked. Not to be asked of a young one, whose owner is about to."""
+        return _is_unlocked(f"{self.path}/{name}")
 
     def is_epoch(self, epoch: int, found: os.stat_result) -> bool:
         """Whether this is the file of the epoch. Not so when somebody removed that, and perhaps another made it."""

@@ -127,19 +127,18 @@ def _count(folder: Folder, listing: Listing, held: Seen | None, now: float, *, i
         claim = folder.see_claim(name)
         if claim is None or (held is not None and claim.inode == held.heartbeat[-1]):
             continue
-        if not _shows_life(claim, now, is_local=is_local):
+        if not _shows_life(folder, claim, now, is_local=is_local):
             left_behind += 1
         elif claim.links == 1:
             waiting += 1
     return waiting, left_behind
 
 
-def _shows_life(claim: ClaimSeen, now: float, *, is_local: bool) -> bool:
+def _shows_life(folder: Folder, claim: ClaimSeen, now: float, *, is_local: bool) -> bool:
     """On a local disk a claim is locked by its process, unless that comes from another host, or is an election's."""
     age_s = now - claim.touched_at
-    is_told_by_the_kernel = is_local and claim.claimant is not None and claim.claimant.boot_id is not None
-    if is_told_by_the_kernel or (is_local and claim.claimant is None):
-        return claim.is_locked or age_s < _YOUNG_S
+    if is_local and (claim.claimant is None or claim.claimant.boot_id is not None):
+        return age_s < _YOUNG_S or not folder.is_claim_alone(claim.name)
     return age_s < _ALIVE_S
 
 

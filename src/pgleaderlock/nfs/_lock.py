@@ -288,16 +288,17 @@ class Lock:
 
     def _acquire(self, patience: Patience) -> bool:
         contender, turnstile = self._ready()
-        try:
-            is_ours = acquire(contender, turnstile, patience, steps_back=self._was_last)
+        try:  # whatever interrupts us, until the end: what we have then is nobody's
+            try:
+                is_ours = acquire(contender, turnstile, patience, steps_back=self._was_last)
+            finally:
+                turnstile.close()
             _log.debug("%s: %s, epoch %s", "locked" if is_ours else "gave up", self._lockfile, contender.epoch)
         except BaseException as error:
             contender.abandon()
             if isinstance(error, OSError):
                 _log.error("cannot lock %s: %s", self._lockfile, place.explained(error, self._path))
             raise
-        finally:
-            turnstile.close()
         if not is_ours:
             contender.abandon()
             raise TimeOutError(f"{self._lockfile} {self._why_not(patience)}")

@@ -40,6 +40,7 @@ def lost(folder: Folder, contender: Contender, epoch: int) -> str:
     silent_s, lifetime_s = contender.silent_s, contender.lifetime_s
     if contender.epoch is not None:
         return f"was lost: the file server took too long to answer, and its lifetime is {lifetime_s:g} s"
+    folder.refresh()  # whoever comes late sees an old listing, and would be told of what never was
     try:
         listing = folder.listing()
     except (OSError, LockError) as error:
