@@ -10,7 +10,7 @@ class LockError(errors.LockError):
 
 
 class AlreadyLockedError(LockError):
-    """This very object holds the lock already."""
+    """This very object holds the lock already, or another task or thread is acquiring it through this object."""
 
 
 class NotLockedError(LockError):
