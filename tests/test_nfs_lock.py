@@ -642,6 +642,41 @@ def test_a_claim_that_somebody_tidied_away_is_made_again(path: Path):
     assert patience.attempt(contender_.try_take) or patience.attempt(contender_.try_take)
 
 
+def test_a_lifetime_is_known_to_others_however_often_it_was_changed_before(path: Path, clock: Clock):
+    """Each change is a line, because a file of the same size may be shown as it was."""
+    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    assert holder_.try_take()
+    holder_.change_lifetime(1.0)
+    with open(holder_._claimfile, "ab") as claim:
+        claim.write(encode_lifetime(1.0) * (70_000 // len(encode_lifetime(1.0))))
+    os.lseek(holder_._claim.number, 0, os.SEEK_END)  # type: ignore[union-attr]
+    holder_.change_lifetime(60.0)
+    assert holder_.renew()
+    assert not follower.may_take()
+    clock.now += 50.0
+    assert holder_.is_trusted
+    assert not follower.may_take()
+
+
+def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock):
+    holder_ = contender(path, "holder", clock)
+    assert holder_.try_take()
+    with open(holder_._claimfile, "ab") as claim:
+        for size in range(65_500, 65_580):
+            claim.truncate(size)
+            claim.write(b"\n" + encode_lifetime(float(size)) + encode_lifetime(1.0)[:5])
+            claim.flush()
+            seen = Folder(path).see(0)
+            assert seen is not None
+            assert seen.claimant is not None
+            assert seen.claimant.lifetime_s == size
+
+
+def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock: Clock):
+    with pytest.raises(LockError, match="too long"):
+        contender(path, "n" * 70_000, clock).lay_claim()
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _LARGEST_TEXT = 65536
+_TAIL = 4096  # many times what it takes to say how long a lifetime is
 _KEPT_EPOCHS = 4  # so many old ones stay: a late waker must be that late, and a listing that torn, to be misled
 _COLLECTED_FROM = 2 * _KEPT_EPOCHS
 _LEFTOVER_S = 600.0
@@ -154,7 +155,7 @@ class Folder:
         try:
             with _opened(self.epoch_path(epoch)) as number:
                 found = os.fstat(number)
-                text = os.read(number, _LARGEST_TEXT)
+                text = _text_of(number, found.st_size)
         except OSError as error:
             if error.errno in _VANISHED:
                 return None
@@ -219,6 +220,8 @@ class Folder:
 
     def lay_claim(self, path: str, text: bytes, *, is_local: bool) -> Descriptor:
         """Make a claim, complete before anything is done with it. It is closed in a child, and at our death."""
+        if len(text) > _LARGEST_TEXT:  # nobody would read it to its end, and so know how long to wait
+            raise LockError(f"the path and the names of a claim on {self.path} are too long: {len(text)} bytes in all")
         try:
             claim = _created(path, is_local=is_local)
         except FileNotFoundError:
@@ -372,6 +375,19 @@ def _age_s(claim: str, now: float, held: Seen | None) -> float:
     if held is not None and found.st_ino == held.heartbeat[-1]:
         return -math.inf
     return now - found.st_ctime
+
+
+def _text_of(number: int, size: int) -> bytes:
+    """Return what a claim says; of a long one, its first line and its last ones: the last complete line counts.
+
+    What was written since its size was told is no harm: with it, the heartbeat will be seen to have changed.
+    """
+    text = os.read(number, _LARGEST_TEXT)
+    if size <= _LARGEST_TEXT:
+        return text
+    first, end, _ = text.partition(b"\n")
+    last = os.pread(number, 2 * _TAIL, size - _TAIL).partition(b"\n")[2]
+    return first + end + last
 
 
 def _is_unlocked(path: str) -> bool:
