@@ -42,7 +42,21 @@ _LEFTOVER_S = 40.0  # often less than a freeze lasts: claims of the living are r
 _ROUNDS = 9
 _MOST_STEPS = 300  # for one deed
 _RETRIED = (errno.ENOENT, errno.ESTALE)
-_STEPS = ("link", "listdir", "open", "utime", "rename", "unlink", "fstat", "read", "pread", "write", "mkdir", "fsync", "stat")
+_STEPS = (
+    "link",
+    "listdir",
+    "open",
+    "utime",
+    "rename",
+    "unlink",
+    "fstat",
+    "read",
+    "pread",
+    "write",
+    "mkdir",
+    "fsync",
+    "stat",
+)
 _CLOCK = "clock"
 _TRAPS = ("link", "utime", "rename", "unlink", "write", "open", "listdir", "fstat", "read", "fsync", _CLOCK, _CLOCK)
 _REAL: Any = SimpleNamespace(flock=fcntl.flock, **{name: getattr(os, name) for name in _STEPS})

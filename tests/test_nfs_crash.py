@@ -15,7 +15,21 @@ from pgleaderlock.nfs import Lock, TimeOutError, _acquiring, _folder, _lock, _wa
 
 LIFETIME_S = 10.0
 KEPT = {f"{kind}.{number}" for kind in ("epoch", "released") for number in range(100)}
-_STEPS = ("link", "listdir", "open", "utime", "rename", "unlink", "fstat", "stat", "read", "pread", "write", "mkdir", "fsync")
+_STEPS = (
+    "link",
+    "listdir",
+    "open",
+    "utime",
+    "rename",
+    "unlink",
+    "fstat",
+    "stat",
+    "read",
+    "pread",
+    "write",
+    "mkdir",
+    "fsync",
+)
 
 
 class Died(BaseException):

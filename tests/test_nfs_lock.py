@@ -677,6 +677,47 @@ def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock:
         contender(path, "n" * 70_000, clock).lay_claim()
 
 
+@pytest.mark.parametrize("step", ["write", "fsync"])
+@pytest.mark.parametrize(("before_s", "after_s"), [(1.0, 60.0), (60.0, 1.0)])
+def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
+    path: Path, clock: Clock, monkeypatch, step: str, before_s: float, after_s: float
+):
+    """A full disk takes a part of it. Others may have read the old one, or the new."""
+    holder_, follower = contender(path, "holder", clock, lifetime_s=before_s), contender(path, "follower", clock)
+    assert holder_.try_take()
+    assert not follower.may_take()
+    real = os.write
+
+    def fail(number: int, text: bytes = b"") -> int:
+        if step == "write":
+            return real(number, text[:-5])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises(OSError, match="[Nn]o space left"):
+            holder_.change_lifetime(after_s)
+    assert holder_.renew()
+    clock.now += 0.95
+    assert not holder_.is_trusted
+    clock.now -= 0.95
+    holder_.change_lifetime(after_s)
+    assert holder_.renew()
+    clock.now += 0.8 * after_s
+    assert holder_.is_trusted
+    seen = Folder(path).see(0)
+    assert seen is not None
+    assert seen.claimant is not None
+    assert seen.claimant.lifetime_s == after_s
+
+
+def test_a_claim_that_was_written_in_part_is_not_used(path: Path, clock: Clock, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda number, text: len(text) - 1)
+    with pytest.raises(OSError, match="No space left"):
+        contender(path, "holder", clock).try_take()
+    assert names(path) == []
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

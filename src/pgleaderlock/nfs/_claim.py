@@ -1,7 +1,8 @@
 """What is written into a claim, and read from it: who it is, and how long silence lasts before it is over.
 
-The first line says it all. When a holder changes its lifetime, it appends a line; the last complete one counts. What
-cannot be read is somebody unknown, with the lifetime of whoever asks.
+The first line says it all. When a holder changes its lifetime, it appends a line; the last complete one counts. One
+that was torn by a full disk does not, and is followed by another before its lifetime is believed in. What cannot be
+read is somebody unknown, with the lifetime of whoever asks.
 """
 
 import json
@@ -53,7 +54,8 @@ def decode(text: bytes) -> Claimant | None:
         return None
     fields = dict(lines[0])
     for line in lines[1:]:
-        fields["lifetime_s"] = (line or {}).get("lifetime_s")
+        if line is not None:
+            fields["lifetime_s"] = line.get("lifetime_s")
     return _claimant(fields)
 
 

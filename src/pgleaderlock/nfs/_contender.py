@@ -32,7 +32,7 @@ from pgleaderlock._sighting import Record, Sighting
 from pgleaderlock.clock import Clock
 from pgleaderlock.nfs._claim import Claimant, encode, encode_lifetime
 from pgleaderlock.nfs._errors import LockError
-from pgleaderlock.nfs._folder import Folder, Listing, Seen, heartbeat_of, remove
+from pgleaderlock.nfs._folder import Folder, Listing, Seen, heartbeat_of, remove, write
 
 __all__ = ["Contender", "as_record"]
 
@@ -73,6 +73,8 @@ class Contender:
         self._clock = clock
         self._is_local = is_local
         self._text = encode(self._claimant)
+        self._least_s = claimant.lifetime_s  # of all that others may take for our lifetime
+        self._is_torn = False
         self._claim: Descriptor | None = None
         self._possession: _Possession | None = None
         self._sighting = Sighting(claimant.lifetime_s)
@@ -145,6 +147,7 @@ class Contender:
     def lay_claim(self) -> None:
         """Make the claim, unless it is there."""
         if not self._has_claim:
+            self._least_s, self._is_torn = self._claimant.lifetime_s, False
             self._claim = self._folder.lay_claim(self._claimfile, self._text, is_local=self._is_local)
 
     def withdraw(self) -> None:
@@ -209,7 +212,7 @@ class Contender:
     def _note_possession(self, epoch: int, sent: float) -> None:
         self._sighting.highest = max(self._sighting.highest, epoch)
         self._sent_at = sent
-        self._possession = _Possession(epoch, sent + _TRUSTED * self._claimant.lifetime_s)
+        self._possession = _Possession(epoch, sent + _TRUSTED * self._least_s)
 
     def _is_abandoned(self, seen: Seen) -> bool:
         """Whether it was held by a process of this very kernel, and that has died."""
@@ -301,20 +304,29 @@ class Contender:
         size but what the writing itself left, on the server's clock: so they begin after that. Without a claim there is
         no epoch: the next one has another number.
         """
-        if lifetime_s == self._claimant.lifetime_s:
+        if lifetime_s == self._claimant.lifetime_s and not self._is_torn:
             return
+        self._least_s = min(self._least_s, lifetime_s)
         if self._possession is not None:  # others may count by the new one from the moment that it is written
             trusted_until = min(self._possession.trusted_until, self._clock() + _TRUSTED * lifetime_s)
             self._possession = replace(self._possession, trusted_until=trusted_until)
         if self._has_claim:
-            assert self._claim is not None  # noqa: S101 - it is there
-            os.write(self._claim.number, encode_lifetime(lifetime_s))
-            os.fsync(self._claim.number)
-            self._beat_ns = os.fstat(self._claim.number).st_mtime_ns
+            self._announce(encode_lifetime(lifetime_s))
         else:
             self._beat_ns = 0
+        self._least_s = lifetime_s
         self._claimant = replace(self._claimant, lifetime_s=lifetime_s)
         self._text = encode(self._claimant)
+
+    def _announce(self, line: bytes) -> None:
+        """Append a line to the claim. What an attempt before may have left of another is ended first, and is no line."""
+        assert self._claim is not None  # noqa: S101 - it is there
+        number = self._claim.number
+        os.lseek(number, 0, os.SEEK_END)
+        text, self._is_torn = (b"\n" + line if self._is_torn else line), True
+        write(number, text)
+        os.fsync(number)
+        self._beat_ns, self._is_torn = os.fstat(number).st_mtime_ns, False
 
     def release(self) -> bool:
         """Let go. False when there was nothing left to let go of."""

@@ -41,7 +41,7 @@ from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.nfs._claim import Claimant, decode
 from pgleaderlock.nfs._errors import LockError
 
-__all__ = ["ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove"]
+__all__ = ["ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was removed
@@ -232,7 +232,7 @@ class Folder:
         try:
             if is_local:
                 fcntl.flock(claim.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(claim.number, text)
+            write(claim.number, text)
             if not is_local:  # where a full disk is reported later: what cannot be read is believed in for less long
                 os.fsync(claim.number)
         except BaseException:
@@ -357,6 +357,12 @@ class Folder:
 def heartbeat_of(found: os.stat_result) -> tuple[int, int, int]:
     """Return what changes with every sign of life."""
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def write(number: int, text: bytes) -> None:
+    """Write all of it, or say that there is no space: a full disk takes a part, and complains the next time only."""
+    if os.write(number, text) < len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def remove(path: str) -> None:
