@@ -647,7 +647,7 @@ def test_a_lifetime_is_known_to_others_however_often_it_was_changed_before(path:
     holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
     assert holder_.try_take()
     holder_.change_lifetime(1.0)
-    with open(holder_._claimfile, "ab") as claim:
+    with Path(holder_._claimfile).open("ab") as claim:
         claim.write(encode_lifetime(1.0) * (70_000 // len(encode_lifetime(1.0))))
     os.lseek(holder_._claim.number, 0, os.SEEK_END)  # type: ignore[union-attr]
     holder_.change_lifetime(60.0)
@@ -661,7 +661,7 @@ def test_a_lifetime_is_known_to_others_however_often_it_was_changed_before(path:
 def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock):
     holder_ = contender(path, "holder", clock)
     assert holder_.try_take()
-    with open(holder_._claimfile, "ab") as claim:
+    with Path(holder_._claimfile).open("ab") as claim:
         for size in range(65_500, 65_580):
             claim.truncate(size)
             claim.write(b"\n" + encode_lifetime(float(size)) + encode_lifetime(1.0)[:5])
@@ -678,11 +678,12 @@ def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock:
 
 
 @pytest.mark.parametrize("step", ["write", "fsync"])
-@pytest.mark.parametrize(("before_s", "after_s"), [(1.0, 60.0), (60.0, 1.0)])
+@pytest.mark.parametrize("change", [(1.0, 60.0), (60.0, 1.0)])
 def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
-    path: Path, clock: Clock, monkeypatch, step: str, before_s: float, after_s: float
+    path: Path, clock: Clock, monkeypatch, step: str, change: tuple[float, float]
 ):
     """A full disk takes a part of it. Others may have read the old one, or the new."""
+    before_s, after_s = change
     holder_, follower = contender(path, "holder", clock, lifetime_s=before_s), contender(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
@@ -695,7 +696,7 @@ def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
-        with pytest.raises(OSError, match="[Nn]o space left"):
+        with pytest.raises(OSError, match=r"[Nn]o space left"):
             holder_.change_lifetime(after_s)
     assert holder_.renew()
     clock.now += 0.95
@@ -716,6 +717,49 @@ def test_a_claim_that_was_written_in_part_is_not_used(path: Path, clock: Clock, 
     with pytest.raises(OSError, match="No space left"):
         contender(path, "holder", clock).try_take()
     assert names(path) == []
+
+
+def clamp_times(latest_s: float, monkeypatch: pytest.MonkeyPatch, grain_ns: int = 1) -> None:
+    """Keep no time that is later than that, as some file systems do, nor one that is finer."""
+    utime = os.utime
+
+    def clamped(target: Any, ns: tuple[int, int] | None = None) -> None:
+        if ns is None:
+            utime(target)
+        else:
+            at_ns = min(ns[1], round(latest_s * 10**9)) // grain_ns * grain_ns
+            utime(target, ns=(at_ns, at_ns))
+
+    monkeypatch.setattr(os, "utime", clamped)
+
+
+@pytest.mark.parametrize("grain_ns", [1, 10**9])
+def test_where_times_end_in_2038_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch, grain_ns: int):
+    """And shows something that was never shown before: whoever looks rarely must not take it for an old one."""
+    clamp_times(time.time() + 3600, monkeypatch, grain_ns)
+    holder_ = contender(path, "holder", clock, lifetime_s=30 * 365 * 86400.0)
+    assert holder_.try_take()
+    shown = [holder_.heartbeat]
+    for lifetime_s in (None, None, 2.0, None, None, 10 * 365 * 86400.0, None, None):
+        if lifetime_s is not None:
+            holder_.change_lifetime(lifetime_s)
+        assert holder_.renew()
+        shown.append(holder_.heartbeat)
+        seen = Folder(path).see(0)
+        assert seen is not None
+        assert seen.claimant is not None
+        if lifetime_s is None:
+            assert min(3500, seen.claimant.lifetime_s / 2) < seen.expires_at - time.time()
+    assert len(set(shown)) == len(shown)
+
+
+def test_a_heartbeat_that_does_not_show_is_an_error(path: Path, clock: Clock, monkeypatch):
+    holder_ = contender(path, "holder", clock)
+    assert holder_.try_take()
+    clamp_times(time.time() - 3600, monkeypatch)
+    assert holder_.renew()
+    with pytest.raises(OSError, match="keeps no time that shows a sign of life"):
+        holder_.renew()
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

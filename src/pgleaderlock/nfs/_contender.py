@@ -79,6 +79,7 @@ class Contender:
         self._possession: _Possession | None = None
         self._sighting = Sighting(claimant.lifetime_s)
         self._beat_ns = 0
+        self._ahead_ns: int | None = None
         self._tidied_at = self._refreshed_at = -math.inf
         self._sent_at = -math.inf
         self.others = 0
@@ -148,6 +149,7 @@ class Contender:
         """Make the claim, unless it is there."""
         if not self._has_claim:
             self._least_s, self._is_torn = self._claimant.lifetime_s, False
+            self._beat_ns, self._ahead_ns = 0, None
             self._claim = self._folder.lay_claim(self._claimfile, self._text, is_local=self._is_local)
 
     def withdraw(self) -> None:
@@ -314,12 +316,13 @@ class Contender:
             self._announce(encode_lifetime(lifetime_s))
         else:
             self._beat_ns = 0
+        self._ahead_ns = None
         self._least_s = lifetime_s
         self._claimant = replace(self._claimant, lifetime_s=lifetime_s)
         self._text = encode(self._claimant)
 
     def _announce(self, line: bytes) -> None:
-        """Append a line to the claim. What an attempt before may have left of another is ended first, and is no line."""
+        """Append a line to the claim. What an attempt before may have left of one is ended first: it does not count."""
         assert self._claim is not None  # noqa: S101 - it is there
         number = self._claim.number
         os.lseek(number, 0, os.SEEK_END)
@@ -362,13 +365,32 @@ class Contender:
     def _beat(self) -> None:
         """Change the time of the claim: to when we shall have expired, by our clock, for people to see.
 
-        Some file systems keep whole seconds. A heartbeat that looks like the last one is not one.
+        Some file systems keep whole seconds, some no time after 2038. A heartbeat that looks like one before it is not
+        one: so each is later than the last, and where none can be, they begin anew with the time that it is now.
         """
+        now_ns = time.time_ns()
+        if self._ahead_ns is None:
+            self._ahead_ns = round(self._claimant.lifetime_s * _NS)
+        if self._shows(max(now_ns + self._ahead_ns, self._beat_ns + 1)) or self._shows(self._beat_ns + 2 * _NS):
+            return
+        last_ns = self._beat_ns
+        if self._ahead_ns and now_ns < last_ns:
+            self._ahead_ns = self._beat_ns = 0
+            if self._shows(now_ns) and self._beat_ns < last_ns:
+                return
+        raise OSError(errno.ERANGE, f"the file system of {self._folder.path} keeps no time that shows a sign of life")
+
+    def _shows(self, at_ns: int) -> bool:
+        """Whether the claim is seen to have changed."""
         assert self._claim is not None  # noqa: S101 - it is there
-        at_ns = max(time.time_ns() + round(self._claimant.lifetime_s * _NS), self._beat_ns + 1)
-        os.utime(self._claim.number, ns=(at_ns, at_ns))
+        try:
+            os.utime(self._claim.number, ns=(at_ns, at_ns))
+        except (OverflowError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.ERANGE, errno.EOVERFLOW):
+                raise
+            return False  # too late a time
         shown_ns = os.fstat(self._claim.number).st_mtime_ns
         if shown_ns <= self._beat_ns:
-            shown_ns = self._beat_ns + 2 * _NS
-            os.utime(self._claim.number, ns=(shown_ns, shown_ns))
+            return False
         self._beat_ns = shown_ns
+        return True

@@ -52,6 +52,7 @@ _TAIL = 4096  # many times what it takes to say how long a lifetime is
 _KEPT_EPOCHS = 4  # so many old ones stay: a late waker must be that late, and a listing that torn, to be misled
 _COLLECTED_FROM = 2 * _KEPT_EPOCHS
 _LEFTOVER_S = 600.0
+_YEAR_S = 365 * 86400.0
 _YOUNG_S = 5.0  # a claim is made a moment before it is locked
 _VANISHED = (errno.ENOENT, errno.ESTALE)
 
@@ -160,7 +161,8 @@ class Folder:
             if error.errno in _VANISHED:
                 return None
             raise
-        return Seen(epoch, decode(text), heartbeat_of(found), found.st_mtime, found.st_ctime)
+        claimant = decode(text)
+        return Seen(epoch, claimant, heartbeat_of(found), _expires_at(found, claimant), found.st_ctime)
 
     def see_claim(self, name: str) -> ClaimSeen | None:
         """Return what a claim's file shows; None when it is gone."""
@@ -357,6 +359,14 @@ class Folder:
 def heartbeat_of(found: os.stat_result) -> tuple[int, int, int]:
     """Return what changes with every sign of life."""
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _expires_at(found: os.stat_result, claimant: Claimant | None) -> float:
+    """Return what the heartbeat says; where the file system keeps no time so late, what its claim does. For people."""
+    lifetime_s = 0.0 if claimant is None else claimant.lifetime_s
+    if lifetime_s < _YEAR_S or found.st_mtime > found.st_ctime + lifetime_s / 2:
+        return found.st_mtime
+    return found.st_ctime + lifetime_s
 
 
 def write(number: int, text: bytes) -> None:
