@@ -762,6 +762,13 @@ def test_a_heartbeat_that_does_not_show_is_an_error(path: Path, clock: Clock, mo
         holder_.renew()
 
 
+def test_two_dots_behind_a_link_lead_where_the_system_says(tmp_path: Path):
+    (tmp_path / "releases" / "5").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/5")
+    with Lock(f"{tmp_path}/current/../work.lck"), pytest.raises(TimeOutError):
+        Lock(tmp_path / "releases" / "work.lck").lock(timeout=0)
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

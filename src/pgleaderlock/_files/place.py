@@ -55,7 +55,10 @@ def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file", *, takes_
         raise ValueError(f"the name of the file must not be longer than {_LONGEST_NAME} bytes: {path.name!r}")
     if _OURS.fullmatch(path.name):
         raise ValueError(f"{path.name!r} is what the companion of another lock is called: choose another name")
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link in place of the file
+    # Of the file itself a link is not followed. What .. means behind one only the system knows; without, no server is
+    # asked that may not answer.
+    folder = os.path.realpath(path.parent) if ".." in path.parts else os.path.abspath(path.parent)  # noqa: PTH100
+    return Path(folder, path.name)
 
 
 def _names_a_folder(text: str, scheme: str) -> str:
