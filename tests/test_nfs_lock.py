@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -767,6 +768,31 @@ def test_two_dots_behind_a_link_lead_where_the_system_says(tmp_path: Path):
     (tmp_path / "current").symlink_to("releases/5")
     with Lock(f"{tmp_path}/current/../work.lck"), pytest.raises(TimeOutError):
         Lock(tmp_path / "releases" / "work.lck").lock(timeout=0)
+
+
+def test_a_lock_whose_object_was_dropped_lasts_until_it_expires(path: Path):
+    Lock(path, lifetime=600).lock()
+    gc.collect()
+    with pytest.raises(TimeOutError):
+        Lock(path).lock(timeout=0)
+
+
+def test_of_locks_that_are_over_nothing_is_kept(path: Path):
+    lock = Lock(path, lifetime=600)
+    with lock:
+        assert lock._made is not None
+        assert lock._made[0] in _lock._held
+    assert lock._made[0] not in _lock._held
+    lock.lifetime = 0.05
+    lock.lock()
+    time.sleep(0.05)
+    with Lock(path.with_name("other")):
+        assert lock._made[0] not in _lock._held
+    assert lock.is_locked  # taken anew
+    assert lock._made[0] in _lock._held
+    (path / f"epoch.{lock.token + 1}").write_bytes(b"")  # type: ignore[operator]
+    assert not lock.is_locked
+    assert lock._made[0] not in _lock._held
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,10 @@ _LONGEST_PART = 80  # of the 255 bytes that a name may have
 _UNDONE_WITHIN_S = 2.0  # one system call, on a healthy disk
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _log = logging.getLogger("pgleaderlock.nfs")
+# A lock lasts until it is unlocked, or expires, or the process ends: also when nobody has the object any more, with whose
+# end the kernel would free what flock(2) locked.
+_held: set[Contender] = set()
+os.register_at_fork(after_in_child=_held.clear)
 
 
 class LockState(enum.Enum):
@@ -64,7 +68,8 @@ class Lock:
 
     Whoever holds it and falls silent for its ``lifetime`` loses it to the next who asks: for work that takes longer,
     call :meth:`refresh` now and then. One object is for one thread or task at a time, and for one process: whoever
-    competes with another has a Lock of its own.
+    competes with another has a Lock of its own. Whoever drops it without a word has the lock for as long as it would
+    have otherwise, or until the process ends.
     """
 
     def __init__(
@@ -182,6 +187,7 @@ class Lock:
             if epoch is not None:
                 contender.change_lifetime(self._lifetime.total_seconds())
             is_ours = contender.renew()
+        _keep(contender, is_ours=is_ours)
         if not is_ours and epoch is not None:
             self._loss = _texts.lost(self._folder, contender, epoch)
         return is_ours
@@ -303,6 +309,7 @@ class Lock:
             contender.abandon()
             raise TimeOutError(f"{self._lockfile} {self._why_not(patience)}")
         self._loss = None
+        _keep(contender, is_ours=True)
         return True
 
     def _why_not(self, patience: Patience) -> str:
@@ -336,6 +343,7 @@ class Lock:
         epoch = contender.epoch
         with self._explained():
             is_released = contender.release()
+        _keep(contender, is_ours=False)
         if is_released:
             self._was_unlocked = True
         elif epoch is not None:
@@ -398,6 +406,15 @@ def _checked_separator(separator: Any) -> str:
     if not separator or set(separator) & set("/\0"):
         raise ValueError(f"separator must be something that the name of a file can have, got {separator!r}")
     return separator
+
+
+def _keep(contender: Contender, *, is_ours: bool) -> None:
+    """Keep what is held, and nothing that is over."""
+    _held.difference_update([each for each in list(_held) if not each.is_trusted])
+    if is_ours:
+        _held.add(contender)
+    else:
+        _held.discard(contender)
 
 
 def _shortened(part: str) -> str:
