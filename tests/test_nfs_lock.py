@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import copy
 import errno
 import gc
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -793,6 +795,40 @@ def test_of_locks_that_are_over_nothing_is_kept(path: Path):
     (path / f"epoch.{lock.token + 1}").write_bytes(b"")  # type: ignore[operator]
     assert not lock.is_locked
     assert lock._made[0] not in _lock._held
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_is_another_contender_that_holds_nothing(path: Path, tmp_path: Path, monkeypatch, copied: Any):
+    monkeypatch.chdir(tmp_path)
+    lock = Lock(path.name, lifetime=30, separator="^", default_timeout=0)
+    lock.retry_errnos = [errno.EIO]
+    with lock:
+        monkeypatch.chdir("/")
+        other = copied(lock)
+        assert (other.lockfile, other.lifetime, other.retry_errnos) == (path.name, timedelta(seconds=30), [errno.EIO])
+        assert other.claimfile != lock.claimfile
+        assert Path(other.claimfile).name.startswith("claim^")
+        assert not other.is_locked
+        with pytest.raises(TimeOutError):
+            other.lock()
+        del other
+        gc.collect()
+        lock.refresh(60)
+        assert lock.is_locked
+        other = copied(lock)
+    with other:
+        assert other.token == 1
+
+
+def test_a_descriptor_is_not_copied(path: Path):
+    with Lock(path) as lock:
+        assert lock._made is not None
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.deepcopy(lock._made[0])
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

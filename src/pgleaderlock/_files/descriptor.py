@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import NoReturn
 
 __all__ = ["Descriptor"]
 
@@ -50,6 +51,9 @@ class Descriptor:
             if number is not None:
                 with contextlib.suppress(OSError):  # EIO: it is closed all the same
                     os.close(number)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a descriptor cannot be copied or pickled: the first to be dropped would close it for both")
 
     def __del__(self) -> None:
         self.close()  # an election that was dropped without a word must not keep its lock

@@ -39,9 +39,11 @@ _LIFETIME = timedelta(seconds=15)
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
 _UNDONE_WITHIN_S = 2.0  # one system call, on a healthy disk
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+# What is not a setting, and so not copied: see _begin_anew.
+_OF_ONE_OBJECT = frozenset({"_pid", "_claimfile", "_made", "_was_last", "_was_unlocked", "_loss", "_is_acquiring"})
 _log = logging.getLogger("pgleaderlock.nfs")
-# A lock lasts until it is unlocked, or expires, or the process ends: also when nobody has the object any more, with whose
-# end the kernel would free what flock(2) locked.
+# A lock lasts until it is unlocked, or expires, or the process ends: also when nobody has the object any more, with
+# whose end the kernel would free what flock(2) locked.
 _held: set[Contender] = set()
 os.register_at_fork(after_in_child=_held.clear)
 
@@ -86,6 +88,10 @@ class Lock:
         self._default_timeout_s = _timeout_s("default_timeout", default_timeout)
         self._folder = Folder(self._path)
         self._retry_errnos: list[int] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Be a contender of this process that has nothing in hand."""
         self._pid = os.getpid()
         self._claimfile = self._new_claimfile()
         self._made: tuple[Contender, Turnstile] | None = None
@@ -93,6 +99,15 @@ class Lock:
         self._was_unlocked = False
         self._loss: str | None = None
         self._is_acquiring = threading.Lock()  # held by whoever is about to get the lock through this object
+
+    def __getstate__(self) -> dict[str, object]:
+        """Only the settings: a copy is another contender, which holds nothing."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_OBJECT}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._retry_errnos = self._retry_errnos[:]
+        self._begin_anew()
 
     def __repr__(self) -> str:
         is_locked = self._made is not None and self._made[0].is_trusted
@@ -284,8 +299,7 @@ class Lock:
     def _begin_acquiring(self) -> None:
         """Refuse to begin what another is at: one claim cannot be two contenders'."""
         if self._pid != os.getpid():  # what our parent has is not ours, nor is its name, nor what its threads are at
-            self._pid, self._made, self._was_last = os.getpid(), None, False
-            self._claimfile, self._is_acquiring = self._new_claimfile(), threading.Lock()
+            self._begin_anew()
         if not self._is_acquiring.acquire(blocking=False):
             raise AlreadyLockedError(
                 f"{self._lockfile} is being acquired by another task or thread through this very object: "
