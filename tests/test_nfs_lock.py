@@ -21,9 +21,19 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import nfs
+from pgleaderlock import nfs, open_backend
 from pgleaderlock._files import place
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _host
+from pgleaderlock.nfs import (
+    AlreadyLockedError,
+    Lock,
+    LockError,
+    LockState,
+    NotLockedError,
+    TimeOutError,
+    _host,
+    _inspect,
+    _lock,
+)
 from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
@@ -829,6 +839,20 @@ def test_a_descriptor_is_not_copied(path: Path):
         assert lock._made is not None
         with pytest.raises(TypeError, match="cannot be copied"):
             copy.deepcopy(lock._made[0])
+
+
+async def test_names_are_cut_by_bytes_and_between_characters(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "h" * 64)
+    path = tmp_path / ("日" * 66)
+    lock = Lock(path)
+    lock.lock()
+    os.fsencode(lock.claimfile).decode()
+    assert "日" * 26 + "|" in lock.claimfile
+    assert _inspect.break_lock(path) == 0
+    backend = open_backend(f"nfs://{path}")
+    await backend.open()
+    assert await backend.try_acquire() is not None
+    await backend.close()
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import asyncio
 import math
 import os
 import random
-import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +32,7 @@ from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, PgLeaderLockError
 from pgleaderlock.nfs import _threads
-from pgleaderlock.nfs._claim import Claimant
+from pgleaderlock.nfs._claim import Claimant, new_name
 from pgleaderlock.nfs._contender import Contender, as_record
 from pgleaderlock.nfs._folder import Folder
 
@@ -139,8 +138,7 @@ class NfsStore(RecordStore):
 
     async def _begin(self, claim: Claim, replacing: Record | None) -> Record | None:
         self._identity = claim.holder
-        name = f"claim|{self._path.name[:80]}|{socket.gethostname()[:80]}|{os.getpid()}|{secrets.randbelow(2**63)}"
-        self._claimfile = f"{self._path}/{name}"
+        self._claimfile = f"{self._path}/{new_name(self._path.name, socket.gethostname())}"
         claimant = Claimant(
             name=claim.holder,
             host=socket.gethostname(),

@@ -7,10 +7,14 @@ read is somebody unknown, with the lifetime of whoever asks.
 
 import json
 import math
+import os
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Claimant", "decode", "encode", "encode_lifetime"]
+__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "new_name"]
+
+_LONGEST_PART = 80  # of the 255 bytes that a name may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,21 @@ class Claimant:
     """Of the kernel that knows whether this process lives; None where it was not told, with flock(2)."""
     claimfile: str = ""
     """Which tells two claims of one name apart."""
+
+
+def new_name(lock: str, host: str, separator: str = "|") -> str:
+    """Return a name for a claim of this process that no other has."""
+    parts = (_shortened(lock), _shortened(host), str(os.getpid()), str(secrets.randbelow(2**63)))
+    return separator.join(("claim", *parts))
+
+
+def _shortened(part: str) -> str:
+    """Cut by bytes, of which a name may have so many, and between two characters."""
+    text = os.fsencode(part.replace("/", "_"))
+    end = min(len(text), _LONGEST_PART)
+    while 0 < end < len(text) and text[end] & 0xC0 == 0x80:  # noqa: PLR2004 - inside a character of UTF-8
+        end -= 1
+    return os.fsdecode(text[:end])
 
 
 def encode(claimant: Claimant) -> bytes:

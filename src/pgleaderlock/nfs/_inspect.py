@@ -4,7 +4,6 @@ For people. Nothing here is used to decide who has a lock.
 """
 
 import os
-import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from pgleaderlock._files import place
 from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.nfs._claim import Claimant
+from pgleaderlock.nfs._claim import Claimant, new_name
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._errors import LockError
 from pgleaderlock.nfs._folder import ClaimSeen, Folder, Listing, Seen
@@ -98,7 +97,7 @@ def break_lock(path: Path) -> int | None:
         listing, seen = folder.look()
         if seen is None:
             return None
-        name = f"{path}/claim|{path.name[:80]}|{socket.gethostname()[:80]}|{os.getpid()}|{secrets.randbelow(2**63)}"
+        name = f"{path}/{new_name(path.name, socket.gethostname())}"
         claimant = Claimant("(broken by force)", socket.gethostname(), os.getpid(), str(path), 15.0, claimfile=name)
         breaker = Contender(folder, name, claimant, suspend_aware_clock, is_local=False)
         if breaker.take(listing.newest + 1):

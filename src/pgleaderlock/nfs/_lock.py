@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import re
-import secrets
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from pgleaderlock._files import place
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.nfs import _host, _texts, _threads
 from pgleaderlock.nfs._acquiring import Patience, acquire
-from pgleaderlock.nfs._claim import Claimant
+from pgleaderlock.nfs._claim import Claimant, new_name
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._errors import AlreadyLockedError, LockError, NotLockedError, TimeOutError
 from pgleaderlock.nfs._folder import Folder, Seen
@@ -36,7 +35,6 @@ SEP = "^" if sys.platform == "win32" else "|"
 """What stands between the parts of a claim's name. Nothing is ever read from that name."""
 
 _LIFETIME = timedelta(seconds=15)
-_LONGEST_PART = 80  # of the 255 bytes that a name may have
 _UNDONE_WITHIN_S = 2.0  # one system call, on a healthy disk
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 # What is not a setting, and so not copied: see _begin_anew.
@@ -392,13 +390,7 @@ class Lock:
             raise explained from error
 
     def _new_claimfile(self) -> str:
-        parts = (
-            _shortened(self._path.name),
-            _shortened(_host.hostname()),
-            str(self._pid),
-            str(secrets.randbelow(sys.maxsize)),
-        )
-        return f"{self._path}/{self._separator.join(('claim', *parts))}"
+        return f"{self._path}/{new_name(self._path.name, _host.hostname(), self._separator)}"
 
     def _seen(self) -> Seen | None:
         with self._explained():
@@ -429,10 +421,6 @@ def _keep(contender: Contender, *, is_ours: bool) -> None:
         _held.add(contender)
     else:
         _held.discard(contender)
-
-
-def _shortened(part: str) -> str:
-    return os.fsdecode(os.fsencode(part.replace("/", "_"))[:_LONGEST_PART])
 
 
 def _timeout_s(name: str, timeout: Interval | None) -> float | None:
