@@ -370,7 +370,7 @@ class Actor:
     def _new_contender(self) -> Contender:
         self._lives += 1
         path, name = self.simulation.path, f"a{self.number}.{self._lives}"
-        claimfile, lifetime_s = f"{path}/claim|{name}", self._rng.choice(LIFETIMES_S)
+        claimfile, lifetime_s = f"{path}/claim|lock|{name}|1|1", self._rng.choice(LIFETIMES_S)
         claimant = Claimant(name, "host", self.number, str(path), lifetime_s, claimfile=claimfile)
         # On a local disk there may be an election nfs:// beside the locks, which goes by lifetimes alone.
         is_local = self.simulation.is_local and self._rng.random() < 0.7

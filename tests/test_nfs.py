@@ -304,9 +304,9 @@ def test_break_and_tidy_answer_in_json_too(path: Path, capsys, monkeypatch):
     nfs.Lock(path).lock()
     assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": 0}
     assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": None}
-    (path / "claim|dead").write_bytes(b"")
+    (path / "claim|lock|dead|1|1").write_bytes(b"")
     monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
-    assert "claim|dead" in answer("tidy")["removed"]
+    assert "claim|lock|dead|1|1" in answer("tidy")["removed"]
     assert answer("tidy") == {"lockfile": str(path), "removed": []}
 
 
@@ -358,7 +358,7 @@ def test_status_counts_as_waiting_who_shows_life_and_the_others_as_left_behind(
 def test_status_does_not_get_in_the_way_of_a_claim_that_is_just_being_made(path: Path, monkeypatch):
     """It would be locked for a moment, and its owner told that it cannot lock."""
     path.mkdir()
-    (path / "claim|young").write_bytes(b"")
+    (path / "claim|lock|young|1|1").write_bytes(b"")
     monkeypatch.setattr(Folder, "is_claim_alone", lambda *_: pytest.fail("it is young"))
     assert _inspect.inspect(path).waiting == 1
 
@@ -448,11 +448,11 @@ def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys
 
 def test_tidy_removes_what_the_dead_left(path: Path, capsys, monkeypatch):
     with nfs.Lock(path):
-        (path / "claim|dead").write_bytes(b"")
+        (path / "claim|lock|dead|1|1").write_bytes(b"")
         monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
         assert invoke(["nfs", "tidy", str(path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "claim|dead\n"
+    assert shown.out == "claim|lock|dead|1|1\n"
     assert "1 removed" in shown.err
 
 

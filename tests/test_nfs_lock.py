@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from pgleaderlock.nfs import (
     _inspect,
     _lock,
 )
-from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime
+from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime, is_name
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from tests.doubles import until
@@ -65,7 +66,7 @@ def clock() -> Clock:
 def contender(
     path: Path, name: str, clock: Clock, *, lifetime_s: float = LIFETIME_S, is_local: bool = False
 ) -> Contender:
-    claimfile = f"{path}/claim|{name}"
+    claimfile = f"{path}/claim|lock|{name}|1|1"
     claimant = Claimant(name, "host", os.getpid(), str(path), lifetime_s, claimfile=claimfile)
     return Contender(Folder(path), claimfile, claimant, clock, is_local=is_local)
 
@@ -855,6 +856,38 @@ async def test_names_are_cut_by_bytes_and_between_characters(tmp_path: Path, mon
     await backend.close()
 
 
+@pytest.mark.parametrize(
+    "name", ["claim", "claim-2024-001.pdf", "claims.sqlite", "claimants.csv", "claim|7", "claim|a|7|8"]
+)
+def test_a_folder_of_files_that_only_begin_like_ours_is_refused_and_left_alone(path: Path, monkeypatch, name: str):
+    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+    path.mkdir()
+    (path / name).write_text("precious")
+    for attempt in (Lock(path).lock, lambda: _inspect.tidy(path)):
+        with pytest.raises(LockError, match=re.escape(f"({name!r})")):
+            attempt()
+    assert names(path) == [name]
+
+
+@pytest.mark.parametrize("text", ["precious", '{"names": []}', "\n"])
+def test_a_file_that_is_called_like_a_claim_and_is_none_is_never_removed(path: Path, monkeypatch, text: str):
+    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
+    path.mkdir()
+    (path / "claim-of-2024-11-05").write_text(text)
+    (path / "claim|lock|dead|1|2").write_bytes(encode(CLAIMANT)[:20])
+    with Lock(path):
+        assert _inspect.tidy(path) == []
+    assert names(path) == ["claim-of-2024-11-05", "epoch.0", "released.0"]
+
+
+@pytest.mark.parametrize("separator", ["|", "^", "::", "a", "7", " ", "|1|"])
+@pytest.mark.parametrize("name", ["work.lck", "with|separator", "7", "a a", "new\nline", "日" * 60])
+def test_a_claim_is_known_by_its_name_whatever_its_parts_are(tmp_path: Path, separator: str, name: str):
+    lock = Lock(tmp_path / name, separator=separator)
+    assert is_name(Path(lock.claimfile).name)
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -946,9 +979,9 @@ def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Pa
     with Lock(path) as held:
         waiting = Lock(path)
         waiting._ready()[0].lay_claim()
-        (path / "claim|dead").write_bytes(b"{}\n")
+        (path / "claim|lock|dead|1|1").write_bytes(b"")
         monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
-        assert folder.tidy(is_local=True) == ["claim|dead"]
+        assert folder.tidy(is_local=True) == ["claim|lock|dead|1|1"]
         assert Path(held.claimfile).exists()
         assert Path(waiting.claimfile).exists()
 
@@ -958,12 +991,12 @@ def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by
 ):
     folder = Folder(path)
     folder.make()
-    (path / "claim|old").write_bytes(b"")
+    (path / "claim|lock|old|1|1").write_bytes(b"")
     time.sleep(0.05)
-    (path / "claim|new").write_bytes(b"")
+    (path / "claim|lock|new|1|1").write_bytes(b"")
     assert folder.tidy(is_local=False) == []
     monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", 0.02)
-    assert folder.tidy(is_local=False) == ["claim|old"]
+    assert folder.tidy(is_local=False) == ["claim|lock|old|1|1"]
 
 
 # --- What is written --------------------------------------------------------------------------------------------------

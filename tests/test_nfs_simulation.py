@@ -169,7 +169,7 @@ def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, m
     monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
     monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
-    (path / "claim|dead").write_bytes(b"{}\n")
+    (path / "claim|lock|dead|1|1").write_bytes(b"")
     with Lock(path) as lock:
         assert sorted(names(path)) == sorted([Path(lock.claimfile).name, "epoch.0"])
 
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_tidied_up_costs_nobody_the_lock(path: Path, mon
 
     monkeypatch.setattr(Folder, "tidy", fail)
     path.mkdir()
-    (path / "claim|dead").write_bytes(b"{}\n")
+    (path / "claim|lock|dead|1|1").write_bytes(b"")
     with Lock(path) as lock:
         assert lock.is_locked
 

@@ -8,13 +8,17 @@ read is somebody unknown, with the lifetime of whoever asks.
 import json
 import math
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "new_name"]
+__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "is_beginning", "is_name", "new_name"]
 
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
+# Whatever the separator is. Others may have a file that begins with "claim", and would miss it.
+_NAME = re.compile(r"claim(?P<sep>.+?).*(?P=sep).*(?P=sep)[0-9]+(?P=sep)[0-9]+", re.DOTALL)
+_BEGINNING = b'{"name": "'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,17 @@ def new_name(lock: str, host: str, separator: str = "|") -> str:
     """Return a name for a claim of this process that no other has."""
     parts = (_shortened(lock), _shortened(host), str(os.getpid()), str(secrets.randbelow(2**63)))
     return separator.join(("claim", *parts))
+
+
+def is_name(name: str) -> bool:
+    """Whether a file is called as a claim is."""
+    return name.startswith("claim") and name[-1] in "0123456789" and _NAME.fullmatch(name) is not None
+
+
+def is_beginning(text: bytes) -> bool:
+    """Whether a claim begins like this. Nothing at all is one that was not written yet, or lost in a power cut."""
+    text = text.strip(b"\0")[: len(_BEGINNING)]
+    return _BEGINNING.startswith(text)
 
 
 def _shortened(part: str) -> str:

@@ -3,7 +3,7 @@
 ================== =============================================================================================
 ``epoch.<N>``      somebody's N-th possession of the lock: made once, with link(2), of a claim. The greatest counts.
 ``released.<N>``   the N-th possession is over: its holder said so.
-``claim…``         who wants the lock, or has it. Its time of modification is the heartbeat of its epoch.
+``claim|…``        who wants the lock, or has it. Its time of modification is the heartbeat of its epoch.
 ================== =============================================================================================
 
 **To acquire and to break is one step**: ``link(claim, epoch.<N+1>)``, which a file server lets exactly one client do.
@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
-from pgleaderlock.nfs._claim import Claimant, decode
+from pgleaderlock.nfs._claim import Claimant, decode, is_beginning, is_name
 from pgleaderlock.nfs._errors import LockError
 
 __all__ = ["ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
@@ -130,7 +130,7 @@ class Folder:
                 epochs.append(int(number))
             elif kind == "released" and _NUMBER.fullmatch(number):
                 released.add(int(number))
-            elif name.startswith("claim"):
+            elif is_name(name):
                 claims.append(name)
             elif not _FILE_SERVERS_OWN.fullmatch(name):
                 raise LockError(
@@ -309,7 +309,8 @@ class Folder:
         for name in listing.claims:
             path = f"{self.path}/{name}"
             age_s = _age_s(path, now, seen)
-            if age_s > _LEFTOVER_S or (is_local and age_s > _YOUNG_S and _is_unlocked(path)):
+            is_old = age_s > _LEFTOVER_S or (is_local and age_s > _YOUNG_S and _is_unlocked(path))
+            if is_old and _is_claim(path):
                 remove(path)
                 leftovers.append(name)
         return leftovers
@@ -391,6 +392,15 @@ def _age_s(claim: str, now: float, held: Seen | None) -> float:
     if held is not None and found.st_ino == held.heartbeat[-1]:
         return -math.inf
     return now - found.st_ctime
+
+
+def _is_claim(path: str) -> bool:
+    """Whether it was written by one of us: nothing else is ever removed, whatever it is called."""
+    try:
+        with _opened(path) as number:
+            return is_beginning(os.read(number, _TAIL))
+    except OSError:
+        return False
 
 
 def _text_of(number: int, size: int) -> bytes:
