@@ -888,6 +888,45 @@ def test_a_claim_is_known_by_its_name_whatever_its_parts_are(tmp_path: Path, sep
     assert is_name(Path(lock.claimfile).name)
 
 
+def test_a_lock_that_was_lost_and_is_locked_again_is_nothing_weird(path: Path, caplog):
+    caplog.set_level(logging.ERROR, logger="pgleaderlock")
+    lock = Lock(path, lifetime=0.05)
+    lock.lock()
+    time.sleep(0.06)
+    with Lock(path), pytest.raises(NotLockedError):
+        lock.refresh()
+    with lock:
+        assert lock.token == 2
+    assert caplog.text == ""
+    assert not [name for name in names(path) if name.startswith("claim")]
+
+
+@pytest.mark.parametrize("failure", [("utime", errno.ESTALE), ("utime", errno.ENOENT), ("write", errno.ESTALE)])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_whose_claim_is_gone_with_all_its_names_has_lost_the_lock(
+    path: Path, clock: Clock, monkeypatch, failure: tuple[str, int], is_late: bool
+):
+    step, number = failure
+    slow = contender(path, "slow", clock)
+    assert slow.try_take()
+    clock.now += LIFETIME_S if is_late else 0.0
+    real = getattr(os, step)
+
+    def fail(target: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(target, int):
+            raise OSError(number, os.strerror(number))
+        return real(target, *arguments, **options)
+
+    monkeypatch.setattr(os, step, fail)
+    if step == "write":
+        slow.change_lifetime(2 * LIFETIME_S)
+    assert not slow.renew()
+    assert slow.epoch is None
+    monkeypatch.undo()
+    clock.now += LIFETIME_S
+    assert not slow.renew()
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

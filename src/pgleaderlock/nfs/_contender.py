@@ -23,6 +23,7 @@ import errno
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pgleaderlock._files import place
@@ -32,7 +33,7 @@ from pgleaderlock._sighting import Record, Sighting
 from pgleaderlock.clock import Clock
 from pgleaderlock.nfs._claim import Claimant, encode, encode_lifetime
 from pgleaderlock.nfs._errors import LockError
-from pgleaderlock.nfs._folder import Folder, Listing, Seen, heartbeat_of, remove, write
+from pgleaderlock.nfs._folder import VANISHED, Folder, Listing, Seen, heartbeat_of, remove, write
 
 __all__ = ["Contender", "as_record"]
 
@@ -269,7 +270,7 @@ class Contender:
         except FileNotFoundError:  # somebody took us for dead, and tidied up
             is_ours = False
         if not is_ours:
-            self._possession = None
+            self.withdraw()
             return False
         self._note_possession(held.epoch + 1, sent)
         return self.is_trusted
@@ -280,7 +281,7 @@ class Contender:
         if held is None or not self.is_trusted:
             return False
         if not self._beats_as(held.epoch):
-            self._possession = None
+            self.withdraw()
             return False
         if self._clock() >= held.trusted_until:  # the answer took too long
             return False
@@ -289,12 +290,8 @@ class Contender:
 
     def _beats_as(self, epoch: int) -> bool:
         """Show a sign of life, and see that nobody came after us, and that this epoch is ours still."""
-        try:
-            self._beat()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return False  # the server has no such file any more
+        if not self._is_still_there(self._beat):
+            return False
         return self._folder.listing().newest == epoch and self._is_our_file(epoch)
 
     def change_lifetime(self, lifetime_s: float) -> None:
@@ -312,9 +309,7 @@ class Contender:
         if self._possession is not None:  # others may count by the new one from the moment that it is written
             trusted_until = min(self._possession.trusted_until, self._clock() + _TRUSTED * lifetime_s)
             self._possession = replace(self._possession, trusted_until=trusted_until)
-        if self._has_claim:
-            self._announce(encode_lifetime(lifetime_s))
-        else:
+        if not self._has_claim or not self._is_still_there(lambda: self._announce(encode_lifetime(lifetime_s))):
             self._beat_ns = 0
         self._ahead_ns = None
         self._least_s = lifetime_s
@@ -361,6 +356,17 @@ class Contender:
             with contextlib.suppress(OSError):
                 if os.fstat(self._claim.number).st_nlink == 1:
                     os.utime(self._claim.number)
+
+    def _is_still_there(self, step: Callable[[], None]) -> bool:
+        """Do something to our claim. False when all its names are gone: then the lock was lost, and long ago."""
+        try:
+            step()
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            self.withdraw()
+            return False
+        return True
 
     def _beat(self) -> None:
         """Change the time of the claim: to when we shall have expired, by our clock, for people to see.

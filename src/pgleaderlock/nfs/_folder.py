@@ -41,7 +41,7 @@ from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.nfs._claim import Claimant, decode, is_beginning, is_name
 from pgleaderlock.nfs._errors import LockError
 
-__all__ = ["ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
+__all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was removed
@@ -54,7 +54,7 @@ _COLLECTED_FROM = 2 * _KEPT_EPOCHS
 _LEFTOVER_S = 600.0
 _YEAR_S = 365 * 86400.0
 _YOUNG_S = 5.0  # a claim is made a moment before it is locked
-_VANISHED = (errno.ENOENT, errno.ESTALE)
+VANISHED = (errno.ENOENT, errno.ESTALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Folder:
                 found = os.fstat(number)
                 text = _text_of(number, found.st_size)
         except OSError as error:
-            if error.errno in _VANISHED:
+            if error.errno in VANISHED:
                 return None
             raise
         claimant = decode(text)
@@ -169,9 +169,9 @@ class Folder:
         try:
             with _opened(f"{self.path}/{name}") as number:
                 found = os.fstat(number)
-                text = os.read(number, _LARGEST_TEXT)
+                text = _text_of(number, found.st_size)
         except OSError as error:
-            if error.errno in _VANISHED:
+            if error.errno in VANISHED:
                 return None
             raise
         return ClaimSeen(name, decode(text), found.st_ino, found.st_nlink, found.st_ctime)
@@ -186,7 +186,7 @@ class Folder:
             with _opened(self.epoch_path(epoch)) as number:
                 return os.path.samestat(found, os.fstat(number))
         except OSError as error:
-            if error.errno in _VANISHED:
+            if error.errno in VANISHED:
                 return False
             raise
 
