@@ -31,6 +31,7 @@ from pgleaderlock.nfs import (
     LockState,
     NotLockedError,
     TimeOutError,
+    _contender,
     _host,
     _inspect,
     _lock,
@@ -925,6 +926,30 @@ def test_whose_claim_is_gone_with_all_its_names_has_lost_the_lock(
     monkeypatch.undo()
     clock.now += LIFETIME_S
     assert not slow.renew()
+
+
+@pytest.mark.parametrize("when", ["made", "removed"])
+def test_an_interruption_while_a_claim_is_made_or_removed_breaks_nothing(path: Path, monkeypatch, when: str):
+    lock, step = Lock(path), {"made": "lay_claim", "removed": "begin"}[when]
+    real = getattr(Folder, step)
+
+    def be_interrupted(*arguments: Any, **options: Any) -> None:
+        if when == "made":
+            real(*arguments, **options)
+        else:
+            monkeypatch.setattr(_contender, "remove", be_interrupted_again)
+        raise KeyboardInterrupt
+
+    def be_interrupted_again(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Folder, step, be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lock.lock()
+    monkeypatch.undo()
+    with lock:
+        assert lock.token == 0
+    assert names(path) == ["epoch.0", "released.0"]
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Contender:
         self._least_s = claimant.lifetime_s  # of all that others may take for our lifetime
         self._is_torn = False
         self._claim: Descriptor | None = None
+        self._is_laid = False  # set before that: whatever interrupts us, a file of this name is ours
         self._possession: _Possession | None = None
         self._sighting = Sighting(claimant.lifetime_s)
         self._beat_ns = 0
@@ -149,6 +150,9 @@ class Contender:
     def lay_claim(self) -> None:
         """Make the claim, unless it is there."""
         if not self._has_claim:
+            if self._is_laid and self._claim is None:  # by an attempt that was interrupted, or is let go of
+                remove(self._claimfile)
+            self._is_laid = True
             self._least_s, self._is_torn = self._claimant.lifetime_s, False
             self._beat_ns, self._ahead_ns = 0, None
             self._claim = self._folder.lay_claim(self._claimfile, self._text, is_local=self._is_local)
@@ -158,7 +162,9 @@ class Contender:
         claim, self._claim, self._possession = self._claim, None, None
         if claim is not None:
             claim.close()  # first: what is open is not removed by a client of NFS, but renamed until then
+        if self._is_laid:
             remove(self._claimfile)
+            self._is_laid = False
 
     def abandon(self) -> None:
         """Withdraw, also from an epoch that we never came to know of: interrupted just after it was made, say."""
@@ -333,7 +339,7 @@ class Contender:
             self.withdraw()
             return False
         self._folder.release(held.epoch, self._claimfile)
-        claim, self._claim, self._possession = self._claim, None, None
+        claim, self._claim, self._possession, self._is_laid = self._claim, None, None, False
         if claim is not None:
             claim.close()
         return True
