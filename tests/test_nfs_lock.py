@@ -952,6 +952,45 @@ def test_an_interruption_while_a_claim_is_made_or_removed_breaks_nothing(path: P
     assert names(path) == ["epoch.0", "released.0"]
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("step", ["listing", "collect"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "the disk is broken")])
+def test_an_interruption_after_an_epoch_was_made_gives_it_back(
+    path: Path, clock: Clock, step: str, is_late: bool, error: BaseException
+):
+    """Otherwise all would wait for it, and nobody know that it has it."""
+    interrupted, link = contender(path, "interrupted", clock), os.link
+    if is_late:
+        assert interrupted.try_take()
+        clock.now += LIFETIME_S
+
+    def link_and_be_interrupted(source: str, target: str) -> None:
+        link(source, target)
+        patch.setattr(Folder, step, fail)
+
+    def fail(*_: Any) -> None:
+        patch.undo()
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", link_and_be_interrupted)
+        with pytest.raises(type(error)):
+            interrupted.renew() if is_late else interrupted.take(0)
+    assert f"released.{int(is_late)}" in names(path)
+    assert interrupted.epoch is None
+    assert contender(path, "next", clock).try_take()
+
+
+def test_an_interruption_after_the_lock_was_taken_releases_it(path: Path, monkeypatch):
+    def be_interrupted(self: Contender) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Contender, "tidy", be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Lock(path, lifetime=600).lock()
+    assert names(path) == ["epoch.0", "released.0"]
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

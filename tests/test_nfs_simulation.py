@@ -44,7 +44,8 @@ def test_the_simulation_is_decided_by_its_seed_alone():
 
 def test_a_holder_that_believes_for_too_long_is_found(monkeypatch):
     monkeypatch.setattr(_contender, "_TRUSTED", 1.3)
-    assert any("several believe" in problem for problem in simulate(range(12), is_local=False)[1])
+    found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
+    assert any("several believe" in problem for problem in found)
 
 
 def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
@@ -58,7 +59,8 @@ def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
 
     monkeypatch.setattr(Folder, "take", take)
     monkeypatch.setattr(Folder, "begin", begin)
-    assert any("has token" in problem for problem in simulate(range(12), is_local=False)[1])
+    found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
+    assert any("has token" in problem for problem in found)
 
 
 # --- What it found ----------------------------------------------------------------------------------------------------

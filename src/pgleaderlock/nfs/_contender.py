@@ -203,20 +203,33 @@ class Contender:
     def take(self, epoch: int) -> bool:
         """Take the lock under this number. False when another was quicker."""
         self.lay_claim()
-        sent = self._clock()
-        self._beat()
-        try:
-            if not self._folder.take(epoch, self._claimfile):
-                return False
-        except FileNotFoundError:  # somebody took us for dead, and tidied up
-            self.withdraw()
-            raise
+        if not self._begin(epoch):
+            return False
         self._check_links(epoch)
-        self._note_possession(epoch, sent)
         if self.is_trusted:
             return True
         self.release()  # it took too long: nobody shall wait for what nobody believes in, least of all ourselves
         return False
+
+    def _begin(self, epoch: int) -> bool:
+        """Make the epoch, and note that it is ours. False when another was quicker."""
+        sent = self._clock()
+        try:
+            self._beat()
+            if not self._folder.take(epoch, self._claimfile):
+                return False
+            self._note_possession(epoch, sent)
+        except BaseException:
+            self._give_back(epoch)
+            raise
+        return True
+
+    def _give_back(self, epoch: int) -> None:
+        """Leave nothing behind of what went wrong: no claim, and no epoch that nobody knows to be its own."""
+        with contextlib.suppress(OSError, LockError):
+            if self._folder.is_made_of(epoch, self._claimfile):
+                self._folder.release(epoch, self._claimfile)
+        self.withdraw()
 
     def _note_possession(self, epoch: int, sent: float) -> None:
         self._sighting.highest = max(self._sighting.highest, epoch)
@@ -270,16 +283,15 @@ class Contender:
         held = self._possession
         if held is None or not self._has_claim:
             return False
-        sent = self._clock()
         try:
-            is_ours = self._beats_as(held.epoch) and self._folder.take(held.epoch + 1, self._claimfile)
-        except FileNotFoundError:  # somebody took us for dead, and tidied up
-            is_ours = False
-        if not is_ours:
-            self.withdraw()
-            return False
-        self._note_possession(held.epoch + 1, sent)
-        return self.is_trusted
+            is_last = self._folder.listing().newest == held.epoch and self._is_our_file(held.epoch)
+            if is_last and self._begin(held.epoch + 1):
+                return self.is_trusted
+        except OSError as error:
+            if error.errno not in VANISHED:  # somebody took us for dead, and tidied up
+                raise
+        self.withdraw()
+        return False
 
     def renew_in_time(self) -> bool:
         """Show a sign of life. False when it came too late, or the lock was broken by force."""

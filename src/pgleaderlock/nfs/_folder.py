@@ -190,6 +190,22 @@ class Folder:
                 return False
             raise
 
+    def is_made_of(self, epoch: int, claim: str) -> bool:
+        """Whether both names are of one file: the answer to a request may be lost, and its repetition refused.
+
+        The number of its names alone does not tell: somebody else may have given it one.
+        """
+        try:
+            with _opened(claim) as number:
+                ours = os.fstat(number)
+            if ours.st_nlink == 1:
+                return False
+            self.refresh()
+            self.listing()  # a name that was not there a moment ago may be remembered as such
+            return self.is_epoch(epoch, ours)
+        except OSError:
+            return False
+
     def is_alone(self, epoch: int) -> bool:
         """Whether nobody has this epoch's file locked. Only this kernel's own processes can be told of."""
         return _is_unlocked(self.epoch_path(epoch))
@@ -245,11 +261,10 @@ class Folder:
 
     def begin(self, epoch: int, claim: str) -> bool:
         """Make the epoch of a claim. False when another was quicker. An answer that was lost is asked for again."""
-        path = self.epoch_path(epoch)
         try:
-            os.link(claim, path)
+            os.link(claim, self.epoch_path(epoch))
         except OSError as error:
-            if self._is_linked_after_all(claim, path):
+            if self.is_made_of(epoch, claim):
                 return True
             if error.errno == errno.EEXIST:
                 return False
@@ -316,23 +331,6 @@ class Folder:
         return leftovers
 
     # --- Helpers -----------------------------------------------------------------------------------------------
-
-    def _is_linked_after_all(self, claim: str, path: str) -> bool:
-        """Whether both names are of one file: the answer to a request may be lost, and its repetition refused.
-
-        The number of its names alone does not tell: somebody else may have given it one.
-        """
-        try:
-            with _opened(claim) as number:
-                ours = os.fstat(number)
-            if ours.st_nlink == 1:
-                return False
-            self.refresh()
-            self.listing()  # a name that was not there a moment ago may be remembered as such
-            with _opened(path) as number:
-                return os.path.samestat(ours, os.fstat(number))
-        except OSError:
-            return False
 
     def _check_link(self) -> None:
         """Refuse a link to nothing: it is there, and yet nothing can be made in it, however often that is tried."""
