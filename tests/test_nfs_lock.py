@@ -991,6 +991,43 @@ def test_an_interruption_after_the_lock_was_taken_releases_it(path: Path, monkey
     assert names(path) == ["epoch.0", "released.0"]
 
 
+def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: Path, clock: Clock, monkeypatch):
+    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
+    path.mkdir()
+    for number in range(100):
+        (path / f"claim|lock|dead|1|{number}").write_bytes(b"")
+    taker, real = contender(path, "taker", clock), os.open
+
+    def slowly(target: Any, *arguments: Any) -> int:
+        clock.now += LIFETIME_S * 0.02 if "dead" in str(target) else 0.0
+        return real(target, *arguments)
+
+    assert taker.try_take()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", slowly)
+        assert taker.settle()
+    assert 90 < len(names(path)) < 101
+    clock.now += LIFETIME_S
+    assert taker.renew()
+    assert taker.settle()
+    assert len(names(path)) < 75
+    assert len(_inspect.tidy(path)) > 60
+
+
+def test_what_was_over_when_it_was_tidied_up_is_not_returned_as_ours(path: Path, monkeypatch):
+    lock, tidy, slow = Lock(path, lifetime=0.1), Contender.tidy, [0.15]
+
+    def slowly(self: Contender) -> None:
+        tidy(self)
+        time.sleep(slow.pop() if slow else 0.0)
+
+    monkeypatch.setattr(Contender, "tidy", slowly)
+    lock.lock()
+    assert "[locked" in repr(lock)
+    assert lock.token == 1
+    assert "released.0" in names(path)
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

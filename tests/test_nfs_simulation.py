@@ -177,7 +177,7 @@ def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, m
 
 
 def test_a_folder_that_cannot_be_tidied_up_costs_nobody_the_lock(path: Path, monkeypatch):
-    def fail(self: Folder, *, is_local: bool) -> list[str]:
+    def fail(self: Folder, **options: Any) -> list[str]:
         raise OSError(errno.EIO, "the disk is broken")
 
     monkeypatch.setattr(Folder, "tidy", fail)

@@ -72,15 +72,13 @@ def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, s
     if patience.attempt(may_take):
         if steps_back and contender.others:
             turnstile.step_back(contender.others, lambda: patience.attempt(contender.may_take))
-        elif patience.attempt(contender.take_next):
-            contender.tidy()
+        elif patience.attempt(contender.take_next) and patience.attempt(contender.settle):
             return True
     touched_at = time.monotonic()
     while True:
         # To listen comes before looking: what happens in between is then heard.
         listens = turnstile.listen(None if contender.watched is None else Path(contender.watched))
-        if patience.attempt(contender.try_take):
-            contender.tidy()
+        if patience.attempt(contender.try_take) and patience.attempt(contender.settle):
             return True
         left_s = patience.left_s
         if left_s <= 0:

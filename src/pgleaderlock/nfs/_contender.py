@@ -40,6 +40,8 @@ __all__ = ["Contender", "as_record"]
 _TRUSTED = 0.9
 _NS = 1_000_000_000
 _TIDY_EVERY_S = 10.0
+_TIDIED_AT_ONCE = 32
+_TIDIED_FOR = 0.1  # of a lifetime, which it is part of
 _REFRESH_EVERY_S = 0.25
 _UNKNOWN = "(unreadable)"
 
@@ -267,12 +269,24 @@ class Contender:
             return False  # the server has no such file any more
         return ours.st_nlink > 0 and self._folder.is_epoch(epoch, ours)
 
+    def settle(self) -> bool:
+        """Tidy up, now that we have the lock. False when it was over meanwhile: then it is let go of."""
+        self.tidy()
+        if self.is_trusted:
+            return True
+        self.release()
+        return False
+
     def tidy(self) -> None:
-        """Now and then, remove what dead contenders left behind."""
+        """Now and then, remove some of what dead contenders left behind."""
         if self.others and self._clock() >= self._tidied_at + _TIDY_EVERY_S:
-            self._tidied_at = self._clock()
+            self._tidied_at = began = self._clock()
             with contextlib.suppress(OSError):  # a courtesy, for which nobody loses a lock
-                self._folder.tidy(is_local=self._is_local)
+                self._folder.tidy(
+                    is_local=self._is_local,
+                    at_most=_TIDIED_AT_ONCE,
+                    is_enough=lambda: self._clock() > began + _TIDIED_FOR * self._least_s,
+                )
 
     # --- Holding -----------------------------------------------------------------------------------------------
 

@@ -32,8 +32,9 @@ import errno
 import fcntl
 import math
 import os
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -311,8 +312,10 @@ class Folder:
                 remove(self.released_path(epoch))
                 remove(self.epoch_path(epoch))
 
-    def tidy(self, *, is_local: bool) -> list[str]:
-        """Remove the claims of the dead, and return their names.
+    def tidy(
+        self, *, is_local: bool, at_most: int | None = None, is_enough: Callable[[], bool] = lambda: False
+    ) -> list[str]:
+        """Remove the claims of the dead, and return their names; when there are many, look at some by chance.
 
         On this host the kernel knows. Elsewhere, those that nobody has touched for a long time by the clock of the file
         server, which alone sets a file's time of change: whoever waits touches its claim now and then. A claim that is
@@ -320,14 +323,18 @@ class Folder:
         """
         now = self.server_now()  # not later: were we frozen after looking, the living would seem old
         listing, seen = self.look()
-        leftovers = []
-        for name in listing.claims:
+        claims, leftovers = listing.claims, []
+        if at_most is not None and len(claims) > at_most:
+            claims = tuple(random.sample(claims, at_most))
+        for name in claims:
             path = f"{self.path}/{name}"
             age_s = _age_s(path, now, seen)
             is_old = age_s > _LEFTOVER_S or (is_local and age_s > _YOUNG_S and _is_unlocked(path))
             if is_old and _is_claim(path):
                 remove(path)
                 leftovers.append(name)
+            if is_enough():
+                break
         return leftovers
 
     # --- Helpers -----------------------------------------------------------------------------------------------
