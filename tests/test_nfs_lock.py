@@ -31,6 +31,7 @@ from pgleaderlock.nfs import (
     LockState,
     NotLockedError,
     TimeOutError,
+    _acquiring,
     _contender,
     _host,
     _inspect,
@@ -1100,6 +1101,31 @@ def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypat
         last.lock(timeout=0.5)
     taking.join()
     assert waiting.token == 1
+
+
+def test_whoever_waits_sees_in_time_that_the_lifetime_was_shortened(path: Path, monkeypatch):
+    monkeypatch.setattr(_acquiring, "_LOOK_EVERY_S", 0.1)
+    first, second = Lock(path, lifetime=600), Lock(path)
+    first.lock()
+    shortening = threading.Timer(0.2, first.refresh, [0.1])
+    shortening.start()
+    second.lock(timeout=10)
+    shortening.join()
+    assert second.token == 1
+
+
+def test_whoever_waits_looks_again_before_long(path: Path, monkeypatch):
+    waits: list[float] = []
+
+    def wait(self: Any, at_most_s: float, others: int, **options: Any) -> None:
+        waits.append(at_most_s)
+        first.unlock()
+
+    first = Lock(path, lifetime=600)
+    first.lock()
+    monkeypatch.setattr("pgleaderlock.nfs._waiting.Turnstile.wait", wait)
+    Lock(path).lock()
+    assert waits[0] <= 2.0
 
 
 # --- Tidiness ---------------------------------------------------------------------------------------------------------

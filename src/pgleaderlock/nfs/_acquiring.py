@@ -19,6 +19,7 @@ __all__ = ["Patience", "acquire"]
 _RETRIED = frozenset({errno.ENOENT, errno.ESTALE})
 _TOUCH_EVERY_S = 20.0  # whoever has not for a minute is taken for dead by people who look
 _LONGEST_WAIT_S = 20.0
+_LOOK_EVERY_S = 2.0  # a holder may have said meanwhile that it will be over sooner
 
 
 @dataclass
@@ -83,7 +84,7 @@ def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, s
         left_s = patience.left_s
         if left_s <= 0:
             return False
-        at_most_s = min(left_s, contender.over_in_s)
+        at_most_s = min(left_s, contender.over_in_s, _LOOK_EVERY_S)
         turnstile.wait(at_most_s, contender.others, listens=listens, is_cancelled=patience.is_cancelled)
         if time.monotonic() > touched_at + _TOUCH_EVERY_S:
             touched_at = time.monotonic()
