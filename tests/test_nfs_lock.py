@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -1126,6 +1127,29 @@ def test_whoever_waits_looks_again_before_long(path: Path, monkeypatch):
     monkeypatch.setattr("pgleaderlock.nfs._waiting.Turnstile.wait", wait)
     Lock(path).lock()
     assert waits[0] <= 2.0
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
+def test_between_attempts_that_fail_there_is_a_rest_that_grows(path: Path, monkeypatch, number: int):
+    now, rests = [1000.0], []
+
+    def sleep(rest_s: float) -> None:
+        rests.append(rest_s)
+        now[0] += rest_s
+
+    def fail(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", fail)
+    for module in (_lock, _acquiring):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    lock = Lock(path)
+    lock.retry_errnos = [errno.ENOSPC]
+    with pytest.raises(TimeOutError):
+        lock.lock(timeout=1)
+    assert 5 <= len(rests) < 15
+    assert all(0.005 <= rest_s <= 0.25 for rest_s in rests[:-1])
+    assert rests[3] > rests[2] > rests[1] > rests[0]
 
 
 # --- Tidiness ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ __all__ = ["Patience", "acquire"]
 
 _RETRIED = frozenset({errno.ENOENT, errno.ESTALE})
 _TOUCH_EVERY_S = 20.0  # whoever has not for a minute is taken for dead by people who look
+_SHORTEST_REST_S, _LONGEST_REST_S = 0.005, 0.25
 _LONGEST_WAIT_S = 20.0
 _LOOK_EVERY_S = 2.0  # a holder may have said meanwhile that it will be over sooner
 
@@ -32,6 +33,8 @@ class Patience:
     is_cancelled: threading.Event | None = None
     """Set by another thread when nobody wants the lock any more; None where nobody can."""
     began_at: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
+    rest_s: float = 0.0
+    """How long to do nothing, because the last step failed: what passes may take a while to."""
 
     @property
     def left_s(self) -> float:
@@ -56,11 +59,19 @@ class Patience:
         if self.is_over:
             return False
         try:
-            return step()
+            is_done = step()
         except OSError as error:
             if error.errno not in _RETRIED | self.extra_errnos:
                 raise
+            self.rest_s = min(max(_SHORTEST_REST_S, 2 * self.rest_s), _LONGEST_REST_S)
             return False
+        self.rest_s = 0.0
+        return is_done
+
+    def rest(self, at_most_s: float) -> None:
+        """Do nothing for a while, unless it is cancelled."""
+        pause_s = min(at_most_s, self.rest_s)
+        time.sleep(pause_s) if self.is_cancelled is None else self.is_cancelled.wait(pause_s)
 
 
 def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, steps_back: bool) -> bool:
@@ -84,6 +95,9 @@ def acquire(contender: Contender, turnstile: Turnstile, patience: Patience, *, s
         left_s = patience.left_s
         if left_s <= 0:
             return False
+        if patience.rest_s:
+            patience.rest(left_s)
+            continue
         at_most_s = min(left_s, contender.over_in_s, _LOOK_EVERY_S)
         turnstile.wait(at_most_s, contender.others, listens=listens, is_cancelled=patience.is_cancelled)
         if time.monotonic() > touched_at + _TOUCH_EVERY_S:
