@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import nfs, open_backend
+from pgleaderlock import ConnectionError, nfs, open_backend
 from pgleaderlock._files import place
 from pgleaderlock.nfs import (
     AlreadyLockedError,
@@ -1028,6 +1028,29 @@ def test_what_was_over_when_it_was_tidied_up_is_not_returned_as_ours(path: Path,
     assert "[locked" in repr(lock)
     assert lock.token == 1
     assert "released.0" in names(path)
+
+
+@pytest.mark.parametrize("how", ["mount point", "link"])
+def test_it_is_the_folder_itself_that_is_local_or_not(path: Path, tmp_path: Path, monkeypatch, how: str):
+    """Not the one that it is in, on whose disk it may not be."""
+    shared = path if how == "mount point" else tmp_path / "shared" / "lock"
+    shared.mkdir(parents=True)
+    if how == "link":
+        path.symlink_to(shared)
+    mounts = tmp_path / "mountinfo"
+    lines = (
+        f"1 1 8:0 / / rw - ext4 x rw\n2 1 0:1 / {shared if how != 'link' else shared.parent} rw - nfs4 x:/ rw,nocto\n"
+    )
+    mounts.write_text(lines)
+    monkeypatch.setattr(place, "_MOUNTS", mounts)
+    lock, asked = Lock(path), []
+    assert not lock._ready()[0]._is_local
+    assert Lock(path.with_name("other"))._ready()[0]._is_local
+    with pytest.raises(ConnectionError, match="mounted with nocto"):
+        place.check_shared_folder(path)
+    monkeypatch.setattr(Folder, "tidy", lambda _, is_local: asked.append(is_local))
+    _inspect.tidy(path)
+    assert asked == [False]
 
 
 # --- Waiting ----------------------------------------------------------------------------------------------------------

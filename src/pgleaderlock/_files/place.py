@@ -106,7 +106,7 @@ def check_folder(path: Path) -> None:
 def check_shared_folder(path: Path) -> None:
     """Refuse a place that hosts can share, but in which they would not see each other in time."""
     _check_parent(path)
-    kind, options = _mount_of(path.parent)
+    kind, options = _mount_of(path)
     if "nocto" in options.split(","):
         raise ConnectionError(
             f"the lock {path} is on a file system ({kind}) that is mounted with nocto: a heartbeat of another host "
@@ -142,7 +142,10 @@ def explained(error: OSError, path: Path) -> OSError:
 
 
 def is_local(folder: Path) -> bool:
-    """Whether this folder is on a file system of this host alone, as far as the system tells."""
+    """Whether this folder is on a file system of this host alone, as far as the system tells.
+
+    It may be a mount point, or a link to somewhere else; one that is not there yet will be where its parent is.
+    """
     kind = _mount_of(folder)[0]
     return bool(kind) and not _is_network(kind)
 

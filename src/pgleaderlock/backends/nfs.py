@@ -96,9 +96,9 @@ class NfsStore(RecordStore):
 
     def _check(self) -> None:
         place.check_shared_folder(self._path)
-        if not self._is_warned and place.is_local(self._path.parent):
+        if not self._is_warned and place.is_local(self._path):
             self._is_warned = True
-            self._logger.warning("nfs_on_local_disk", file_system=place.describe(self._path.parent))
+            self._logger.warning("nfs_on_local_disk", file_system=place.describe(self._path))
 
     async def close(self) -> None:
         """Let go of the term. It has been released, or its lease will end."""

@@ -65,7 +65,7 @@ class Inspection:
 def inspect(path: Path) -> Inspection:
     """Return what can be seen."""
     _check_parent(path)
-    folder, is_local = Folder(path), place.is_local(path.parent)
+    folder, is_local = Folder(path), place.is_local(path)
     listing, seen = folder.look()
     if not path.exists():
         return Inspection(exists=False, file_system=place.describe(path.parent), is_local=is_local)
@@ -111,7 +111,7 @@ def tidy(path: Path) -> list[str]:
     _check_parent(path)
     folder = Folder(path)
     folder.listing()  # which refuses what is no lock's
-    return folder.tidy(is_local=place.is_local(path.parent)) if path.exists() else []
+    return folder.tidy(is_local=place.is_local(path)) if path.exists() else []
 
 
 def _check_parent(path: Path) -> None:

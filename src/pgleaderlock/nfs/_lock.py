@@ -332,7 +332,7 @@ class Lock:
     def _ready(self) -> tuple[Contender, Turnstile]:
         """Return who we are in this process, with nothing in hand."""
         if self._made is None:
-            is_local = place.is_local(self._path.parent)
+            is_local = place.is_local(self._path)
             claimant = Claimant(
                 name=self._claimfile,
                 host=self.hostname,
