@@ -331,7 +331,7 @@ class Host:
         """Of the folder, which was touched a moment ago."""
         if path != self._simulation.path:
             return _REAL.stat(path, **options)
-        return SimpleNamespace(st_ctime=self._simulation.time_of_server)
+        return SimpleNamespace(st_ctime=self._simulation.time_of_server, st_mode=0)
 
     def fsync(self, number: int) -> None:
         """Of no consequence here."""

@@ -1053,6 +1053,25 @@ def test_it_is_the_folder_itself_that_is_local_or_not(path: Path, tmp_path: Path
     assert asked == [False]
 
 
+@pytest.mark.parametrize("is_a_group_s", [True, False])
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_in_a_folder_of_a_group_the_lock_is_the_group_s_whatever_the_umask(path: Path, is_a_group_s: bool, umask: int):
+    path.parent.chmod(0o2775 if is_a_group_s else 0o775)
+    before = os.umask(umask)
+    try:
+        lock = Lock(path)
+        lock.lock()
+    finally:
+        os.umask(before)
+    folder, claim = path.stat().st_mode & 0o7777, Path(lock.claimfile).stat().st_mode & 0o7777
+    if is_a_group_s:
+        assert folder & 0o2070 == 0o2070
+        assert claim & 0o060 == 0o060
+    else:
+        assert (folder, claim) == (0o777 & ~umask, 0o664 & ~umask)
+    assert not claim & 0o111
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ import math
 import os
 import random
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_a_group_s: bool | None = None
 
     def epoch_path(self, epoch: int) -> str:
         """Return the path of an epoch."""
@@ -228,6 +230,8 @@ class Folder:
         parent = self.path.parent
         try:
             self.path.mkdir()
+            if _is_a_group_s(self.path.parent):
+                _open_to_group(self.path)
         except FileExistsError:
             self._check_link()
         except FileNotFoundError:  # which would be tried again, and in vain
@@ -252,6 +256,10 @@ class Folder:
             if is_local:
                 fcntl.flock(claim.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write(claim.number, text)
+            if self._is_a_group_s is None:
+                self._is_a_group_s = _is_a_group_s(self.path)
+            if self._is_a_group_s:
+                _open_to_group(claim.number)
             if not is_local:  # where a full disk is reported later: what cannot be read is believed in for less long
                 os.fsync(claim.number)
         except BaseException:
@@ -406,6 +414,19 @@ def _is_claim(path: str) -> bool:
             return is_beginning(os.read(number, _TAIL))
     except OSError:
         return False
+
+
+def _is_a_group_s(folder: Path) -> bool:
+    """Whether a folder is one in which the users of a group work together."""
+    mode = os.stat(folder).st_mode  # noqa: PTH116 - the same, shorter
+    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+
+
+def _open_to_group(file: Path | int) -> None:
+    """Let the group do all that we may, whatever our umask: it is one lock for all of them, whoever comes first."""
+    with contextlib.suppress(OSError):  # not all file systems can
+        mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - also of a descriptor
+        os.chmod(file, mode | (mode & stat.S_IRWXU) >> 3)  # noqa: PTH101
 
 
 def _text_of(number: int, size: int) -> bytes:
