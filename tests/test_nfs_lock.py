@@ -1072,6 +1072,28 @@ def test_in_a_folder_of_a_group_the_lock_is_the_group_s_whatever_the_umask(path:
     assert not claim & 0o111
 
 
+@pytest.mark.parametrize("wrong", [1e-7, 0.0009, 3.2e9, 1e15, timedelta.max, timedelta(microseconds=1)])
+def test_a_lifetime_that_nothing_has_is_refused_and_the_range_is_told(path: Path, wrong: Any):
+    lock = Lock(path)
+    for attempt in (lambda: Lock(path, wrong), lambda: lock.refresh(wrong, unconditionally=True)):
+        with pytest.raises(ValueError, match="lifetime must be between a millisecond and a hundred years, got"):
+            attempt()
+    assert lock.lifetime == timedelta(seconds=15)
+    if not isinstance(wrong, timedelta):
+        with pytest.raises(ValueError, match="lease_s must be between a millisecond and a hundred years"):
+            open_backend(f"nfs://{path}", lease_s=wrong)
+
+
+def test_somebody_who_claims_to_live_for_ever_is_somebody_unknown(path: Path, clock: Clock):
+    path.mkdir()
+    text = encode(CLAIMANT).replace(b"15.0", b"1" + b"0" * 400)
+    (path / "epoch.0").write_bytes(text)
+    follower = contender(path, "follower", clock)
+    assert not follower.may_take()
+    clock.now += LIFETIME_S
+    assert follower.try_take()
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -1253,7 +1275,7 @@ def test_a_line_that_is_still_being_written_does_not_count_yet():
     [b"", b"\n", b"{}\n", b"[]\n", b"\xff\n", b"7\n", b'{"name": 1}\n', b"[" * 5000 + b"\n"]
     + [
         json.dumps({**json.loads(encode(CLAIMANT)), "lifetime_s": wrong}).encode() + b"\n"
-        for wrong in (0, -1, True, None, "15", float("inf"), float("nan"))
+        for wrong in (0, -1, True, None, "15", float("inf"), float("nan"), 1e300, 10**400)
     ],
 )
 def test_whatever_cannot_be_read_is_somebody_unknown(text: bytes):

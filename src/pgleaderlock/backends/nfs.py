@@ -35,6 +35,7 @@ from pgleaderlock.nfs import _threads
 from pgleaderlock.nfs._claim import Claimant, new_name
 from pgleaderlock.nfs._contender import Contender, as_record
 from pgleaderlock.nfs._folder import Folder
+from pgleaderlock.nfs._intervals import check_lifetime
 
 __all__ = ["NfsStore", "open_nfs"]
 
@@ -73,7 +74,7 @@ class NfsStore(RecordStore):
     ) -> None:
         self._path = place.path_of(url_or_path, scheme="nfs")
         self._identity = None if identity is None else check_identity(identity)
-        self._lease_s = check_seconds("lease_s", lease_s)
+        self._lease_s = check_lifetime("lease_s", lease_s)
         self._poll_s = check_seconds("poll_s", poll_s)
         self._clock = clock
         self._folder = Folder(self._path)

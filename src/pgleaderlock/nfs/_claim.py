@@ -6,12 +6,13 @@ read is somebody unknown, with the lifetime of whoever asks.
 """
 
 import json
-import math
 import os
 import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
+
+from pgleaderlock.nfs._intervals import LONGEST_S
 
 __all__ = ["Claimant", "decode", "encode", "encode_lifetime", "is_beginning", "is_name", "new_name"]
 
@@ -108,7 +109,7 @@ def _claimant(fields: dict[str, Any]) -> Claimant | None:
         return None
     if isinstance(lifetime_s, bool) or not isinstance(lifetime_s, int | float):
         return None
-    if not 0 < lifetime_s < math.inf:
+    if not 0 < lifetime_s <= LONGEST_S:
         return None
     name, host, lockfile = map(str, texts)
     boot_id, claimfile = _text(fields.get("boot_id")), _text(fields.get("claimfile"))

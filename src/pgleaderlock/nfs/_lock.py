@@ -26,7 +26,7 @@ from pgleaderlock.nfs._claim import Claimant, new_name
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._errors import AlreadyLockedError, LockError, NotLockedError, TimeOutError
 from pgleaderlock.nfs._folder import Folder, Seen
-from pgleaderlock.nfs._intervals import Interval, seconds
+from pgleaderlock.nfs._intervals import Interval, check_lifetime, seconds
 from pgleaderlock.nfs._waiting import Turnstile
 
 __all__ = ["SEP", "Lock", "LockState"]
@@ -82,7 +82,7 @@ class Lock:
         self._lockfile = _checked_lockfile(lockfile)
         self._path = place.path_of(self._lockfile, scheme="nfs", takes_url=False)
         self._separator = _checked_separator(separator)
-        self._lifetime = timedelta(seconds=seconds("lifetime", _LIFETIME if lifetime is None else lifetime))
+        self._lifetime = timedelta(seconds=check_lifetime("lifetime", _LIFETIME if lifetime is None else lifetime))
         self._default_timeout_s = _timeout_s("default_timeout", default_timeout)
         self._folder = Folder(self._path)
         self._retry_errnos: list[int] = []
@@ -138,7 +138,7 @@ class Lock:
 
     @lifetime.setter
     def lifetime(self, lifetime: Interval) -> None:
-        self._lifetime = timedelta(seconds=seconds("lifetime", lifetime))
+        self._lifetime = timedelta(seconds=check_lifetime("lifetime", lifetime))
 
     @property
     def retry_errnos(self) -> list[int]:
