@@ -591,10 +591,13 @@ def test_a_folder_of_something_else_is_refused(path: Path):
     assert names(path) == ["report.txt"]
 
 
-def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path):
+@pytest.mark.parametrize(
+    "name", [".nfs000000000001", ".fuse_hidden0000000100000001", ".smbdeleteAAA00000001", ".DS_Store"]
+)
+def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path, name: str):
     with Lock(path):
         pass
-    (path / ".nfs000000000001").write_bytes(b"")
+    (path / name).write_bytes(b"")
     with Lock(path) as lock:
         assert lock.token == 1
 

@@ -46,7 +46,8 @@ from pgleaderlock.nfs._errors import LockError
 __all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-_FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+")  # a file that is open and was removed
+# Files that are open and were removed, as clients of NFS, FUSE and SMB call them; and what a Mac leaves wherever it looks.
+_FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+|\.fuse_hidden[0-9a-f]+|\.smbdelete.*|\.DS_Store", re.DOTALL)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _LARGEST_TEXT = 65536
