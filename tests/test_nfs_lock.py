@@ -1097,6 +1097,17 @@ def test_somebody_who_claims_to_live_for_ever_is_somebody_unknown(path: Path, cl
     assert follower.try_take()
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named_as_such(path: Path, monkeypatch, number: int):
+    def fail(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(LockError, match=r"has no hard links .*choose a path on one that has"):
+        Lock(path).lock(timeout=0)
+    assert names(path) == []
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

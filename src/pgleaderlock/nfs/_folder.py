@@ -46,7 +46,7 @@ from pgleaderlock.nfs._errors import LockError
 __all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-# Files that are open and were removed, as clients of NFS, FUSE and SMB call them; and what a Mac leaves wherever it looks.
+# Files that are open and were removed, as clients of NFS, FUSE and SMB call them; and what a Mac leaves where it looks.
 _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+|\.fuse_hidden[0-9a-f]+|\.smbdelete.*|\.DS_Store", re.DOTALL)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,6 +57,7 @@ _COLLECTED_FROM = 2 * _KEPT_EPOCHS
 _LEFTOVER_S = 600.0
 _YEAR_S = 365 * 86400.0
 _YOUNG_S = 5.0  # a claim is made a moment before it is locked
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 VANISHED = (errno.ENOENT, errno.ESTALE)
 
 
@@ -278,6 +279,11 @@ class Folder:
                 return True
             if error.errno == errno.EEXIST:
                 return False
+            if error.errno in _NO_LINKS:
+                raise LockError(
+                    f"the file system of {self.path} has no hard links ({error.strerror}), and such a lock is made of "
+                    "them: choose a path on one that has, such as NFS, ext4 or XFS, and not FAT"
+                ) from error
             raise
         return True
 
