@@ -1108,6 +1108,18 @@ def test_a_file_system_without_hard_links_is_named_as_such(path: Path, monkeypat
     assert names(path) == []
 
 
+def test_a_full_disk_keeps_nobody_from_a_sign_of_life(path: Path, monkeypatch):
+    with Lock(path, lifetime=600) as lock:
+        assert lock._made is not None
+        before = lock._made[0].heartbeat
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda number, text: 0)
+            with pytest.raises(OSError, match="No space left"):
+                lock.refresh(700)
+        assert lock._made[0].heartbeat != before
+        assert lock.is_locked
+
+
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 

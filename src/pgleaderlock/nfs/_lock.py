@@ -197,9 +197,11 @@ class Lock:
         contender = self._made[0]
         epoch = contender.epoch
         with self._explained():
-            if epoch is not None:
-                contender.change_lifetime(self._lifetime.total_seconds())
-            is_ours = contender.renew()
+            try:
+                if epoch is not None:
+                    contender.change_lifetime(self._lifetime.total_seconds())
+            finally:  # a full disk keeps a new lifetime from being written, and nobody from a sign of life
+                is_ours = contender.renew()
         _keep(contender, is_ours=is_ours)
         if not is_ours and epoch is not None:
             self._loss = _texts.lost(self._folder, contender, epoch)
