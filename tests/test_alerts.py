@@ -696,3 +696,21 @@ def test_the_example_of_the_documentation_can_be_exported_and_says_what_the_page
     assert [set(entry) for entry in documented["alerts"]] == [set(shown["alerts"][0])]
     assert [set(entry) for entry in documented["warnings"]] == [set(shown["warnings"][0])]
     assert all(f"`{alert.name}` | {alert.severity}" in page for alert in default_alerts())
+
+
+def test_what_the_file_says_of_the_nodes_counts_for_the_default_alerts(tmp_path: Path):
+    path = tmp_path / "pgleaderlock.toml"
+    path.write_text(
+        """
+        [cluster.leader_election]
+        roles = ["scheduler", "mails"]
+        lease_duration = "6s"
+        [metrics]
+        prefix = "forge"
+        """
+    )
+    result = CliRunner().invoke(alerts_group, ["export", "--config", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "pgleaderlock_leader" not in result.stdout
+    assert 'forge_leader_is_leader{role="mails"}' in result.stdout
+    assert "> 2" in result.stdout  # a third of the lease

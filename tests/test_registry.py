@@ -7,13 +7,24 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
+from unittest.mock import Mock
 
 import psycopg
 import pytest
 
-from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LockKey, LockState
+from pgleaderlock import (
+    ConnectionError,
+    Event,
+    EventKind,
+    FixedInterval,
+    LeaderLock,
+    LockKey,
+    LockState,
+    LossCause,
+)
 from pgleaderlock.embedded import Server
 from pgleaderlock.registry import Registry
+from pgleaderlock.registry._book import Book, Standing
 from pgleaderlock.registry._outbox import Happening, Outbox
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry.audit import Line, audit, terms_of
@@ -410,6 +421,49 @@ def test_what_could_not_be_written_is_in_the_outbox_again_and_so_is_what_was_mis
     outbox.put_back(outbox.take(2))
     outbox.put(happening("e"))
     assert [(each.event, each.missing) for each in outbox.take(9)] == [("c", 2), ("d", 0), ("e", 0)]
+
+
+# --- The book ---------------------------------------------------------------------------------------------------------
+
+
+def told(kind: EventKind, at: float, **more: Any) -> Event:
+    source, to = more.pop("states", (LockState.LEADER, LockState.FOLLOWER))
+    return Event(kind, source, to, "cause", at, token=7, **more)
+
+
+def written(*events: Event) -> list[tuple[str, float]]:
+    book, standing = Book(100), Standing("lock", "role", None, Mock())
+    book.standings["lock"] = standing
+    for event in events:
+        book.hear(standing, event)
+    return [(happening.event, happening.at) for happening in book.outbox.take(100)]
+
+
+def test_a_leader_that_slept_through_its_end_ended_when_it_stopped_believing_and_not_when_it_woke():
+    acquired = told(EventKind.ACQUIRED, 10.0)
+    lost = told(EventKind.LOST, 90.0, loss=LossCause.STALLED, trusted_until=23.5)
+    assert written(acquired, lost) == [("acquired", 10.0), ("lost", 23.5)]
+
+
+def test_a_leader_that_is_told_in_time_ended_when_it_was_told():
+    acquired = told(EventKind.ACQUIRED, 10.0)
+    lost = told(EventKind.LOST, 12.0, loss=LossCause.SESSION_TERMINATED, trusted_until=23.5)
+    assert written(acquired, lost) == [("acquired", 10.0), ("lost", 12.0)]
+
+
+def test_a_release_counts_from_when_it_began_because_nobody_believes_from_there_on():
+    events = [
+        told(EventKind.ACQUIRED, 10.0),
+        told(EventKind.STATE_CHANGE, 20.0, states=(LockState.LEADER, LockState.RELEASING), trusted_until=30.0),
+        told(EventKind.RELEASED, 21.0, trusted_until=30.0),
+    ]
+    assert written(*events) == [("acquired", 10.0), ("released", 20.0)]
+
+
+def test_reconnecting_ends_belief_no_later_than_the_trust():
+    states = (LockState.LEADER, LockState.RECONNECTING)
+    events = [told(EventKind.ACQUIRED, 10.0), told(EventKind.STATE_CHANGE, 40.0, states=states, trusted_until=23.5)]
+    assert written(*events) == [("acquired", 10.0), ("reconnecting", 23.5)]
 
 
 # --- The server's clock -----------------------------------------------------------------------------------------------

@@ -440,6 +440,7 @@ class Election(Callbacks):
                 token=self._grant.token if self._grant else None,
                 loss=_loss_cause(fact) if kind is EventKind.LOST and transition.source in _LEADING else None,
                 took_s=fact.took_s,
+                trusted_until=self._grant.trusted_until if self._grant else None,
             )
             for kind in _emitted(transition, fact)
         ]

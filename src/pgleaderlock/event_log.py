@@ -7,11 +7,13 @@ to INFO, what went wrong to WARNING.
 import logging
 
 from pgleaderlock._logging import NDLogger
+from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, Listener, LockState
 from pgleaderlock.stream import CALLBACK_FAILED
 
 __all__ = ["log_events"]
 
+_TOLD = "_pgleaderlock_was_logged"
 _ASKING = {LockState.FOLLOWER, LockState.ACQUIRING}
 
 
@@ -21,9 +23,18 @@ def _log_state_change(logger: NDLogger, event: Event) -> None:
 
 
 def _log_error(logger: NDLogger, event: Event) -> None:
-    if event.cause != CALLBACK_FAILED:  # the stream logged that one, with its traceback
-        name = "health_check_failed" if event.cause == "health_failed" else event.cause
-        logger.warning(name, error=event.error)
+    if event.cause == CALLBACK_FAILED:  # the stream logged that one, with its traceback
+        return
+    name = "health_check_failed" if event.cause == "health_failed" else event.cause
+    logger.log(logging.DEBUG if _was_told(event.error) else logging.WARNING, name, error=event.error)
+
+
+def _was_told(error: Exception | None) -> bool:
+    """Whether this very error was logged already: all roles of a group have the same one, and may be thousands."""
+    was_told = getattr(error, _TOLD, False)
+    if isinstance(error, PgLeaderLockError):
+        setattr(error, _TOLD, True)
+    return bool(was_told)
 
 
 def log_events(logger: NDLogger) -> Listener:

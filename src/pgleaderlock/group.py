@@ -211,6 +211,12 @@ class LeaderGroup(Mapping[str, GroupRole]):
             role.on_lost(lambda role=role: fn(role))
         return fn
 
+    def on_error(self, fn: Callable[[GroupRole, Exception], object]) -> Callable[[GroupRole, Exception], object]:
+        """Call ``fn(role, exception)`` for everything that went wrong. What befalls the group befalls each role."""
+        for role in self._roles.values():
+            role.on_error(lambda error, role=role: fn(role, error))
+        return fn
+
     def __repr__(self) -> str:
         return f"<LeaderGroup of {len(self)} roles, leading {len(self.leading)}>"
 

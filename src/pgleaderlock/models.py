@@ -96,6 +96,8 @@ class Event:
     """Why leadership was lost, on ``on_lost`` events that ended a term."""
     took_s: float | None = None
     """How long the store took to answer, on ``renewed`` events."""
+    trusted_until: float | None = None
+    """Until when, at most, the term was believed in. Whoever slept through its end tells of it later than it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,12 +119,16 @@ class Node:
 
     # --- Lifecycle -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Begin to stand for all roles. Nothing listens that was not asked for."""
+    def serve_metrics(self) -> None:
+        """Let metrics be scraped, if the configuration says so. OSError when the port is taken."""
         if self.config.metrics.enabled and self._metrics_server is None:
             from pgleaderlock.metrics import serve_metrics  # noqa: PLC0415 - it needs an extra of its own
 
             self._metrics_server = serve_metrics(self.config.metrics.port, self.config.metrics.host)
+
+    async def start(self) -> None:
+        """Begin to stand for all roles. Nothing listens that was not asked for."""
+        self.serve_metrics()
         if self.registry is not None:
             await self.registry.start()
         if self.group is not None:
@@ -178,5 +182,7 @@ def _check(config: Config, dsn: str | None) -> None:
     if election.url is None and dsn is None:
         text = "names no store, and none was given otherwise"
         problems.append(Problem("", "cluster.leader_election.backend", text))
+    if config.dashboard.enabled:
+        problems.append(Problem("", "dashboard.enabled", "there is no dashboard in this version yet: leave it off"))
     if problems:
         raise ConfigError(tuple(problems))

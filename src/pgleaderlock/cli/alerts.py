@@ -1,7 +1,7 @@
 """``pgleaderlock alerts``: from an operator's TOML to the files that Prometheus, Alertmanager and Grafana read."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +33,30 @@ def alerts() -> None:
     help="Write rules.yml, alertmanager.yml and grafana.json there. [default: the rules go to stdout]",
 )
 @click.option(
-    "--prefix", default="pgleaderlock", show_default=True, metavar="NAME", help="What the metrics begin with."
+    "--prefix", metavar="NAME", help="What the metrics begin with. [default: metrics.prefix of FILE, or pgleaderlock]"
 )
 @click.option("--defaults", is_flag=True, help="Add the default alerts. They are exported anyway if FILE has none.")
-@click.option("--role", "roles", multiple=True, metavar="NAME", help="A role that must be led; may be repeated.")
 @click.option(
-    "--lease", "--lease-s", "lease_s", type=float, default=15.0, show_default=True, metavar="SECONDS",
-    help="The lease of your contenders: renewals are judged by it.",
-)  # fmt: skip
+    "--role", "roles", multiple=True, metavar="NAME", help="A role that must be led; may be repeated. [default: FILE's]"
+)
+@click.option(
+    "--lease",
+    "--lease-s",
+    "lease_s",
+    type=float,
+    metavar="SECONDS",
+    help="The lease of your contenders: renewals are judged by it. [default: FILE's lease_duration, or 15]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 @click.option("--force", is_flag=True, help="Replace files that were not written by this command.")
 def alerts_export(
     *,
     config: Path | None,
     out: Path | None,
-    prefix: str,
+    prefix: str | None,
     defaults: bool,
     roles: tuple[str, ...],
-    lease_s: float,
+    lease_s: float | None,
     as_json: bool,
     force: bool,
 ) -> None:
@@ -61,8 +67,11 @@ def alerts_export(
     """
     if config is None and not defaults:
         raise click.UsageError("give it --config FILE, or --defaults for the default alerts alone.")
+    cluster = _cluster(config)
+    prefix = prefix or cluster.prefix
+    lease_s = cluster.lease_s if lease_s is None else lease_s
     try:
-        chosen, settings = _chosen(config, prefix, roles, lease_s, defaults=defaults)
+        chosen, settings = _chosen(config, prefix, roles, cluster.roles, lease_s, defaults=defaults)
         document, remarks = prometheus_rules(chosen, prefix)
         texts = {"rules.yml": yaml_text(document)}
         if out is not None:
@@ -99,8 +108,36 @@ def _load(config: Path | None) -> Config:
     return parse(content, str(config))
 
 
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What the same file says of the nodes, if it does: alerts are about them."""
+
+    prefix: str = "pgleaderlock"
+    lease_s: float = 15.0
+    roles: tuple[str, ...] = ()
+
+
+def _cluster(config: Path | None) -> _Cluster:
+    """Read it leniently: a file of alerts alone is fine, and ``config check`` says what is wrong with the rest."""
+    try:
+        from pgleaderlock.config import ConfigError, load_config  # noqa: PLC0415 - it needs an extra of its own
+    except MissingExtra:
+        return _Cluster()
+    try:
+        found = load_config(config, environ={})
+    except (ConfigError, OSError):
+        return _Cluster()
+    return _Cluster(found.metrics.prefix, found.election.lease_s, tuple(role.name for role in found.election.roles))
+
+
 def _chosen(
-    config: Path | None, prefix: str, roles: tuple[str, ...], lease_s: float, *, defaults: bool
+    config: Path | None,
+    prefix: str,
+    asked: tuple[str, ...],
+    known: tuple[str, ...],
+    lease_s: float,
+    *,
+    defaults: bool,
 ) -> tuple[list[Alert], Config]:
     """Return the file's alerts, then those default ones that it does not have its own of; each with someone to tell."""
     settings = _load(config)
@@ -109,11 +146,11 @@ def _chosen(
         for alert in settings.alerts
     ]
     if own and not defaults:
-        if roles:
+        if asked:
             raise click.UsageError("--role is for the default alerts: add --defaults, or name the role in your own.")
         return own, settings
     names = {alert.name for alert in own}
-    more = default_alerts(prefix, lease_s=lease_s, roles=roles, notify=settings.notify)
+    more = default_alerts(prefix, lease_s=lease_s, roles=asked or known, notify=settings.notify)
     return own + [alert for alert in more if alert.name not in names], settings
 
 

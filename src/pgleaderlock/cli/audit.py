@@ -55,9 +55,21 @@ async def _audit(reader: RegistryReader, lock: str | None, since: Since) -> list
     for each in await reader.roles():
         first_at[each.lock] = min(each.first_at, first_at.get(each.lock, each.first_at))
     begins = {name: max(since_at, at) for name, at in first_at.items()}
-    audits = [judge(its_lines, since=begins.get(name, since_at), until=until) for name, its_lines in by_lock.items()]
+    stood_for = {role.lock for role in roles}
+    audits = [
+        judge(
+            its_lines, since=begins.get(name, since_at), until=_left_at(its_lines, until, is_over=name not in stood_for)
+        )
+        for name, its_lines in by_lock.items()
+    ]
     audits += [_leaderless(role, begins.get(role.lock, since_at), until) for role in roles if role.lock not in by_lock]
     return sorted(audits, key=lambda each: (each.role, each.lock))
+
+
+def _left_at(lines: Sequence[Line], now: float, *, is_over: bool) -> float:
+    """When the last one left, if nobody stands for it any more and that one left in order: nobody misses a leader."""
+    last = max(lines, key=lambda line: line.at)
+    return last.at if is_over and last.event in ("released", "stopped") else now
 
 
 def _leaderless(role: RoleStatus, since: float, until: float) -> RoleAudit:

@@ -11,9 +11,9 @@ from loguru import logger
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.console import print_json, show_logs
+from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import Database, open_database
-from pgleaderlock.cli.run import event_record
+from pgleaderlock.cli.run import EventPrinter
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, LockState
@@ -63,16 +63,17 @@ async def _run(node: "Node", *, as_json: bool) -> int:
     ended: asyncio.Future[None] = loop.create_future()
     stops: list[asyncio.Task[None]] = []
 
-    def stop(signal_number: signal.Signals) -> None:
-        logger.info(f"{signal_number.name} {'again: by force' if stops else 'received: handing everything over'}")
+    def stop(signal_number: signal.Signals | None) -> None:
+        if signal_number is not None:
+            logger.info(f"{signal_number.name} {'again: by force' if stops else 'received: handing everything over'}")
         if not asked.done():
             asked.set_result(None)
         stops.append(loop.create_task(node.shutdown(_FORCED_S if stops else _GRACEFUL_S)))
 
-    _listen(node, ended, as_json=as_json)
+    printer = EventPrinter(lambda: stop(None)) if as_json else None
+    _listen(node, ended, printer)
     with call_on_signal(stop):
-        _introduce(node)
-        await node.start()
+        await _start(node)
         await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not stops:
             stops.append(loop.create_task(node.shutdown(_GRACEFUL_S)))
@@ -84,13 +85,27 @@ async def _run(node: "Node", *, as_json: bool) -> int:
     return exit_codes.LEADERSHIP_ENDED
 
 
+async def _start(node: "Node") -> None:
+    """A port that is taken is wrong usage, and said before anybody stands for anything."""
+    metrics = node.config.metrics
+    try:
+        node.serve_metrics()
+    except OSError as error:
+        text = f"metrics: {metrics.host}:{metrics.port}: {error.strerror}; choose another port, 0 for any free one."
+        raise click.UsageError(text) from error
+    _introduce(node)
+    await node.start()
+
+
 def _introduce(node: "Node") -> None:
     names = list(node.elections)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004
     logger.info(f"process {os.getpid()} stands for {shown}; Ctrl-C to hand over and leave")
+    if node.metrics_port is not None:
+        logger.info(f"metrics: http://{node.config.metrics.host}:{node.metrics_port}/metrics")
 
 
-def _listen(node: "Node", ended: "asyncio.Future[None]", *, as_json: bool) -> None:
+def _listen(node: "Node", ended: "asyncio.Future[None]", printer: EventPrinter | None) -> None:
     """Tell a person who leads what, a program everything, and note when nothing is left."""
     for name, election in node.elections.items():
 
@@ -99,8 +114,8 @@ def _listen(node: "Node", ended: "asyncio.Future[None]", *, as_json: bool) -> No
                 logger.success(f"this process leads {name}")
             elif event.kind is EventKind.LOST and event.loss is not None:
                 logger.warning(f"this process no longer leads {name}: whatever only a leader does must stop")
-            if as_json and event.kind is not EventKind.RENEWED:
-                print_json({**event_record(event), "role": name, "process_id": os.getpid()})
+            if printer is not None:
+                printer.print(event, {"role": name, "process_id": os.getpid()})
             is_over = event.kind is EventKind.STOPPED and all(
                 each.state is LockState.STOPPED for each in node.elections.values()
             )

@@ -7,6 +7,7 @@ are imported when they are needed, because tables take a while to import.
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +17,7 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import URL_VARIABLE
+from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import dsn_option, seconds_option
@@ -25,6 +27,7 @@ from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 __all__ = ["COMMANDS", "show_all_roles"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_CONFIGURING = ("PGLEADERLOCK_CONFIG", "PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
 
 # --- Options ---
@@ -95,6 +98,9 @@ _since_option = click.option(
 
 def _registry_dsn(url: str | None, dsn: str | None) -> str | None:
     """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
+    configured = _configured()
+    if configured is not None and url is None and (dsn is None or "PGLEADERLOCK_BACKEND" in os.environ):
+        return configured
     by = click.get_current_context().get_parameter_source
     is_said = {name: by(name) is ParameterSource.COMMANDLINE for name in ("url", "dsn")}
     if all(is_said.values()):
@@ -110,6 +116,18 @@ def _registry_dsn(url: str | None, dsn: str | None) -> str | None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return url
+
+
+def _configured() -> str | None:
+    """Return the registry of the node's configuration, if variables name one: what nodes use, operators look at."""
+    if not any(name in os.environ for name in _CONFIGURING):
+        return None
+    by = click.get_current_context().get_parameter_source
+    if by("dsn") is ParameterSource.COMMANDLINE or by("url") is ParameterSource.COMMANDLINE:
+        return None
+    path = os.environ.get("PGLEADERLOCK_CONFIG")
+    found = load_for_command(Path(path) if path else None, ()).config
+    return found.registry_dsn
 
 
 # --- The commands ---

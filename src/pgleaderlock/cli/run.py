@@ -14,9 +14,9 @@ from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import find_holder
 from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
-from pgleaderlock.models import Event, EventKind, Listener, LockState
+from pgleaderlock.models import Event, EventKind, LockState
 
-__all__ = ["event_record", "take_part"]
+__all__ = ["EventPrinter", "take_part"]
 
 
 async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
@@ -25,7 +25,8 @@ async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
     narrator = _Narrator(target)
     lock.subscribe(narrator.hear)
     if as_json:
-        lock.subscribe(_json_lines(target, participant.stop))
+        printer, fixed = EventPrinter(participant.stop), {**target.fields, "process_id": os.getpid()}
+        lock.subscribe(lambda event: printer.print(event, fixed))
     with call_on_signal(participant.stop):
         narrator.tell_start()
         await lock.start()
@@ -95,27 +96,26 @@ class _Narrator:
         logger.info(f"another process leads {self._name}{who}; waiting to take over when it ends")
 
 
-def _json_lines(target: Target, stop: Callable[[], None]) -> Listener:
-    """Return a listener that prints each event as a line of JSON, and stops when nobody can read it any more."""
-    fixed = {**target.fields, "process_id": os.getpid()}
-    readable = True
+class EventPrinter:
+    """Prints each event as a line of JSON, and asks to stop when nobody can read it any more."""
 
-    def hear(event: Event) -> None:
-        nonlocal readable
-        if not readable or event.kind is EventKind.RENEWED:  # which is no news
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._is_readable = True
+
+    def print(self, event: Event, fixed: dict[str, object]) -> None:
+        """Print one, with what is the same for all of them."""
+        if not self._is_readable or event.kind is EventKind.RENEWED:  # which is no news
             return
         try:
-            print_json(event_record(event) | fixed)
+            print_json(_event_record(event) | fixed)
         except OSError as error:
-            readable = False
+            self._is_readable = False
             logger.warning(f"the events cannot be written to stdout any more ({error.strerror}): stopping")
-            stop()
-
-    return hear
+            self._stop()
 
 
-def event_record(event: Event) -> dict[str, object]:
-    """Return one event as programs read it."""
+def _event_record(event: Event) -> dict[str, object]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "event": event.kind.value,

@@ -28,6 +28,7 @@ _NAMES = {
 _BEGINS = (EventKind.ACQUIRED, EventKind.RECOVERED)
 _ENDS = (EventKind.RELEASED, EventKind.LOST, EventKind.STOPPED)
 _LONGEST_DETAIL = 500
+_LATE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Standing:
     token: int | None = None
     acquired_at: float | None = None
     """None when it does not lead."""
+    leaving_at: float | None = None
+    """Since when it is being given up, and not believed in any more."""
     last_error: str | None = None
 
 
@@ -116,9 +119,11 @@ class Book:
         if event.kind in _BEGINS:
             standing.token, standing.acquired_at = event.token, event.at
             self._mark_leader(standing)
-        self._append(standing, event, _NAMES[event.kind], token=event.token or standing.token)
-        if event.kind in _ENDS and standing.acquired_at is not None:
-            standing.token = standing.acquired_at = None
+        is_end = event.kind in _ENDS and standing.acquired_at is not None
+        at = _ended_at(standing, event) if is_end else event.at
+        self._append(standing, event, _NAMES[event.kind], token=event.token or standing.token, at=at)
+        if is_end:
+            standing.token = standing.acquired_at = standing.leaving_at = None
             self._mark_leader(standing)
 
     def _is_worth_noting(self, standing: Standing, event: Event) -> bool:
@@ -133,16 +138,21 @@ class Book:
 
     def _note_state(self, standing: Standing, event: Event) -> None:
         state = _shown(event.to_state)
+        if state is LockState.RELEASING:  # from here on it does not lead: the release itself comes later
+            standing.leaving_at = event.at
         if state is LockState.RECONNECTING:  # nobody is told, but it does not lead meanwhile
-            self._append(standing, event, "reconnecting", token=standing.token)
+            at = _ended_at(standing, event)
+            self._append(standing, event, "reconnecting", token=standing.token, at=at)
         if state is not standing.state:
             standing.state, standing.since = state, event.at
             self._mark_candidate(standing)
 
-    def _append(self, standing: Standing, event: Event, name: str, *, token: int | None) -> None:
+    def _append(self, standing: Standing, event: Event, name: str, *, token: int | None, at: float) -> None:
         cause = event.loss.value if event.loss is not None else event.cause
-        detail = None if event.error is None else str(event.error)[:_LONGEST_DETAIL].replace("\0", "")
-        self.outbox.put(Happening(standing.lock, standing.role, name, event.at, cause, token, detail))
+        late = f"noticed {event.at - at:.3f} s later" if event.at - at > _LATE_S else ""
+        text = "; ".join(filter(None, (late, "" if event.error is None else str(event.error))))
+        detail = text[:_LONGEST_DETAIL].replace("\0", "") or None
+        self.outbox.put(Happening(standing.lock, standing.role, name, at, cause, token, detail))
 
     def _mark_leader(self, standing: Standing) -> None:
         leads = standing.acquired_at is not None
@@ -180,3 +190,9 @@ class Book:
 def _shown(state: LockState) -> LockState:
     """A follower asks now and then; that is no news."""
     return LockState.FOLLOWER if state is LockState.ACQUIRING else state
+
+
+def _ended_at(standing: Standing, event: Event) -> float:
+    """When belief ended, which may be long before anybody noticed: whoever was frozen stopped by the clock."""
+    ends = [event.at, *(each for each in (event.trusted_until, standing.leaving_at) if each is not None)]
+    return max(min(ends), standing.acquired_at or min(ends))

@@ -31,6 +31,8 @@ WITH led AS (
 ), vanished AS (
     INSERT INTO {schema}.history (lock, role, node, instance, event, token, at, within_s)
     SELECT lock, role, node, instance, 'vanished', token, renewed_at, 0 FROM before
+), forgotten AS (
+    DELETE FROM {schema}.candidates AS c USING before WHERE c.instance = before.instance AND c.lock = before.lock
 )
 INSERT INTO {schema}.leaders AS l (lock, role, instance, node, token, acquired_at, renewed_at, lease_until, backend_pid,
        host, process_id, version, about)

@@ -65,7 +65,8 @@ _ROLES = """
 SELECT lock, role, extract(epoch FROM min(at))::float
   FROM (SELECT lock, role, at FROM {schema}.history
          UNION ALL SELECT lock, role, acquired_at FROM {schema}.leaders
-         UNION ALL SELECT lock, role, since FROM {schema}.candidates) AS known
+         UNION ALL SELECT c.lock, c.role, n.started_at FROM {schema}.candidates AS c JOIN {schema}.nodes AS n
+                   USING (instance)) AS known
  GROUP BY lock, role ORDER BY role, lock
 """
 

@@ -123,8 +123,12 @@ class Registry:
 
     # --- Lifecycle -----------------------------------------------------------------------------------------------
 
-    def attach(self, election: Election, role: str | None = None) -> None:
-        """Write this election down, under this role; by default the name of its lock."""
+    def attach(self, election: Election | Mapping[str, Election], role: str | None = None) -> None:
+        """Write this election down, under this role; by default the name of its lock. A group is all of its roles."""
+        if isinstance(election, Mapping):
+            for name, each in election.items():
+                self.attach(each, name)
+            return
         key = getattr(election, "key", None)
         key = key if isinstance(key, LockKey) else None
         lock = str(key) if key is not None else " ".join(map(str, election.labels.values()))
