@@ -73,8 +73,7 @@ class Metrics:
         it another than the default gives the same one here.
         """
         if not isinstance(election, Election):
-            kind = type(election).__name__
-            raise TypeError(f"election must be an Election, not {kind}. Of a group, watch each role")
+            raise TypeError(f"election must be an Election, not {type(election).__name__}: of a group, watch each role")
         labels = _check_text("role", role), _check_text("node", node)
         watched = _Watched(election, clock, Tally(election.state, clock()))
         with self._guard:
