@@ -174,3 +174,48 @@ async def test_two_who_ask_wait_for_the_same_work():
     await asyncio.gather(election.shutdown(), election.shutdown())
     assert runs == [1]
     assert isinstance(heard, Witness)
+
+
+async def test_work_that_refuses_to_end_keeps_nobody_from_releasing():
+    election, _, _ = await leading()
+    ended = asyncio.Event()
+
+    @election.before_release
+    async def refuse() -> None:
+        while not ended.is_set():
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                continue
+
+    await election.shutdown(1.0)
+    assert election.state is LockState.STOPPED
+    ended.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_step_down_that_a_callback_asked_for_ends_no_later_term():
+    """Leadership is lost while work is finished, and won again: the ask was about the term before."""
+    backend = ScriptedBackend(renew=[Grant(), ConnectionError("gone")])
+    election, _, heard = make_election(backend, health_interval_s=1.0)
+    asked: list[bool] = []
+
+    @election.on_acquired
+    async def leave_once() -> None:
+        if not asked:
+            asked.append(True)
+            await election.step_down()
+
+    @election.before_release
+    async def finish() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0.2)
+
+    await election.start()
+    await until(lambda: heard.words.count("on_acquired") == 2)
+    await asyncio.sleep(5)
+    assert election.is_leader
+    assert backend.times("release") == []
+    await election.shutdown(1.0)

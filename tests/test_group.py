@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
+import psycopg
 import pytest
 
 from pgleaderlock import (
@@ -21,7 +23,9 @@ from pgleaderlock import (
     LossCause,
     RetryContext,
 )
+from pgleaderlock.backends._group_sessions import Sessions
 from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres, free_port
@@ -368,3 +372,191 @@ def test_patience_rests_once_then_waits_long_and_after_errors_comes_again_soon()
     delays = [patience.next_delay_s(RetryContext(attempt, 0.0, last_error=OSError())) for attempt in range(1, 40)]
     assert delays[0] <= 0.2
     assert max(delays) <= 10
+
+
+# --- What attacks have found ------------------------------------------------------------------------------------------
+
+
+async def end_all_sessions(dsn: str) -> None:
+    statement = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgleaderlock %%'"
+    await query(dsn, statement)
+
+
+async def held_on_server(dsn: str, names: list[str]) -> int:
+    """How many of these locks are held by anybody."""
+    rows = await query(
+        dsn, "SELECT classid::text::bigint, objid::text::bigint FROM pg_locks WHERE locktype = 'advisory'"
+    )
+    return sum(lock_columns(LockKey.named(name))[:2] in rows for name in names)
+
+
+async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_ended(
+    own_server: Server, names: list[str]
+):
+    async with make_group(own_server.dsn, names) as first, make_group(own_server.dsn, names) as second:
+        await until(leads(first, 3))
+        await until(lambda: len(second._group._waiting) == 3)
+        await end_all_sessions(own_server.dsn)
+        await until(lambda: len(first.leading) + len(second.leading) == 3)
+        for group in (first, second):
+            await group.shutdown()
+            other = second if group is first else first
+            if group is first:
+                await until(leads(other, 3))
+
+
+async def test_whoever_is_cancelled_while_it_asks_gives_back_what_comes(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        for _ in range(60):
+            role = group[names[0]]
+            async with asyncio.timeout(10):
+                await role.shutdown()
+                await role.start()
+                for _ in range(next(_numbers) % 5):
+                    await asyncio.sleep(0)
+                await role.shutdown()
+            await role.start()
+        await until(leads(group, 3))
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing_held(postgres: Postgres, names: list[str], monkeypatch):
+    group, real = make_group(postgres.dsn, names), Group._hand_out
+    starting: list[asyncio.Task[None]] = []
+
+    def hand_out_and_cancel(self: Group, key: LockKey, grant: Any) -> None:
+        real(self, key, grant)
+        starting[0].cancel()
+
+    monkeypatch.setattr(Group, "_hand_out", hand_out_and_cancel)
+    starting.append(asyncio.create_task(group.start()))
+    await asyncio.wait(starting)
+    assert starting[0].cancelled()
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        while await held_on_server(postgres.dsn, names):  # noqa: ASYNC110 - of a server
+            await asyncio.sleep(0.02)
+    async with group:
+        await until(leads(group, 3))
+
+
+async def test_two_who_start_one_group_start_it_once(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    await asyncio.gather(group.start(), group.start())
+    await until(leads(group, 3))
+    await group.shutdown()
+    assert await held_on_server(postgres.dsn, names) == 0
+
+
+async def test_a_start_during_a_shutdown_waits_for_it(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    for role in group.values():
+        role.on_stopped(lambda: asyncio.sleep(0.2))
+    await group.start()
+    stopping = asyncio.create_task(group.shutdown())
+    await until(lambda: all(role.state is LockState.STOPPED for role in group.values()))
+    await group.start()
+    await until(leads(group, 3))
+    await asyncio.wait_for(stopping, 10)
+    assert len(group.leading) == 3
+    await group.shutdown()
+
+
+async def test_a_role_that_stopped_alone_is_started_with_the_others(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        await group[names[1]].shutdown()
+        await group.start()
+        await until(leads(group, 3))
+
+
+def test_a_group_goes_on_in_another_event_loop(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+
+    async def lead_and_leave() -> None:
+        await group.start()
+        await until(leads(group, 3))
+
+    async def lead_again() -> float:
+        async with group:
+            await until(leads(group, 3))
+            used = time.process_time()
+            await asyncio.sleep(0.5)
+            return time.process_time() - used
+
+    asyncio.run(lead_and_leave())
+    assert asyncio.run(lead_again()) < 0.3  # and does not spin there
+
+
+async def test_a_bug_in_the_group_s_task_is_a_loss_and_not_silence(postgres: Postgres, names: list[str], monkeypatch):
+    lost: list[str] = []
+    group = make_group(postgres.dsn, names)
+    group.on_lost(lambda role: lost.append(role.name))
+    async with group:
+        await until(leads(group, 3))
+
+        async def fail(self: Sessions) -> bool:
+            monkeypatch.undo()
+            raise RuntimeError("too many open files")
+
+        monkeypatch.setattr(Sessions, "renew", fail)
+        await until(lambda: len(lost) == 3)
+        await until(leads(group, 3))
+
+
+async def test_a_lock_that_was_won_for_a_role_that_could_not_begin_is_given_back(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    await group.start()
+    for role in group.values():
+        assert role._running is not None
+        role._running.task.cancel()
+    async with asyncio.timeout(10):
+        while await held_on_server(postgres.dsn, names):  # noqa: ASYNC110 - of a server
+            await asyncio.sleep(0.02)
+    await group.shutdown()
+
+
+async def test_a_witness_session_that_ends_in_the_middle_of_a_release_costs_no_other_role_anything(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    lost: list[str] = []
+    group = make_group(postgres.dsn, names)
+    group.on_lost(lambda role: lost.append(role.name))
+    async with group:
+        await until(leads(group, 3))
+        real = Sessions._for_each_witness
+
+        async def end_it_first(self: Sessions, statement: str, keys: list[LockKey]) -> list[int]:
+            monkeypatch.undo()
+            await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
+            return await real(self, statement, keys)
+
+        monkeypatch.setattr(Sessions, "_for_each_witness", end_it_first)
+        await group[names[1]].step_down()
+        await until(leads(group, 3))
+        assert lost == []
+
+
+async def test_a_predecessor_that_is_slow_to_let_go_is_not_answered_with_a_storm(postgres: Postgres, names: list[str]):
+    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as slow:
+        number = witness_key(LockKey.named(names[0])).numbers[0]
+        await slow.execute("SELECT pg_advisory_lock(%s)", (number,))
+        async with make_group(postgres.dsn, names[:1]) as group:
+            await until(lambda: bool(group._group._waiting))
+            before = (await query(postgres.dsn, "SELECT pg_current_xact_id()::text::bigint"))[0][0]
+            await asyncio.sleep(1.0)
+            after = (await query(postgres.dsn, "SELECT pg_current_xact_id()::text::bigint"))[0][0]
+            assert after - before < 60
+            await slow.execute("SELECT pg_advisory_unlock(%s)", (number,))
+            await until(leads(group, 1))
+
+
+async def test_sessions_are_closed_when_every_role_has_stopped_by_itself(own_server: Server, names: list[str]):
+    stop = asyncio.Event()
+    group = make_group(own_server.dsn, names, shutdown_event=stop)
+    await group.start()
+    await until(leads(group, 3))
+    stop.set()
+    async with asyncio.timeout(10):
+        while (await query(own_server.dsn, SESSIONS))[0][0]:  # noqa: ASYNC110 - of a server
+            await asyncio.sleep(0.02)

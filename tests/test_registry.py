@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -342,7 +343,10 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released"), ("two", "acquired")))
 
 
-@pytest.mark.parametrize("payload", ["", "{", "[]", "7", '{"ask": "step_down"}', '{"ask": 1, "schema": 2, "lock": {}}'])
+@pytest.mark.parametrize(
+    "payload",
+    ["", "{", "[]", "7", '{"ask": "step_down"}', '{"ask": 1, "schema": 2, "lock": {}}', "[" * 7990],
+)
 async def test_an_ask_that_cannot_be_read_is_nobody_s(postgres: Postgres, schema: str, key: LockKey, payload: str):
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
@@ -357,6 +361,77 @@ async def test_an_ask_that_cannot_be_read_is_nobody_s(postgres: Postgres, schema
 
             await eventually(beaten)
         assert one.lock.is_leader
+
+
+@pytest.mark.parametrize("by", ["\0", "\ud800", "\x1b[31m"])
+async def test_an_ask_in_a_hostile_name_is_heard_and_written(postgres: Postgres, schema: str, key: LockKey, by: str):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up)
+        payload = json.dumps({"ask": "step_down", "schema": schema, "lock": str(key), "by": by})
+        await query(postgres.dsn, "SELECT pg_notify('pgleaderlock_ask', %s)", payload)
+        async with reading(postgres.dsn, schema) as reader:
+            await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released")))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"node": "a\0b"},
+        {"node": "a\ud800"},
+        {"node": ""},
+        {"about": {"x": float("nan")}},
+        {"about": {"x": "\0"}},
+        {"about": {"x": "\ud800"}},
+        {"about": {"x": "y" * 70000}},
+        {"about": {"x": object()}},
+        {"schema": 'a"; DROP TABLE x; --'},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_could_never_be_written_is_refused_at_once(settings: dict[str, Any]):
+    if settings == {"node": ""}:
+        assert Registry("postgresql://x/x", **settings).node  # its own name
+        return
+    with pytest.raises(ValueError, match=r"node|about|schema"):
+        Registry("postgresql://x/x", **settings)
+
+
+async def test_a_table_that_somebody_has_locked_is_waited_for_by_one_session_at_most(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch
+):
+    limits = "SELECT set_config('lock_timeout', '200ms', false)"
+    monkeypatch.setattr("pgleaderlock.registry._database._LIMITS", limits)
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        async with await psycopg.AsyncConnection.connect(postgres.dsn) as somebody:
+            await somebody.execute(f'LOCK TABLE "{schema}".history, "{schema}".nodes')
+            await one.lock.step_down()
+            await until(lambda: not one.registry.is_up)
+            await asyncio.sleep(1.5)
+            waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+            assert (await query(postgres.dsn, waiting, f'"{schema}".history'))[0][0] <= 1
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+
+
+async def test_a_leader_of_whom_nothing_is_heard_is_replaced_whatever_its_token(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    """As when the cluster of the locks was made anew, and tokens began anew with it."""
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        foreign = "UPDATE \"{}\".leaders SET instance = gen_random_uuid(), node = 'old', token = token + 1000000"
+        await query(postgres.dsn, foreign.format(schema) + " RETURNING 1")
+        await one.lock.step_down()
+        async with reading(postgres.dsn, schema) as reader:
+
+            async def one_leads() -> bool:
+                leader = await leader_of(reader)
+                return leader is not None and leader.node == "one"
+
+            await eventually(one_leads)
 
 
 async def test_whoever_does_not_accept_asks_does_not_hear_them(postgres: Postgres, schema: str, key: LockKey):

@@ -48,6 +48,7 @@ from pgleaderlock.stream import CALLBACK_FAILED, EventStream
 __all__ = ["Election"]
 
 _LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
+_LAST_WORDS_S = 0.5
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
 
 
@@ -193,19 +194,23 @@ class Election(Callbacks):
         if run is None or self.state not in _LEADING:
             return
         if run.stream.is_current_task():
-            self._ask_once_drained(run, partial(run.inbox.put, Input.RELEASE_REQUESTED))
+            self._ask_once_drained(run, partial(self._ask_to_release, run, run.yielded))
             return
         yielded = run.yielded
         try:
             await self._drain(run, timeout_s)
         finally:
-            if self.state in _LEADING and self.state is not LockState.RELEASING and not yielded.done():
-                run.inbox.put(Input.RELEASE_REQUESTED)
+            self._ask_to_release(run, yielded)
         await asyncio.wait({yielded}, timeout=timeout_s)
         if not yielded.done() and self.state in _LEADING:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
+
+    def _ask_to_release(self, run: Run, term: asyncio.Future[None]) -> None:
+        """Ask for the end of this term, and of no other."""
+        if not term.done() and self.state in _LEADING and self.state is not LockState.RELEASING:
+            run.inbox.put(Input.RELEASE_REQUESTED)
 
     def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
         """From a callback, where nothing can be waited for."""
@@ -230,7 +235,8 @@ class Election(Callbacks):
         await asyncio.wait({draining, run.yielded, run.task}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             self._logger.warning("drain_unfinished", seconds=bound_s)
-            await see_out(draining)
+            draining.cancel()
+            await asyncio.wait({draining}, timeout=_LAST_WORDS_S)  # it may refuse to be cancelled
 
     async def _finish_work(self, run: Run) -> None:
         for error in await asyncio.gather(*map(_call, self._drains), return_exceptions=True):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._checks import check_int, check_seconds
+from pgleaderlock._run import Run
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.group import Group
@@ -57,6 +58,7 @@ class GroupRole(Election):
 
     def __init__(self, name: str, key: LockKey, group: Group, labels: Mapping[str, object], **settings: Any) -> None:
         super().__init__(group.member(key, labels), **settings)
+        self._group = group
         self.name = name
         self._key = key
 
@@ -65,9 +67,15 @@ class GroupRole(Election):
         """Which lock this is about."""
         return self._key
 
-    def begin(self, won: Grant | None) -> None:
-        """Start, with what the group has won for this role."""
+    def begin(self, won: Grant | None) -> bool:
+        """Start, with what the group has won for this role. False when it runs, or has not yet ended."""
+        if self._running is not None and not self._running.loop.is_closed():
+            return False
+        self._running = None
         self._begin_run(won)
+        run: Run = self._running  # type: ignore[assignment]  # which the line before has made
+        run.task.add_done_callback(lambda _: self._group.give_up(self._key))
+        return True
 
     def __repr__(self) -> str:
         return f"<GroupRole {self.name!r} {self.state.value}>"
@@ -127,6 +135,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
             "drain_s": drain_s,
             "clock": clock,
         }
+        self._starting = asyncio.Lock()
         self._roles = {
             name: GroupRole(name, key, self._group, {**key.labels, **database}, **settings)
             for name, key in keys.items()
@@ -154,21 +163,28 @@ class LeaderGroup(Mapping[str, GroupRole]):
     # --- Lifecycle -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to stand for all roles. What is free is taken at once, if the database answers soon."""
-        if any(role.state is not LockState.STOPPED for role in self._roles.values()):
-            return
-        won: Mapping[LockKey, Grant] = {}
-        with contextlib.suppress(PgLeaderLockError, TimeoutError):
-            async with asyncio.timeout(_FIRST_ANSWER_S):
-                won = await self._group.win_what_is_free()
-        with _uncollected():
-            for role in self._roles.values():
-                role.begin(won.get(role.key))
+        """Begin to stand for all roles. What is free is taken at once, if the database answers soon.
+
+        Roles that run go on; those that are still stopping are waited for.
+        """
+        async with self._starting:
+            won: Mapping[LockKey, Grant] = {}
+            if all(role.state is LockState.STOPPED for role in self._roles.values()):
+                with contextlib.suppress(PgLeaderLockError, TimeoutError):
+                    async with asyncio.timeout(_FIRST_ANSWER_S):
+                        won = await self._group.win_what_is_free()
+            with _uncollected():
+                late = [role for role in self._roles.values() if not role.begin(won.get(role.key))]
+            for role in late:
+                if role.key in won:
+                    self._group.give_up(role.key)
+                await role.start()
 
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Release everything, and stop."""
         await asyncio.gather(*(role.shutdown(timeout_s) for role in self._roles.values()))
-        await self._group.close()
+        if all(role.state is LockState.STOPPED for role in self._roles.values()):  # not started again meanwhile
+            await self._group.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -6,6 +6,7 @@ called by one task, one thing at a time. Any error means that the locks are gone
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -155,13 +156,16 @@ class Sessions:
     async def close(self) -> None:
         """End both sessions. Whatever was held is free."""
         self.held.clear()
-        await self.close_locks()
+        await self._locks.close()
         if self._witnesses is not None:
             await self._witnesses.close()
 
-    async def close_locks(self) -> None:
-        """A closed session holds nothing, whatever became of it."""
-        await self._locks.close()
+    def abandon(self) -> None:
+        """The same, where no event loop is left to wait on: a driver's close() does not wait."""
+        for session in (self._locks, self._witnesses):
+            if session is not None:
+                with contextlib.suppress(StopIteration, Exception):
+                    session.close().send(None)
 
     async def _witness_session(self) -> Session:
         admitted = await self._admission.admit(self._lease.lease_s, with_facts=False)
@@ -187,34 +191,36 @@ class Sessions:
         if not taken:
             return {}
         self.held.update(taken)
-        row = await self._locks.fetch(_group_sql.NEXT_TOKEN, bound_s=self._lease.answer_bound_s)
+        row = await self._locks.fetch(_group_sql.NEXT_TOKEN, bound_s=self._bound_s())
         if row is None:
             raise ConnectionError(f"the server gave no token to the group ({self._where})")
         refused = await self._without_witness(taken)
         if refused:
             self.has_busy_witness = True
-            await self.free(refused)
-        if len(refused) < len(taken):
-            await self.renew()  # the grants may be old by now
+            await self.free(refused, tells=False)
+        if len(refused) < len(taken) and not await self.renew():  # the grants may be old by now
+            await self.free(taken, tells=False)
+            return {}
         return {key: SharedGrant(int(row[0]), self.trust) for key in taken if key not in refused}
 
     async def _try_locks(self, wanted: list[LockKey], limit: int | None) -> list[int]:
         """Mostly the same ones again and again, in vain: then what is sent is made once."""
         if limit is not None or self._tried is None or self._tried[0] != wanted:
             self._tried = wanted, _group_sql.arrays(wanted, limit)
-        row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._lease.answer_bound_s)
+        row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._bound_s())
         return [] if row is None else list(row[0])
 
-    async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
+    async def free(self, keys: Iterable[LockKey], *, tells: bool = True) -> set[LockKey]:
         """Unlock these, their witnesses after them, and tell those who may want them. Return which were held."""
         keys = [key for key in keys if key in self.held]
         if not keys:
             return set()
         places = await self._for_each(self._locks, _group_sql.unlock_all(), keys)
         if self._witnesses is not None and not self._witnesses.closed:
-            await self._for_each(self._witnesses, _group_sql.unlock_all(), [witness_key(key) for key in keys])
+            await self._for_each_witness(_group_sql.unlock_all(), keys)
         self.held.difference_update(keys)
-        await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._lease.answer_bound_s)
+        if tells:
+            await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._bound_s())
         return {keys[place] for place in places}
 
     async def _without_witness(self, keys: Collection[LockKey]) -> set[LockKey]:
@@ -224,30 +230,43 @@ class Sessions:
         if self._witnesses is None or self._witnesses.closed:
             return set(keys)
         ordered = list(keys)
-        witnesses = [witness_key(key) for key in ordered]
-        places = await self._for_each(self._witnesses, _group_sql.try_all(), witnesses)
+        places = await self._for_each_witness(_group_sql.try_all(), ordered)
         return set(keys) - {ordered[place] for place in places}
+
+    async def _for_each_witness(self, statement: str, keys: list[LockKey]) -> list[int]:
+        """The end of that session costs nobody a lock: it is replaced while the locks protect."""
+        assert self._witnesses is not None  # noqa: S101 - whoever calls has looked
+        try:
+            return await self._for_each(self._witnesses, statement, [witness_key(key) for key in keys])
+        except ConnectionError as error:
+            self._logger.warning("witness_lost", error=error)
+            await self._witnesses.close()
+            return []
 
     async def _for_each(
         self, session: Session, statement: str, keys: list[LockKey], limit: int | None = None
     ) -> list[int]:
-        row = await session.fetch(statement, _group_sql.arrays(keys, limit), bound_s=self._lease.answer_bound_s)
+        row = await session.fetch(statement, _group_sql.arrays(keys, limit), bound_s=self._bound_s())
         return [] if row is None else list(row[0])
 
     # --- Renewal -------------------------------------------------------------------------------------------------
 
-    async def renew(self) -> None:
-        """Show on both sessions that we live. A lost witness session is replaced while the locks still protect."""
+    async def renew(self) -> bool:
+        """Show on both sessions that we live. A lost witness session is replaced while the locks still protect.
+
+        False when there is none: then no trust is added.
+        """
         self.renew_at = self._clock() + self._lease.renew_every_s
         sent = self._clock()
         await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
         if self._lease.witness and not await self._witnesses_live():
             if not await self._replace_witnesses():
                 self.renew_at = min(self.renew_at, self._clock() + self._lease.renew_every_s / 4)
-                return  # no trust is added without a witness
+                return False
             sent = self._clock()
             await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
         self.trust.renewed(self._lease, sent)
+        return True
 
     def _bound_s(self) -> float:
         """How long an answer may take: what was not renewed by then is lost, so that work has time to stop."""
@@ -256,7 +275,10 @@ class Sessions:
         left_s = self.trust.lost_at - self._clock()
         if left_s <= 0:
             raise LeadershipLost(f"the group was not renewed in time ({self._where})", cause=LossCause.STALLED)
-        return left_s
+        return min(left_s, self._lease.answer_bound_s)
+
+    def _witness_bound_s(self) -> float:
+        return self._lease.renew_every_s if self.is_over else min(self._lease.renew_every_s, self._bound_s())
 
     async def keep_witnesses(self) -> None:
         """After the end of the locks: hold on to what keeps a successor waiting until our members were told."""
@@ -269,7 +291,7 @@ class Sessions:
         if self._witnesses is None or self._witnesses.closed:
             return False
         try:
-            await self._witnesses.fetch(_sql.PING, bound_s=self._lease.renew_every_s)
+            await self._witnesses.fetch(_sql.PING, bound_s=self._witness_bound_s())
         except ConnectionError as error:
             self._logger.warning("witness_lost", error=error)
             return False

@@ -69,6 +69,7 @@ class Group:
         self._leaving: dict[LockKey, asyncio.Future[bool]] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._poll_at = 0.0
         self._was_told_to_settle = False
         self._logger = get_logger().bind(group=where)
@@ -103,6 +104,8 @@ class Group:
 
     async def win_what_is_free(self) -> dict[LockKey, SharedGrant]:
         """Try for all roles at once, and return those that are ours now."""
+        for member in self._members.values():
+            member.is_wanted = True  # or the sessions would be closed again
         await self.open()
         loop = asyncio.get_running_loop()
         asked: dict[LockKey, asyncio.Future[SharedGrant | None]] = {key: loop.create_future() for key in self._members}
@@ -110,21 +113,25 @@ class Group:
         self._go_on()
         try:
             await asyncio.wait(asked.values())
+        except BaseException:
+            for key in _granted(asked):
+                self.give_up(key)
+            raise
         finally:
             for key, future in asked.items():
                 if self._asking.get(key) is future:
                     del self._asking[key]
-        grants = {}
-        for key, future in asked.items():
-            grant = None if future.cancelled() or future.exception() is not None else future.result()
-            if grant is not None:
-                self._members[key].take(grant)
-                grants[key] = grant
+        grants = _granted(asked)
+        for key, grant in grants.items():
+            self._members[key].take(grant)
         return grants
 
     async def wait(self, key: LockKey, timeout_s: float) -> None:
-        """Return when the lock was won, at the latest after this time."""
+        """Return when the lock was won or the sessions have ended, at the latest after this time."""
+        if self._sessions is None or self._sessions.is_over:
+            return
         granted = self._waiting[key] = asyncio.get_running_loop().create_future()
+        self._go_on()
         try:
             await asyncio.wait({granted}, timeout=timeout_s)
         finally:
@@ -155,10 +162,31 @@ class Group:
         self._fail(ConnectionError(f"the group was closed ({self.where})"))
         await self._bury()
 
+    def give_up(self, key: LockKey) -> None:
+        """Let go of a lock that nobody wants, if it is held. Nobody waits for it."""
+        if self.is_held(key):
+            self._leaving.setdefault(key, asyncio.get_running_loop().create_future())
+            self._go_on()
+
     def _go_on(self) -> None:
-        self._news.set()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._forget_another_loop()
+            self._loop = loop
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock group")
+            self._news = asyncio.Event()
+            self._task = loop.create_task(self._live(), name="pgleaderlock group")
+        self._news.set()
+
+    def _forget_another_loop(self) -> None:
+        """What an event loop left behind that ended without a word to us. A closed session holds nothing."""
+        sessions, self._sessions, self._task = self._sessions, None, None
+        if sessions is not None:
+            sessions.abandon()
+        for asked in (self._asking, self._waiting, self._leaving):
+            for key in [key for key, future in asked.items() if future.get_loop().is_closed()]:
+                del asked[key]
+        self._opening = [opened for opened in self._opening if not opened.get_loop().is_closed()]
 
     # --- The task ------------------------------------------------------------------------------------------------
 
@@ -168,12 +196,17 @@ class Group:
                 await self._round()
             except PgLeaderLockError as error:
                 self._fail(error)
+            except Exception as bug:  # whatever it is, nobody may go on believing in what nobody renews
+                self._logger.error("group_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
+                self._fail(LockError(f"the group failed: {bug!r} ({self.where})"))
             await self._rest()
 
     async def _round(self) -> None:
         """Everything that is to be done now, each at most once."""
         self._news.clear()
         await self._see_off(self._sessions)
+        if not any(member.is_wanted for member in self._members.values()) and not self._leaving:
+            await self._bury()
         if self._sessions is None and self._opening:
             await self._open()
         sessions = self._sessions
@@ -183,11 +216,11 @@ class Group:
         for opened in self._opening:  # who came while it was being opened
             _answer(opened, None)
         self._opening.clear()
+        if self._clock() >= sessions.renew_at or sessions.lacks_witnesses:
+            await sessions.renew()
         await self._let_go(sessions)
         if self._asking or (self._waiting and self._clock() >= self._poll_at):
             await self._try(sessions)
-        if self._clock() >= sessions.renew_at or sessions.lacks_witnesses:
-            await sessions.renew()
 
     async def _rest(self) -> None:
         """Until somebody asks, a session ends or is told something, or the next poll or renewal is due."""
@@ -233,7 +266,13 @@ class Group:
         if self._sessions is not None:
             self._sessions.fail(error)
         self._refuse_all(error)
+        self._wake_all()
         self._news.set()
+
+    def _wake_all(self) -> None:
+        """Whoever waits at sessions that have ended must ask for new ones."""
+        for waiting in self._waiting.values():
+            _answer(waiting, None)
 
     def _refuse_all(self, error: PgLeaderLockError) -> None:
         for opening in self._opening:
@@ -251,7 +290,6 @@ class Group:
         """After the end: when everybody has let go, or nobody can believe any more, the witnesses go too."""
         if sessions is None or not sessions.is_over:
             return
-        await sessions.close_locks()
         sessions.held.difference_update(self._leaving)
         if sessions.held and self._clock() < sessions.trust.until:
             await sessions.keep_witnesses()
@@ -260,6 +298,7 @@ class Group:
 
     async def _bury(self) -> None:
         sessions, self._sessions = self._sessions, None
+        self._wake_all()
         if sessions is not None:
             await sessions.close()
 
@@ -278,6 +317,9 @@ class Group:
     async def _try(self, sessions: Sessions) -> None:
         """Try for everybody who asks or waits."""
         self._poll_at = self._clock() + self._poll_s * random.uniform(0.8, 1.2)  # noqa: S311 - it spreads load
+        for key in [key for key in self._asking if key in sessions.held]:
+            self.give_up(key)  # it is nobody's: whoever asks for it has no grant of it
+            self._hand_out(key, None)
         wanted = [key for key in {**self._asking, **self._waiting} if key not in sessions.held]
         room = len(wanted) if self._max_roles is None else self._max_roles - len(sessions.held)
         won: dict[LockKey, SharedGrant] = {}
@@ -302,8 +344,7 @@ class Group:
             if key in self._waiting:
                 _answer(self._waiting[key], None)
         else:
-            self._leaving[key] = asyncio.get_running_loop().create_future()
-            self._news.set()
+            self.give_up(key)
 
     def _has_to_settle(self, sessions: Sessions) -> bool:
         left_s = sessions.settled_at - self._clock()
@@ -320,7 +361,7 @@ class Member(Backend):
         self._group = group
         self._key = key
         self._labels = labels
-        self._is_wanted = False
+        self.is_wanted = False
         self._won: SharedGrant | None = None  # while waiting, and not yet handed out
         self._grant: SharedGrant | None = None
 
@@ -331,16 +372,16 @@ class Member(Backend):
 
     def take(self, grant: SharedGrant) -> None:
         """It is handed out already."""
-        self._grant, self._is_wanted = grant, True
+        self._grant, self.is_wanted = grant, True
 
     def was_won(self, grant: SharedGrant) -> bool:
         """The group has the lock for us. False if we have closed meanwhile."""
-        self._won = grant if self._is_wanted else None
-        return self._is_wanted
+        self._won = grant if self.is_wanted else None
+        return self.is_wanted
 
     async def open(self) -> None:
         """Have the group's sessions."""
-        self._is_wanted = True
+        self.is_wanted = True
         await self._group.open()
 
     async def try_acquire(self) -> Grant | None:
@@ -379,13 +420,13 @@ class Member(Backend):
     async def close(self) -> None:
         """Let go of this role. The sessions are the group's."""
         self._won = self._grant = None
-        self._is_wanted = False
+        self.is_wanted = False
         if self._group.is_held(self._key):
             await self._group.leave(self._key)
 
     async def wait(self, timeout_s: float) -> None:
         """Be tried for, with everybody else who waits."""
-        self._is_wanted = True
+        self.is_wanted = True
         if self._won is None:
             await self._group.wait(self._key, timeout_s)
 
@@ -403,6 +444,16 @@ class Member(Backend):
                 f"term {grant.token} of lock {self._key.described} is over ({self._group.where})",
                 cause=LossCause.CONNECTION_LOST,
             )
+
+
+def _granted(asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> dict[LockKey, SharedGrant]:
+    """Return what was answered with a grant."""
+    grants = {}
+    for key, future in asked.items():
+        grant = future.result() if future.done() and not future.cancelled() and future.exception() is None else None
+        if grant is not None:
+            grants[key] = grant
+    return grants
 
 
 def _answer(future: asyncio.Future[T], value: T) -> None:

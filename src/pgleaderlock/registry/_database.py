@@ -24,6 +24,8 @@ __all__ = ["TABLES", "Database", "Row"]
 Row = tuple[Any, ...]
 TABLES = ("nodes", "candidates", "leaders", "history")
 _CALL_S = 10.0
+# A server does not notice that we hang up while it waits for a lock: without these, sessions would pile up there.
+_LIMITS = "SELECT set_config('lock_timeout', '5s', false), set_config('statement_timeout', '8s', false)"
 
 _MISSING = "SELECT count(*) < %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
@@ -58,6 +60,7 @@ class Database:
                 lambda: psycopg.AsyncConnection.connect(conninfo, autocommit=True)
             )
             take_over(connection)
+            await connection.execute(_LIMITS)
             connection.add_notify_handler(lambda notification: self._heard.append(notification.payload))
             if makes_tables and (await self._fetch(_MISSING, (len(TABLES), self._schema, list(TABLES))))[0][0]:
                 await connection.execute(create_sql(self._schema).encode())

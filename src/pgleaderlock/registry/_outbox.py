@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, replace
 
-__all__ = ["Happening", "Outbox"]
+__all__ = ["Happening", "Outbox", "clean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,11 @@ class Happening:
     number: int = 0
     missing: int = 0
     """How many before this one were forgotten."""
+
+
+def clean(text: str) -> str:
+    """Return the text as PostgreSQL takes it: without NUL, and without halves of characters."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
 class Outbox:

@@ -49,6 +49,8 @@ SELECT lock, role, %(instance)s, %(node)s, token, to_timestamp(at), to_timestamp
        backend_pid = excluded.backend_pid, host = excluded.host, process_id = excluded.process_id,
        version = excluded.version, about = excluded.about
  WHERE coalesce(excluded.token, 0) >= coalesce(l.token, 0)
+    OR NOT EXISTS (SELECT FROM {schema}.nodes AS n WHERE n.instance = l.instance
+                      AND n.seen_at > clock_timestamp() - make_interval(secs => 10 * n.heartbeat_s))
 """
 
 _RENEW = """

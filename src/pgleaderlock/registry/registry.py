@@ -31,7 +31,7 @@ from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Event
 from pgleaderlock.registry._book import Book, Changes, Standing
 from pgleaderlock.registry._database import Database
-from pgleaderlock.registry._outbox import Happening
+from pgleaderlock.registry._outbox import Happening, clean
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
 from pgleaderlock.registry.audit import Line, audit
@@ -47,6 +47,7 @@ _STEP_DOWN_S = 10.0
 _AUDIT_EVERY_S = 60.0
 _AUDITED_S = 24 * 3600.0
 _LONGEST_PRUNE = 100  # portions at a time
+_LARGEST_ABOUT = 65536
 _TELL_CHANGE = "SELECT pg_notify(%(channel)s, %(schema)s)"
 
 
@@ -74,7 +75,7 @@ class Registry:
         accept_asks: bool = True,
         clock: Clock = suspend_aware_clock,
     ) -> None:
-        self.node = node or f"{socket.gethostname()}:{os.getpid()}"
+        self.node = _presentable("node", node or f"{socket.gethostname()}:{os.getpid()}")
         self.schema = schema
         self._database = Database(dsn, schema, clock)
         self._sql = statements(schema)
@@ -84,7 +85,7 @@ class Registry:
         self._clock = clock
         self._server_clock = ServerClock()
         self._book = Book(_CAPACITY)
-        self._about = json.dumps(dict(about or {}))
+        self._about = _about_text(about or {})
         self._started = self._clock()
         self._identity: dict[str, Any] = {"instance": str(uuid.uuid4()), "node": self.node}
         self._task: asyncio.Task[None] | None = None
@@ -134,13 +135,14 @@ class Registry:
         lock = str(key) if key is not None else " ".join(map(str, election.labels.values()))
         if lock in self._book.standings:
             raise ValueError(f"lock {lock} is attached to this registry already")
-        standing = Standing(lock, role or (key.name if key else None) or lock, key, election)
+        name = _presentable("role", role or (key.name if key else None) or lock)
+        standing = Standing(_presentable("lock", lock), name, key, election)
         self._book.add(standing, self._clock())
         election.subscribe(lambda event: self._hear(standing, event))
 
     async def start(self) -> None:
         """Begin to write. Returns at once, whether the database answers or not."""
-        if self._task is None:
+        if self._task is None or self._task.done() or self._task.get_loop().is_closed():
             self._is_closing = False
             self._news = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock registry")
@@ -179,9 +181,14 @@ class Registry:
     async def _live(self) -> None:
         try:
             while not self._is_closing or (self._book.has_news and self._failures == 0):
-                await self._write()
-                if not self._is_closing:
-                    await self._rest()
+                try:
+                    await self._write()
+                    if not self._is_closing:
+                        await self._rest()
+                except Exception as bug:  # it must go on writing, whatever it is
+                    self._logger.error("registry_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
+                    self._note_failure(bug)
+                    await asyncio.sleep(_RETRY_S[0])
             await self._sign_off()
         finally:
             await self._database.close()
@@ -366,11 +373,11 @@ class Registry:
             ask = json.loads(payload)
             is_ours = ask["schema"] == self.schema and ask["ask"] == "step_down"
             standing = self._book.standings.get(ask["lock"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         if not is_ours or standing is None or standing.acquired_at is None:
             return
-        by = str(ask.get("by", "somebody"))[:100]
+        by = clean(str(ask.get("by", "somebody"))[:100])
         self._logger.info("step_down_asked", lock=standing.lock, role=standing.role, by=by)
         at = self._clock()
         self._book.outbox.put(
@@ -379,3 +386,23 @@ class Registry:
         task = asyncio.get_running_loop().create_task(standing.election.step_down(_STEP_DOWN_S))
         self._asks.add(task)
         task.add_done_callback(self._asks.discard)
+
+
+def _presentable(what: str, text: object) -> str:
+    """Return a text that can be written down as it is."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
+    if not text or clean(text) != text:
+        raise ValueError(f"{what} must be text without NUL and without halves of characters, got {text!r}")
+    return text
+
+
+def _about_text(about: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(dict(about), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"about must be what JSON can say: {error}") from error
+    plain = json.dumps(dict(about), ensure_ascii=False)
+    if len(text) > _LARGEST_ABOUT or "\\u0000" in text or clean(plain) != plain:
+        raise ValueError(f"about must be at most {_LARGEST_ABOUT} characters, without NUL and halves of characters")
+    return text
