@@ -465,3 +465,15 @@ def test_a_place_that_is_something_else_is_told_without_a_traceback(path: Path, 
     path.write_text("a file")
     assert invoke(["nfs", "status", str(path)]) == exit_codes.UNREACHABLE
     assert "cannot be used as a lock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "new\nline", "\u202eright to left", "\udcff"])
+def test_a_terminal_does_not_obey_what_a_holder_calls_itself(tmp_path: Path, name: str, capsys):
+    path = tmp_path / "work.lck"
+    path.mkdir()
+    claimant = Claimant(name, name, 7, str(path), 60.0)
+    (path / "epoch.0").write_bytes(encode(claimant))
+    assert invoke(["nfs", "status", str(path)]) == exit_codes.CLEAN
+    shown = capsys.readouterr().out
+    assert name not in shown
+    assert ascii(name)[1:-1].replace(" to left", "") in shown

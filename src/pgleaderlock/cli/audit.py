@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record, visible
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term, audit
 from pgleaderlock.registry.reading import RegistryReader, RoleStatus

@@ -12,7 +12,7 @@ from loguru import logger
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Holder
 
-__all__ = ["InterceptHandler", "describe_holder", "holder_fields", "key_fields", "print_json", "show_logs"]
+__all__ = ["InterceptHandler", "describe_holder", "holder_fields", "key_fields", "print_json", "show_logs", "visible"]
 
 _LIBRARY = "pgleaderlock"
 _FORMAT = (
@@ -58,6 +58,11 @@ def print_json(record: dict[str, Any]) -> None:
     click.echo(json.dumps(record))
 
 
+def visible(text: str) -> str:
+    """Return the text with whatever a terminal would obey written out."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
 def key_fields(key: LockKey) -> dict[str, Any]:
     """Name the lock in the way that it was named to us, and in the form that the library prints."""
     if key.space == "pair":
@@ -79,6 +84,6 @@ def holder_fields(holder: Holder) -> dict[str, Any]:
 def describe_holder(holder: Holder) -> str:
     """Say who it is, in a line for people. The pid is the server's; a name of ours has the client's in it."""
     if holder.pid is None:  # a store without sessions knows a name, and since when
-        return holder.name + (f", since {holder.since}" if holder.since else "")
+        return visible(holder.name + (f", since {holder.since}" if holder.since else ""))
     place = holder.address or "the local socket"
-    return f"pid {holder.pid}, {holder.name}, user {holder.detail}, from {place}, session since {holder.since}"
+    return visible(f"pid {holder.pid}, {holder.name}, user {holder.detail}, from {place}, session since {holder.since}")

@@ -7,7 +7,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record, visible
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.registry.audit import Line
 

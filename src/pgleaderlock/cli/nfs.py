@@ -9,7 +9,7 @@ import click
 
 from pgleaderlock._files import place
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.nfs import _inspect
@@ -66,9 +66,9 @@ def nfs_break(*, path: str, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"lockfile": str(lockfile), "broken_epoch": broken})
     elif broken is not None:
-        click.echo(f"{lockfile} is free: epoch {broken} was broken")
+        _say(f"{lockfile} is free: epoch {broken} was broken")
     elif found.is_held:
-        click.echo(f"{lockfile} is free: it was released meanwhile")
+        _say(f"{lockfile} is free: it was released meanwhile")
     else:
         _show(lockfile, found)
 
@@ -84,9 +84,9 @@ def nfs_tidy(*, path: str, as_json: bool) -> None:
         print_json({"lockfile": str(lockfile), "removed": removed})
         return
     for name in removed:
-        click.echo(name)
+        _say(name)
     there = "" if lockfile.exists() else f" (there is no lock at {lockfile} yet)"
-    click.echo(f"{len(removed)} removed from {lockfile}{there}", err=True)
+    _say(f"{len(removed)} removed from {lockfile}{there}", err=True)
 
 
 def _lockfile(path: str) -> Path:
@@ -128,9 +128,14 @@ def _fields(path: Path, found: Inspection) -> dict[str, Any]:
 
 def _show(path: Path, found: Inspection, *, err: bool = False) -> None:
     headline, *details = _lines(path, found)
-    click.echo(headline, err=err)
+    _say(headline, err=err)
     for detail in details:
-        click.echo(f"  {detail}", err=err)
+        _say(f"  {detail}", err=err)
+
+
+def _say(line: str, *, err: bool = False) -> None:
+    """Names of files, hosts and holders are somebody else's: a terminal must not obey them."""
+    click.echo(visible(line), err=err)
 
 
 def _lines(path: Path, found: Inspection) -> Iterator[str]:

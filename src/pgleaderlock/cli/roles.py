@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.times import duration, iso
 from pgleaderlock.errors import ConnectionError
@@ -35,7 +36,6 @@ __all__ = [
     "show_roles",
     "silence_s",
     "unreachable",
-    "visible",
 ]
 
 _ADVICE = "check --dsn or $PG_DSN, --schema, and that the server is up and lets this user in."
@@ -172,11 +172,6 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 
 # --- For people ---
-
-
-def visible(text: str) -> str:
-    """Return the text with whatever a terminal would obey written out."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def silence_s(leader: Leader) -> float | None:

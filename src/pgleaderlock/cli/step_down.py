@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s, visible
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import KnownRole, Leader, RegistryReader

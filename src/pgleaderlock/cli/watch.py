@@ -15,7 +15,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from pgleaderlock.cli.roles import console_for, print_record, role_fields, roles_table, silence_s, unreachable, visible
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.roles import console_for, print_record, role_fields, roles_table, silence_s, unreachable
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.times import iso
 from pgleaderlock.errors import ConnectionError
