@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pgleaderlock import (
     EventKind,
@@ -28,6 +29,7 @@ from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
+from pgleaderlock.metrics import Metrics
 from tests.conftest import Postgres, free_port
 from tests.doubles import until
 from tests.test_lease import LEASE_S, query
@@ -185,6 +187,23 @@ async def test_the_work_of_a_role_is_finished_before_it_is_released(postgres: Po
     async with group:
         await until(leads(group, 3))
     assert sorted(finished) == sorted(names)
+
+
+async def test_a_renewal_of_the_group_is_one_of_each_role_that_it_leads(postgres: Postgres, names: list[str]):
+    registry = CollectorRegistry()
+    group = make_group(postgres.dsn, names, lease_s=0.6, health_interval_s=0.2)
+    Metrics("g", registry).watch_group(group, node="n")
+
+    def renewals(name: str) -> float:
+        return registry.get_sample_value("g_leader_renew_seconds_count", {"role": name, "node": "n"}) or 0.0
+
+    async with group:
+        await until(lambda: all(renewals(name) >= 2 for name in names))
+        await group[names[0]].shutdown()
+        before = renewals(names[0])
+        later = renewals(names[1]) + 2
+        await until(lambda: renewals(names[1]) >= later)
+        assert renewals(names[0]) == before
 
 
 async def test_a_group_can_be_started_again(postgres: Postgres, names: list[str]):

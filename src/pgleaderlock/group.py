@@ -203,6 +203,11 @@ class LeaderGroup(Mapping[str, GroupRole]):
             role.subscribe(lambda event, role=role: listener(role, event))
         return listener
 
+    def on_renewed(self, fn: Callable[[float], object]) -> Callable[[float], object]:
+        """Call ``fn(took_s)`` after each renewal, which is one for all roles. It must not wait, or raise."""
+        self._group.renewal_listeners.append(fn)
+        return fn
+
     def on_acquired(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
         """Call ``fn(role)`` when this process became the leader of a role."""
         for role in self._roles.values():

@@ -112,8 +112,11 @@ class Node:
         from pgleaderlock.metrics import Metrics  # noqa: PLC0415 - it needs an extra of its own
 
         self._metrics = Metrics(self.config.metrics.prefix)
-        for name, election in self.elections.items():
-            self._metrics.watch(election, role=name, node=self.name or "node")
+        if self.group is not None:
+            self._metrics.watch_group(self.group, node=self.name or "node")
+        else:
+            for name, election in self.elections.items():
+                self._metrics.watch(election, role=name, node=self.name or "node")
         if self.registry is not None:
             self._metrics.watch_registry(self.registry)
 

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pgleaderlock._logging import get_logger
@@ -71,6 +71,8 @@ class Group:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poll_at = 0.0
+        self.renewal_listeners: list[Callable[[float], object]] = []
+        """Called with how long each renewal took, for whoever measures."""
         self._was_told_to_settle = False
         self._logger = get_logger().bind(group=where)
 
@@ -217,10 +219,16 @@ class Group:
             _answer(opened, None)
         self._opening.clear()
         if self._clock() >= sessions.renew_at or sessions.lacks_witnesses:
-            await sessions.renew()
+            await self._renew(sessions)
         await self._let_go(sessions)
         if self._asking or (self._waiting and self._clock() >= self._poll_at):
             await self._try(sessions)
+
+    async def _renew(self, sessions: Sessions) -> None:
+        sent = self._clock()
+        if await sessions.renew():
+            for listener in self.renewal_listeners:
+                listener(self._clock() - sent)
 
     async def _rest(self) -> None:
         """Until somebody asks, a session ends or is told something, or the next poll or renewal is due."""

@@ -21,8 +21,9 @@ Counters begin at zero with the process. Nothing here decides anything.
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
@@ -50,6 +51,18 @@ class _Watched:
     tally: Tally
 
 
+class WatchedGroup(Protocol):
+    """What is asked of a :class:`~pgleaderlock.LeaderGroup`."""
+
+    def items(self) -> Iterable[tuple[str, Election]]:
+        """Its roles."""
+        ...
+
+    def on_renewed(self, fn: Callable[[float], object]) -> object:
+        """Tell how long each renewal took."""
+        ...
+
+
 class Metrics:
     """A collector of everything that the elections it watches have to tell.
 
@@ -73,7 +86,9 @@ class Metrics:
         it another than the default gives the same one here.
         """
         if not isinstance(election, Election):
-            raise TypeError(f"election must be an Election, not {type(election).__name__}: of a group, watch each role")
+            raise TypeError(
+                f"election must be an Election, not {type(election).__name__}: for a group there is watch_group"
+            )
         labels = _check_text("role", role), _check_text("node", node)
         watched = _Watched(election, clock, Tally(election.state, clock()))
         with self._guard:
@@ -81,6 +96,19 @@ class Metrics:
                 raise ValueError(f"role {role!r} of node {node!r} is watched already: unwatch() it first")
             self._watched[labels] = watched
         election.subscribe(watched.tally.hear)
+
+    def watch_group(self, group: WatchedGroup, *, node: str, clock: Clock = suspend_aware_clock) -> None:
+        """Show every role of a group. One renewal is that of each role which is led here."""
+        for name, election in group.items():
+            self.watch(election, role=name, node=node, clock=clock)
+        mine = [self._watched[name, node] for name, _ in group.items()]
+
+        def renewed(took_s: float) -> None:
+            for each in mine:
+                if each.election.is_leader:
+                    each.tally.renewed(took_s)
+
+        group.on_renewed(renewed)
 
     def unwatch(self, *, role: str, node: str) -> None:
         """Show this one no more, so that another election may take its labels, with counters that begin at zero."""

@@ -57,6 +57,15 @@ class Tally:
             self._follow_the_term(event)
             self._follow_the_doubt(event)
 
+    def renewed(self, took_s: float) -> None:
+        """Count a renewal of which the election itself was not told, as in a group."""
+        with self._guard:
+            self._count_renewal(took_s)
+
+    def _count_renewal(self, took_s: float) -> None:
+        self._renewals[bisect_left(BUCKETS_S, took_s)] += 1
+        self._renewing_s += took_s
+
     def read(self, now: float, *, leads: bool) -> Reading:
         """Return the numbers as they are at this time, for an election that leads or does not."""
         with self._guard:
@@ -85,8 +94,7 @@ class Tally:
             case EventKind.ERROR if event.cause == CALLBACK_FAILED:
                 self._callback_errors += 1
             case EventKind.RENEWED if event.took_s is not None:
-                self._renewals[bisect_left(BUCKETS_S, event.took_s)] += 1
-                self._renewing_s += event.took_s
+                self._count_renewal(event.took_s)
 
     def _follow_the_term(self, event: Event) -> None:
         if event.kind is EventKind.ACQUIRED:

@@ -111,18 +111,18 @@ class Database:
             raise ConnectionError(f"registry: {what} within {_CALL_S:g} s ({self.where})") from None
         except psycopg.Error as error:
             await self.close()
-            raise ConnectionError(self._explained(what, error)) from None
+            raise ConnectionError(self._explained(error)) from None
         except BaseException:
             await self.close()
             raise
 
-    def _explained(self, what: str, error: psycopg.Error) -> str:
+    def _explained(self, error: psycopg.Error) -> str:
         reason = " ".join(_dsn.scrub(str(error), self._parts).split())
         hint = ""
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             user = self._parts.get("user", "USER")
             hint = f". As its owner: pgleaderlock schema apply --schema {self._schema} --grant-to {user}"
-        return f"registry: {what} ({self.where}): {reason}{hint}"
+        return f"the registry's database refused ({self.where}): {reason}{hint}"
 
     # --- Notifications -------------------------------------------------------------------------------------------
 
