@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pgleaderlock import (
+    ConnectionError,
     EventKind,
     FixedInterval,
     GroupPatience,
@@ -579,3 +580,95 @@ async def test_sessions_are_closed_when_every_role_has_stopped_by_itself(own_ser
     async with asyncio.timeout(10):
         while (await query(own_server.dsn, SESSIONS))[0][0]:  # noqa: ASYNC110 - of a server
             await asyncio.sleep(0.02)
+
+
+async def test_a_lock_table_that_is_full_after_all_is_an_error_that_names_the_setting(
+    postgres: Postgres, names: list[str]
+):
+    errors: list[str] = []
+    group = make_group(postgres.dsn, names)
+    group.on_error(lambda _, error: errors.append(str(error)))
+    async with group:
+        await until(leads(group, 3))
+        sessions = group._group._sessions
+        assert sessions is not None
+        group._group._fail(ConnectionError("out of shared memory; HINT: ..."))
+        await until(lambda: len(errors) == 3)
+        assert "the server's lock table is full: raise max_locks_per_transaction" in errors[0]
+        await until(leads(group, 3))
+
+
+async def test_without_a_witness_nobody_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
+    async def never(self: Sessions) -> bool:
+        return False
+
+    monkeypatch.setattr(Sessions, "_witnesses_live", never)
+    monkeypatch.setattr(Sessions, "_replace_witnesses", never)
+    async with make_group(postgres.dsn, names) as group:
+        await until(lambda: all(role.state is LockState.FOLLOWER for role in group.values()))
+        await asyncio.sleep(0.3)
+        assert group.leading == []
+        monkeypatch.undo()
+        await until(leads(group, 3))
+
+
+async def test_a_witness_session_that_cannot_be_replaced_in_time_is_a_loss(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    lost: list[str] = []
+    group = make_group(postgres.dsn, names, lease_s=0.9, health_interval_s=0.3)
+    group.on_lost(lambda role: lost.append(role.name))
+
+    async def fail(self: Sessions) -> Any:
+        raise ConnectionError("too many clients already")
+
+    async with group:
+        await until(leads(group, 3))
+        monkeypatch.setattr(Sessions, "_witness_session", fail)
+        await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
+        await until(lambda: len(lost) >= 3)
+        monkeypatch.undo()
+        await until(leads(group, 3))
+
+
+async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    real, refusals = Sessions._without_witness, [1]
+
+    async def refuse_once(self: Sessions, keys: Any) -> set[LockKey]:
+        if self.held and refusals:
+            refusals.clear()
+            return set(keys)
+        return await real(self, keys)
+
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        tokens = [role.token for role in group.values()]
+        monkeypatch.setattr(Sessions, "_without_witness", refuse_once)
+        await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
+        await until(lambda: not refusals)
+        await asyncio.sleep(LEASE_S)
+        assert [role.token for role in group.values()] == tokens
+
+
+async def test_sessions_that_are_abandoned_hold_nothing(postgres: Postgres, names: list[str]):
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        sessions = group._group._sessions
+        assert sessions is not None
+        sessions.abandon()
+        async with asyncio.timeout(10):
+            while await held_on_server(postgres.dsn, names) == 3:  # noqa: ASYNC110 - of a server
+                await asyncio.sleep(0.01)
+        await until(leads(group, 3))
+
+
+async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    assert repr(group) == "<LeaderGroup of 3 roles, leading 0>"
+    assert f"{names[0]!r} stopped" in repr(group[names[0]])
+    assert await group[names[0]]._backend.holder() is None
+    with pytest.raises(ValueError, match="in this group twice"):
+        group._group.member(LockKey.named(names[0]), {})
+    assert list(make_group(postgres.dsn, {"x": LockKey.pair(1, 2)})) == ["x"]

@@ -171,6 +171,7 @@ async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypa
     taken: list[str] = []
     monkeypatch.setattr(Contender, "take", lambda self, epoch: taken.append(self._claimfile))
     attempt.cancel()
+    await asyncio.sleep(0)  # so that it was heard
     holder.unlock()
     await asyncio.wait({attempt})
     assert taken == []
@@ -667,3 +668,8 @@ def test_a_host_has_its_own_name_and_not_that_of_the_loop(monkeypatch, loop: str
     assert _host.hostname.__wrapped__() == "db7"
     monkeypatch.setattr(socket, "getfqdn", lambda: "db7.example.org")
     assert _host.hostname.__wrapped__() == "db7.example.org"
+
+
+def test_a_process_that_cannot_be_asked_about_is_taken_to_run():
+    assert _host.is_running(os.getpid())
+    assert _host.is_running(2**80)  # a number that no system has, but a claim of another's may

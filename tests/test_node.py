@@ -2,19 +2,27 @@
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import click
+import psycopg
 import pytest
 
-from pgleaderlock import LeaderGroup, LeaderLock
+from pgleaderlock import LeaderGroup, LeaderLock, LockKey
+from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.node import Node
 from tests.conftest import Postgres, free_port
 from tests.doubles import until
 from tests.processes import Process
+from tests.test_group import END_HOLDER
 from tests.test_registry import drop
 
 NAME = f"node/{os.getpid()}"
@@ -139,5 +147,70 @@ def test_run_without_a_file_serves_metrics_too(postgres: Postgres):
         process.wait_for("this process leads")
         with urllib.request.urlopen(address, timeout=10) as answer:
             assert f'role="{NAME}/single"' in answer.read().decode()
+        process.signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+def test_a_role_of_the_command_line_takes_the_place_of_those_in_the_file(postgres: Postgres, schema: str):
+    command = ["run", "--set", f"registry.schema={schema}", "--set", "cluster.leader_election.settle=0s", "-q"]
+    arguments = [*command, "--role", f"{NAME}/only"]
+    with Process(sys.executable, "-m", "pgleaderlock.cli", *arguments, env={"PG_DSN": postgres.dsn}) as process:
+        process.wait_for(f"stands for {NAME}/only;")
+        process.wait_for("this process leads")
+        end_sessions(postgres.dsn, f"{NAME}/only")
+        process.wait_for("no longer leads")
+        process.signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+def end_sessions(dsn: str, role: str) -> None:
+    """End the session that holds this role."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(END_HOLDER, lock_columns(LockKey.named(role)))
+
+
+def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgres: Postgres):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments in (["--set", "cluster.leader_election.roles=a"], ["--role", f"{NAME}/port"]):
+            command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments, "--metrics-port", str(port)]
+            with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
+                process.wait_for("in use")
+                assert process.wait() == 2
+
+
+def test_without_the_extra_a_metrics_port_names_it(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.metrics", "prometheus_client"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(click.UsageError, match=r"pgleaderlock\[metrics\]"), served_metrics(Mock(), "role", 0):
+        pass
+
+
+def test_when_nobody_reads_its_events_any_more_a_node_hands_over(postgres: Postgres, schema: str):
+    arguments = ["--set", f"registry.schema={schema}", "--set", f"cluster.leader_election.roles={NAME}/pipe"]
+    command = [sys.executable, "-m", "pgleaderlock.cli", "run", "--json", *arguments]
+    environment = {**os.environ, "PG_DSN": postgres.dsn}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    _, errors = process.communicate(timeout=30)
+    assert b"cannot be written to stdout any more" in errors
+    assert b"Traceback" not in errors
+    assert process.returncode == 0
+
+
+def test_many_roles_are_introduced_by_their_first(postgres: Postgres, schema: str):
+    roles = ",".join(f"{NAME}/many{number}" for number in range(9))
+    sets = [f"registry.schema={schema}", f"cluster.leader_election.roles={roles}", "cluster.leader_election.settle=0s"]
+    arguments = [argument for each in sets for argument in ("--set", each)]
+    command = [sys.executable, "-m", "pgleaderlock.cli", "run", "-q", *arguments]
+    with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
+        process.wait_for("and 4 more")
+        process.wait_for("this process leads")
+        process.signal(signal.SIGINT)
         process.signal(signal.SIGINT)
         assert process.wait() == 0

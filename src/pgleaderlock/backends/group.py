@@ -148,8 +148,12 @@ class Group:
 
     def of(self, trust: Trust) -> Sessions | None:
         """The sessions on which this trust was given, if they live."""
-        sessions = self._sessions
-        return sessions if sessions is not None and sessions.trust is trust and not sessions.is_over else None
+        sessions = self.last_of(trust)
+        return None if sessions is None or sessions.is_over else sessions
+
+    def last_of(self, trust: Trust) -> Sessions | None:
+        """The same, also when they have ended and are not buried yet."""
+        return self._sessions if self._sessions is not None and self._sessions.trust is trust else None
 
     def is_held(self, key: LockKey) -> bool:
         """Whether our sessions hold it, living or not yet buried."""
@@ -440,7 +444,7 @@ class Member(Backend):
 
     async def lost(self) -> PgLeaderLockError | None:
         """Wait for the end of the group's session."""
-        sessions = None if self._grant is None else self._group.of(self._grant.trust)
+        sessions = None if self._grant is None else self._group.last_of(self._grant.trust)
         if sessions is None:
             return ConnectionError(f"the session of the group is gone ({self._group.where})")
         return await asyncio.shield(sessions.ended)
