@@ -39,7 +39,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(f'metrics need the package {error.name}: pip install "pgleaderlock[metrics]"') from error
 
-__all__ = ["Metrics", "MetricsServer", "serve_metrics"]
+__all__ = ["Metrics", "MetricsServer", "WatchedGroup", "WatchedRegistry", "serve_metrics"]
 
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # without the colon, which is for recording rules
 
