@@ -27,9 +27,9 @@ setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it 
 run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
 	@exec .venv/bin/pgleaderlock run --quiet --role demo --settle 0 --retry-base 0.5 --retry-max 0.5 $(ARGS)
 
-# Three at a time, on two cores too: most of what they do is wait.
+# Four at a time, on two cores too: most of what they do is wait.
 test: setup ## Run all tests (ARGS="-k name" for some)
-	$(RUN) pytest --numprocesses=3 --dist=loadfile $(ARGS)
+	$(RUN) pytest --numprocesses=4 --dist=loadfile $(ARGS)
 
 check: lint types imports ## Run everything that CI runs: ruff, mypy, import-linter, the tests, the coverage floors
 	$(MAKE) test ARGS="--cov --cov-report=json $(ARGS)"
