@@ -141,10 +141,9 @@ class Group:
 
     async def leave(self, key: LockKey) -> bool:
         """Let go of a lock. False when it was not held any more."""
-        left: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._leaving[key] = left
+        left = self._leaving.setdefault(key, asyncio.get_running_loop().create_future())
         self._go_on()
-        return await left
+        return await asyncio.shield(left)  # which another may be waiting for too
 
     def of(self, trust: Trust) -> Sessions | None:
         """The sessions on which this trust was given, if they live."""
