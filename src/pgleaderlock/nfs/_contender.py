@@ -374,10 +374,15 @@ class Contender:
         """Whether the mark would end our own epoch. After one that is trusted nobody can have come, but by force."""
         if not self.is_trusted:
             return self.is_newest
-        newest = held.epoch
+        return not self._was_broken(held.epoch) and self._is_our_file(held.epoch)
+
+    def _was_broken(self, epoch: int) -> bool:
+        """Whether somebody came after a possession that is still trusted, which only force can do."""
+        if self._is_local:  # it makes the next number, and here names are seen as they are
+            return os.path.lexists(self._folder.epoch_path(epoch + 1))
         with contextlib.suppress(LockError):  # somebody put other things there, for which nobody shall wait for us
-            newest = self._folder.listing().newest
-        return newest == held.epoch and self._is_our_file(held.epoch)
+            return self._folder.listing().newest != epoch
+        return False
 
     def stay(self) -> None:
         """Show, while waiting, that our claim is not a leftover.

@@ -30,6 +30,7 @@ decided here.
 import contextlib
 import errno
 import fcntl
+import functools
 import math
 import os
 import random
@@ -130,14 +131,14 @@ class Folder:
             raise self._not_a_folder() from None
         epochs, released, claims = [], set(), []
         for name in names:
-            kind, _, number = name.partition(".")
-            if kind == "epoch" and _NUMBER.fullmatch(number):
-                epochs.append(int(number))
-            elif kind == "released" and _NUMBER.fullmatch(number):
-                released.add(int(number))
-            elif is_name(name):
+            kind, number = _read_name(name)
+            if kind == "epoch":
+                epochs.append(number)
+            elif kind == "released":
+                released.add(number)
+            elif kind == "claim":
                 claims.append(name)
-            elif not _FILE_SERVERS_OWN.fullmatch(name):
+            elif kind == "foreign":
                 raise LockError(
                     f"{self.path} cannot be used as a lock: it holds other things ({name!r}): name a path in it, such "
                     f"as {self.path}/name.lock"
@@ -375,6 +376,17 @@ class Folder:
             "lock in different ways would not see each other: choose another path; or, if it is of flufl.lock's, stop "
             "all programs that use it and remove that file"
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_name(name: str) -> tuple[str, int]:
+    """Return what a file is by its name, and its number. A folder is listed often, and mostly has the same names."""
+    kind, _, number = name.partition(".")
+    if kind in ("epoch", "released") and _NUMBER.fullmatch(number):
+        return kind, int(number)
+    if is_name(name):
+        return "claim", 0
+    return ("file server's" if _FILE_SERVERS_OWN.fullmatch(name) else "foreign"), 0
 
 
 def heartbeat_of(found: os.stat_result) -> tuple[int, int, int]:
