@@ -44,6 +44,7 @@ _TIDIED_AT_ONCE = 32
 _TIDIED_FOR = 0.1  # of a lifetime, which it is part of
 _REFRESH_EVERY_S = 0.25
 _UNKNOWN = "(unreadable)"
+_BOTH_NAMES = 2  # the claim's and the epoch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,8 @@ class Contender:
             if error.errno != errno.ESTALE:
                 raise
             return False  # the server has no such file any more
+        if self._is_local and ours.st_nlink == _BOTH_NAMES:  # which a local disk tells as it is
+            return True
         return ours.st_nlink > 0 and self._folder.is_epoch(epoch, ours)
 
     def settle(self) -> bool:
