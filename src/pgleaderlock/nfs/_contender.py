@@ -247,7 +247,7 @@ class Contender:
 
     def _check_links(self, epoch: int) -> None:
         """Two names, the claim's and the epoch's. Another was given by somebody who plays with our files."""
-        if (links := self._links) != 2:  # noqa: PLR2004
+        if (links := self._links) != _BOTH_NAMES:
             self._logger.error("weird_link_count", claim=self._claimfile, epoch=epoch, links=links)
 
     @property
