@@ -125,6 +125,7 @@ LINES = [
     (event(EventKind.LOST, cause="grace_expired"), logging.WARNING, "leadership_lost cause=grace_expired"),
     (event(EventKind.RECOVERED, attempt=2), logging.INFO, "leadership_recovered attempt=2"),
     (event(EventKind.STOPPED, cause="stop_requested"), logging.INFO, "stopped cause=stop_requested"),
+    (event(EventKind.OVERRUN, cause="work_overrun", error=LockError("w")), logging.ERROR, "work_overrun error=w"),
     (event(EventKind.ERROR, cause="db_error", error=LockError("no")), logging.WARNING, "db_error error=no"),
     (
         event(EventKind.ERROR, cause="release_failed", error=LockError("not held")),

@@ -17,6 +17,7 @@ from pgleaderlock.errors import (
     MissingExtra,
     PgLeaderLockError,
     ShutdownError,
+    WorkOverrun,
 )
 from pgleaderlock.group import GroupPatience, GroupRole, LeaderGroup
 from pgleaderlock.keys import LockKey
@@ -34,6 +35,7 @@ from pgleaderlock.models import (
     StateChangeCallback,
 )
 from pgleaderlock.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryStrategy
+from pgleaderlock.term import Term
 
 __all__ = [
     "Callback",
@@ -65,6 +67,8 @@ __all__ = [
     "RetryStrategy",
     "ShutdownError",
     "StateChangeCallback",
+    "Term",
+    "WorkOverrun",
     "open_backend",
     "suspend_aware_clock",
 ]

@@ -69,6 +69,10 @@ class Callbacks:
         """Call ``fn(exception)`` for everything that went wrong, another callback's exception included."""
         return self._register(EventKind.ERROR, fn, lambda event: (event.error,))
 
+    def on_overrun(self, fn: E) -> E:
+        """Call ``fn(error)``, a :class:`~pgleaderlock.errors.WorkOverrun`, when gated work outlived its term."""
+        return self._register(EventKind.OVERRUN, fn, lambda event: (event.error,))
+
     def _register(self, kind: EventKind, fn: F, arguments: Callable[[Event], tuple[Any, ...]]) -> F:
         check_callable(f"the {kind.value} callback", fn)
 

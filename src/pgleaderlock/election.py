@@ -11,7 +11,10 @@ account for it, so leaving a state never leaves anything held behind.
 Whether this process may act as the leader is :attr:`Election.is_leader`: the state *and* a comparison of the grant's
 ``trusted_until`` with the clock, evaluated when asked. It does not depend on the event loop having had time to notice.
 
-Not promised here: that work started as a leader ends with the leadership. Callbacks are told; stopping is theirs.
+Work that was registered with ``while_leader`` begins and ends in the step in which leadership does
+(:mod:`~pgleaderlock.gate`), and the session is kept until it has stopped, for as long as the grant can be trusted.
+
+Not promised here: that other work ends with the leadership. Callbacks are told; stopping is theirs.
 """
 
 import asyncio
@@ -23,12 +26,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from pgleaderlock._bodies import AfterWork, Host
 from pgleaderlock._calls import Asked, guarded, see_out
 from pgleaderlock._checks import check_flag, check_seconds
 from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.callbacks import Callbacks
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import (
@@ -40,6 +43,8 @@ from pgleaderlock.errors import (
 )
 from pgleaderlock.event_log import log_events
 from pgleaderlock.fsm import Input, Machine, Policy, Transition
+from pgleaderlock.gate import Gate
+from pgleaderlock.gated import Gated
 from pgleaderlock.hard_fence import HardFence
 from pgleaderlock.models import Callback, Event, EventKind, Grant, LockState
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy
@@ -52,7 +57,7 @@ _LAST_WORDS_S = 0.5
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
 
 
-class Election(Callbacks):
+class Election(Gated):
     """One contender for one lock, whatever store keeps it.
 
     Use from one event loop. A stopped election can be started again, on another loop too.
@@ -96,6 +101,8 @@ class Election(Callbacks):
         self._running: Run | None = None
         self._left_open = False  # a run ended without closing the backend; the next one does it first
         self._logger = get_logger().bind(**backend.labels)
+        self._fence_may_rest = True
+        self._gate = Gate(self._make_host())
         self.subscribe(log_events(self._logger))
         self._work = {
             LockState.FOLLOWER: self._follow,
@@ -214,7 +221,7 @@ class Election(Callbacks):
 
     def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
         """From a callback, where nothing can be waited for."""
-        if not self._drains or self.state is not LockState.LEADER:
+        if not self._has_to_drain():
             ask()
             return
 
@@ -227,19 +234,24 @@ class Election(Callbacks):
 
     async def _drain(self, run: Run, timeout_s: float | None) -> None:
         """Let work finish before a release that was asked for, renewing meanwhile. Whoever asks again waits too."""
-        if not self._drains or self.state is not LockState.LEADER:
+        if not self._has_to_drain():
             return
+        bound_s = self._drain_s if timeout_s is None else min(self._drain_s, timeout_s)
         if run.draining is None:
-            run.draining = run.loop.create_task(self._finish_work(run), name="pgleaderlock drain")
-        draining, bound_s = run.draining, self._drain_s if timeout_s is None else min(self._drain_s, timeout_s)
+            run.draining = run.loop.create_task(self._finish_work(run, bound_s), name="pgleaderlock drain")
+        draining = run.draining
         await asyncio.wait({draining, run.yielded, run.task}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             self._logger.warning("drain_unfinished", seconds=bound_s)
             draining.cancel()
             await asyncio.wait({draining}, timeout=_LAST_WORDS_S)  # it may refuse to be cancelled
 
-    async def _finish_work(self, run: Run) -> None:
-        for error in await asyncio.gather(*map(_call, self._drains), return_exceptions=True):
+    def _has_to_drain(self) -> bool:
+        return self.state is LockState.LEADER and (bool(self._drains) or not self._gate.is_idle)
+
+    async def _finish_work(self, run: Run, bound_s: float) -> None:
+        work = [self._gate.drain(bound_s), *map(_call, self._drains)]
+        for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, Exception):
                 self._logger.error(CALLBACK_FAILED, callback="before_release", error=error, exc_info=error)
                 state = self.state
@@ -290,6 +302,42 @@ class Election(Callbacks):
         """Whether this run will be over by itself, and a new one can be begun only then."""
         return run.stop_asked or self.state is LockState.STOPPED or run.task.cancelling() > 0
 
+    # --- Gated work --------------------------------------------------------------------------------------------
+
+    def _make_host(self) -> Host:
+        return Host(
+            clock=self._clock,
+            logger=self._logger,
+            described=self._labels_text(),
+            patience_s=self._drain_s,
+            grant_now=lambda: self._grant if self.is_leader else None,
+            report=self._report_work,
+            leave=self._leave_for_work,
+            note_rest=self._note_rest,
+        )
+
+    def _report_work(self, kind: EventKind, cause: str, error: Exception) -> None:
+        event = Event(kind, self.state, self.state, cause, self._clock(), error=error)
+        if self._running is not None:
+            self._running.stream.put(event)
+        elif kind is EventKind.OVERRUN:  # after the end of the election there is nobody to tell; failures were logged
+            self._logger.error(cause, error=error)
+
+    def _leave_for_work(self, how: AfterWork) -> None:
+        run = self._running
+        if run is not None:
+            leave = run.ask_to_stop if how == "stop" else partial(self._ask_to_release, run, run.yielded)
+            self._ask_once_drained(run, leave)
+
+    def _is_running(self) -> bool:
+        run = self._run_here()
+        return run is not None and not self._is_ending(run)
+
+    async def _until_stopped(self) -> None:
+        run = self._run_here()
+        if run is not None:
+            await asyncio.wait({run.task})
+
     # --- The loop ----------------------------------------------------------------------------------------------
 
     def _begin_run(self, won: Grant | None = None) -> None:
@@ -305,6 +353,7 @@ class Election(Callbacks):
             self._grant = fact.grant
             transition = self._machine.feed(fact.input)
             self._set_hard_fence(transition)
+            self._gate.follow(transition.to, self._grant)
             for event in self._events(transition, fact):
                 run.stream.put(event)
         run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
@@ -316,12 +365,12 @@ class Election(Callbacks):
         """End a run that could not end itself: cancelled before its first step, or its loop was closed under it."""
         if self._running is not run:
             return
-        self._running = self._grant = None
+        grant, self._running, self._grant = self._grant, None, None
         self._left_open = True
-        if self._hard_fence is not None:
-            self._hard_fence.disarm()
         error = ShutdownError("the lifecycle task ended before it could tidy up")
         events = self._events(self._machine.feed(Input.ABORTED), Fact(Input.ABORTED, error))
+        self._gate.follow(LockState.STOPPED, grant)
+        self._let_hard_fence_rest()
         if not run.loop.is_closed():  # on a closed one nobody can be told
             for event in events:
                 run.stream.put(event)
@@ -361,16 +410,20 @@ class Election(Callbacks):
         if fact.grant is not None:
             self._grant = fact.grant
         transition = self._machine.feed(fact.input)
+        self._gate.follow(transition.to, self._grant)
         self._set_hard_fence(transition)
         events = self._events(transition, fact)
         is_loss = EventKind.LOST in transition.emits
         trust_left_s = self._trust_left_s()
+        trusted_until = math.inf if self._grant is None else self._grant.trusted_until
         before = [event for event in events if is_loss and event.kind is not EventKind.STOPPED]
         after = [event for event in events if event not in before]
         term_is_over = transition.source in _LEADING and transition.to not in _LEADING
         try:
             await self._leave(run, transition, term_is_over=term_is_over)
             await self._tell(run, before, timeout_s=trust_left_s)
+            if term_is_over:
+                await self._see_work_out(run, trusted_until)
         finally:
             try:
                 if transition.closes:
@@ -382,6 +435,13 @@ class Election(Callbacks):
                     run.stream.put(event)
         if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
             await self._hear_out(run)
+
+    async def _see_work_out(self, run: Run, trusted_until: float) -> None:
+        """Keep the session until gated work has stopped, for as long as nobody else can lead."""
+        left_s = self._drain_s if math.isinf(trusted_until) else max(0.0, trusted_until - self._clock())
+        await self._gate.stopped(or_until=run.inbox.aborted, timeout_s=left_s)
+        if run.inbox.aborted.done():  # the session is closed before its time: whoever still runs is late from now on
+            self._gate.judge()
 
     async def _close_backend(self) -> None:
         """A backend's close does not raise. One that does anyway must not end the election."""
@@ -395,9 +455,19 @@ class Election(Callbacks):
         if self._hard_fence is None or self._grant is None:
             return
         if transition.to is LockState.LEADER and not math.isinf(self._grant.trusted_until):
+            self._fence_may_rest = False
             self._hard_fence.arm(self._grant.trusted_until)
         elif transition.to is not LockState.RECONNECTING and EventKind.LOST not in transition.emits:
-            self._hard_fence.disarm()  # but not while reconnecting, of which nobody is told
+            self._let_hard_fence_rest()  # but not while reconnecting, of which nobody is told
+
+    def _let_hard_fence_rest(self) -> None:
+        """Disarm it, everybody having been told; but not before gated work has stopped."""
+        self._fence_may_rest = True
+        self._note_rest()
+
+    def _note_rest(self) -> None:
+        if self._hard_fence is not None and self._fence_may_rest and self._gate.is_idle:
+            self._hard_fence.disarm()
 
     async def _tell(self, run: Run, events: list[Event], timeout_s: float | None) -> None:
         for event in events:
@@ -453,8 +523,8 @@ class Election(Callbacks):
 
     def _note_delivered(self, event: Event) -> None:
         run = self._running
-        if event.kind is EventKind.LOST and self._hard_fence is not None:
-            self._hard_fence.disarm()
+        if event.kind is EventKind.LOST and self.state is not LockState.LEADER:
+            self._let_hard_fence_rest()
         if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and self.state is LockState.LEADER and run:
             run.announced.set()
 
@@ -478,8 +548,7 @@ class Election(Callbacks):
         finally:  # cancelled once more, perhaps: whoever waits for the stream or for us must not wait for ever
             run.stream.end()
             self._running = None
-            if self._hard_fence is not None:
-                self._hard_fence.disarm()
+            self._let_hard_fence_rest()
 
     # --- The I/O of each state ---------------------------------------------------------------------------------
 
@@ -610,6 +679,8 @@ class Election(Callbacks):
                 await asyncio.wait({renewal})
             finally:
                 await see_out(renewal)
+        trust_left_s = self._trust_left_s()
+        await self._gate.stopped(timeout_s=self._drain_s if trust_left_s is None else trust_left_s)
         try:
             await self._backend.release(self._grant)
         except ConnectionError as error:

@@ -6,6 +6,7 @@
     ├── ConnectionError      the store cannot be reached, or does not answer: we cannot tell who leads
     ├── LockError            the store answered, and the answer is an error: acquire, release or retry failed
     │   └── LeadershipLost   the store said for certain that the lock is no longer ours
+    ├── WorkOverrun          gated work still ran when leadership could no longer be trusted
     ├── ShutdownError        shutdown() ran out of time and ended the session by force
     ├── MissingExtra         a backend needs a package that is not installed
     ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
@@ -29,6 +30,7 @@ __all__ = [
     "MissingExtra",
     "PgLeaderLockError",
     "ShutdownError",
+    "WorkOverrun",
 ]
 
 
@@ -58,6 +60,14 @@ class LeadershipLost(LockError):  # noqa: N818 - reads as the fact that it is
 
 class ShutdownError(PgLeaderLockError):
     """A shutdown did not finish in its time and was completed by closing the session."""
+
+
+class WorkOverrun(PgLeaderLockError):  # noqa: N818 - named after what happened
+    """Work that may run only while leading still ran when another could lead. ``names`` says which."""
+
+    def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class MissingExtra(PgLeaderLockError, ImportError):  # noqa: N818 - named after what is missing

@@ -5,11 +5,12 @@ to INFO, what went wrong to WARNING.
 """
 
 import logging
+from collections.abc import Callable
 
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, Listener, LockState
-from pgleaderlock.stream import CALLBACK_FAILED
+from pgleaderlock.stream import CALLBACK_FAILED, WORK_FAILED
 
 __all__ = ["log_events"]
 
@@ -23,7 +24,7 @@ def _log_state_change(logger: NDLogger, event: Event) -> None:
 
 
 def _log_error(logger: NDLogger, event: Event) -> None:
-    if event.cause == CALLBACK_FAILED:  # the stream logged that one, with its traceback
+    if event.cause in (CALLBACK_FAILED, WORK_FAILED):  # logged where it happened, with its traceback
         return
     name = "health_check_failed" if event.cause == "health_failed" else event.cause
     logger.log(logging.DEBUG if _was_told(event.error) else logging.WARNING, name, error=event.error)
@@ -37,26 +38,30 @@ def _was_told(error: Exception | None) -> bool:
     return bool(was_told)
 
 
+def _log_loss(logger: NDLogger, event: Event) -> None:
+    if event.from_state is not LockState.ACQUIRING:  # where nothing was held
+        logger.warning("leadership_lost", cause=event.loss.value if event.loss else event.cause)
+
+
+_LINES: dict[EventKind, Callable[[NDLogger, Event], None]] = {
+    EventKind.STATE_CHANGE: _log_state_change,
+    EventKind.ACQUIRED: lambda logger, event: logger.info("lock_acquired", **logger.context, attempt=event.attempt),
+    EventKind.ACQUIRE_FAILED: lambda logger, event: logger.debug("lock_held_by_another", attempt=event.attempt),
+    EventKind.RELEASED: lambda logger, _: logger.info("lock_released"),
+    EventKind.LOST: _log_loss,
+    EventKind.RECOVERED: lambda logger, event: logger.info("leadership_recovered", attempt=event.attempt),
+    EventKind.STOPPED: lambda logger, event: logger.info("stopped", cause=event.cause),
+    EventKind.OVERRUN: lambda logger, event: logger.error("work_overrun", error=event.error),
+    EventKind.ERROR: _log_error,
+}
+
+
 def log_events(logger: NDLogger) -> Listener:
     """Return a listener that logs every event through ``logger``."""
 
     def log(event: Event) -> None:
-        match event.kind:
-            case EventKind.STATE_CHANGE:
-                _log_state_change(logger, event)
-            case EventKind.ACQUIRED:
-                logger.info("lock_acquired", **logger.context, attempt=event.attempt)
-            case EventKind.ACQUIRE_FAILED:
-                logger.debug("lock_held_by_another", attempt=event.attempt)
-            case EventKind.RELEASED:
-                logger.info("lock_released")
-            case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # where nothing was held
-                logger.warning("leadership_lost", cause=event.loss.value if event.loss else event.cause)
-            case EventKind.RECOVERED:
-                logger.info("leadership_recovered", attempt=event.attempt)
-            case EventKind.STOPPED:
-                logger.info("stopped", cause=event.cause)
-            case EventKind.ERROR:
-                _log_error(logger, event)
+        line = _LINES.get(event.kind)
+        if line is not None:
+            line(logger, event)
 
     return log

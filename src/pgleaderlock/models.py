@@ -46,6 +46,8 @@ class EventKind(enum.Enum):
     ACQUIRE_FAILED = "on_acquire_failed"
     ERROR = "on_error"
     STOPPED = "on_stopped"
+    OVERRUN = "on_overrun"
+    """Gated work still runs although another may lead by now. ``error`` says which."""
     RECOVERED = "recovered"
     """Leadership came back within the grace period. Callbacks stay silent, as specified; the log does not."""
     RENEWED = "renewed"

@@ -17,10 +17,12 @@ from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, Listener
 
-__all__ = ["CALLBACK_FAILED", "EventStream"]
+__all__ = ["CALLBACK_FAILED", "WORK_FAILED", "EventStream"]
 
 CALLBACK_FAILED = "callback_failed"
 """The cause of an ``on_error`` event that a listener brought about."""
+WORK_FAILED = "work_failed"
+"""The cause of an ``on_error`` event that gated work brought about."""
 
 _PATIENCE_S = 0.2  # after hurry(), for each callback
 

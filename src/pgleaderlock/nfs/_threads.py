@@ -12,34 +12,18 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from pgleaderlock import _threads
+
 __all__ = ["Undoable", "run"]
 
 T = TypeVar("T")
 
+_NAME = "pgleaderlock-nfs"
+
 
 async def run(work: Callable[[], T]) -> T:
     """Wait for work in a thread. When we are cancelled, it goes on."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)  # type: ignore[arg-type] # then there is one
-        else:
-            answer.set_exception(error)
-
-    def do() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is waited for
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, error)
-
-    _start(do)
+    answer = _threads.begin(work, _NAME)
     return await answer
 
 
@@ -120,4 +104,4 @@ class Undoable:
 
 
 def _start(work: Callable[[], object]) -> None:
-    threading.Thread(target=work, name="pgleaderlock-nfs", daemon=True).start()
+    threading.Thread(target=work, name=_NAME, daemon=True).start()

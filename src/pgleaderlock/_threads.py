@@ -1,0 +1,57 @@
+"""A plain function in a thread of its own, and its end as a future of the event loop that began it.
+
+Not the loop's executor: that has few threads, shared with name look-ups, and joins them when the program ends. These
+are daemons, because nothing that they do is worth keeping a process alive for.
+
+Not promised: a way to end a thread. It ends when its function does.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["begin"]
+
+T = TypeVar("T")
+
+
+def begin(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run ``work`` in a thread, with the caller's context variables. What it raises is in the future too.
+
+    On a loop that is closed before, nobody is told.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)  # type: ignore[arg-type] # then there is one
+        else:
+            answer.set_exception(_storable(error))
+
+    def do() -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=do, name=name, daemon=True).start()
+    return answer
+
+
+def _storable(error: BaseException) -> BaseException:
+    """A future takes any exception but StopIteration, which would end whoever awaits it in silence."""
+    if not isinstance(error, StopIteration):
+        return error
+    stored = RuntimeError("the function raised StopIteration")
+    stored.__cause__ = error
+    return stored
