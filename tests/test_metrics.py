@@ -39,6 +39,8 @@ NAMES = {
     "renew_seconds_count",
     "renew_seconds_sum",
     "callback_errors_total",
+    "work_failures_total",
+    "work_overruns_total",
     "info",
 }
 
@@ -667,6 +669,24 @@ async def test_callbacks_that_raise_are_counted_and_errors_of_the_store_are_not(
     assert seen("callback_errors_total") == 1
 
 
+@pytest.mark.virtual_time
+async def test_work_that_fails_or_overruns_is_counted():
+    election, _, seen = watch_one(ScriptedBackend())
+
+    @election.while_leader(on_failure="stop")
+    async def fail() -> None:
+        raise RuntimeError("mine")
+
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    assert seen("work_failures_total") == 1
+    assert seen("callback_errors_total") == 0
+
+    tally = Tally(LockState.LEADER, 0.0)
+    tally.hear(Event(EventKind.OVERRUN, LockState.FOLLOWER, LockState.FOLLOWER, "work_overrun", 1.0))
+    assert tally.read(2.0, leads=False).work_overruns == 1
+
+
 def test_no_event_makes_the_listener_raise_and_every_one_is_heard_in_microseconds():
     tally = Tally(LockState.STOPPED, 0.0)
     events = [
@@ -703,6 +723,8 @@ def test_a_scrape_over_http_shows_every_metric_with_its_type_and_a_help_text():
         "forge_leader_leaderless_seconds": "counter",
         "forge_leader_renew_seconds": "histogram",
         "forge_leader_callback_errors": "counter",
+        "forge_leader_work_failures": "counter",
+        "forge_leader_work_overruns": "counter",
         "forge_leader_info": "gauge",  # the old format has no type of its own for it
         "forge_registry_up": "gauge",
         "forge_registry_dropped_events": "counter",

@@ -137,8 +137,8 @@ class Stint:
             self.end()
 
     def end(self) -> None:
-        """Cancel it. A thread is told by its term."""
-        if not self._loop.is_closed():
+        """Cancel it, once: a second time would cut short what it does to stop. A thread is told by its term."""
+        if not self._loop.is_closed() and not self._task.cancelling():
             self._task.cancel()
 
     def _wait_for(self, future: asyncio.Future[Any]) -> None:
@@ -170,6 +170,7 @@ class Stint:
                 return
             if self._body.host.clock() - began_at >= _STEADY_S:
                 pauses = self._new_pauses()
+                pauses.begin_attempt()
             pauses.fail_attempt(error)
             await self._pause(pauses.next_delay_s() or 0.0)
 

@@ -32,6 +32,8 @@ METRICS = (
     "leader_losses_total",
     "leader_leaderless_seconds_total",
     "leader_callback_errors_total",
+    "leader_work_failures_total",
+    "leader_work_overruns_total",
     "registry_up",
     "registry_dropped_events_total",
     "audit_overlaps",

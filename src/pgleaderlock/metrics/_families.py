@@ -91,6 +91,14 @@ class Families:
         self.callback_errors = CounterMetricFamily(
             f"{name}_callback_errors", "Exceptions raised by callbacks and listeners of the election.", labels=_LABELS
         )
+        self.work_failures = CounterMetricFamily(
+            f"{name}_work_failures", "Exceptions raised by work that runs while this node leads.", labels=_LABELS
+        )
+        self.work_overruns = CounterMetricFamily(
+            f"{name}_work_overruns",
+            "How often such work still ran when leadership could no longer be trusted. There must be none.",
+            labels=_LABELS,
+        )
         self.info = InfoMetricFamily(name, "Which pgleaderlock this is.", labels=_LABELS)
         self.registry_up = GaugeMetricFamily(
             f"{prefix}_registry_up",
@@ -130,6 +138,8 @@ class Families:
         self.leaderless.add_metric(labels, reading.leaderless_s)
         self.renewals.add_metric(labels, list(zip(_BUCKETS, reading.renewals, strict=True)), reading.renewing_s)
         self.callback_errors.add_metric(labels, reading.callback_errors)
+        self.work_failures.add_metric(labels, reading.work_failures)
+        self.work_overruns.add_metric(labels, reading.work_overruns)
         self.info.add_metric(labels, {"version": _own_version()})
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from pgleaderlock.causes import LossCause
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.stream import CALLBACK_FAILED
+from pgleaderlock.stream import CALLBACK_FAILED, WORK_FAILED
 
 __all__ = ["BUCKETS_S", "Reading", "Tally"]
 
@@ -35,6 +35,8 @@ class Reading:
     """How many took no longer than each of the buckets; the last is all of them."""
     renewing_s: float
     callback_errors: int
+    work_failures: int
+    work_overruns: int
 
 
 class Tally:
@@ -43,6 +45,7 @@ class Tally:
     def __init__(self, state: LockState, now: float) -> None:
         self._guard = threading.Lock()
         self._elections = self._failovers = self._callback_errors = 0
+        self._work_failures = self._work_overruns = 0
         self._losses = Counter(dict.fromkeys(LossCause, 0))  # a series that is born at 1 has no increase
         self._renewals = [0] * (len(BUCKETS_S) + 1)
         self._renewing_s = self._leaderless_s = 0.0
@@ -81,6 +84,8 @@ class Tally:
                 renewals=tuple(accumulate(self._renewals)),
                 renewing_s=self._renewing_s,
                 callback_errors=self._callback_errors,
+                work_failures=self._work_failures,
+                work_overruns=self._work_overruns,
             )
 
     def _count(self, event: Event) -> None:
@@ -93,6 +98,10 @@ class Tally:
                 self._losses[event.loss] += 1
             case EventKind.ERROR if event.cause == CALLBACK_FAILED:
                 self._callback_errors += 1
+            case EventKind.ERROR if event.cause == WORK_FAILED:
+                self._work_failures += 1
+            case EventKind.OVERRUN:
+                self._work_overruns += 1
             case EventKind.RENEWED if event.took_s is not None:
                 self._count_renewal(event.took_s)
 
@@ -128,7 +137,7 @@ def _leaderless_after(event: Event) -> bool | None:
     if event.kind is EventKind.LOST:
         return event.loss is not LossCause.HELD_BY_ANOTHER
     cannot_ask = event.from_state is LockState.FOLLOWER and event.kind is EventKind.ERROR
-    if event.kind is EventKind.RELEASED or (cannot_ask and event.cause != CALLBACK_FAILED):
+    if event.kind is EventKind.RELEASED or (cannot_ask and event.cause not in (CALLBACK_FAILED, WORK_FAILED)):
         return True
     begins = event.from_state is LockState.STOPPED or event.to_state is LockState.RECONNECTING
     return True if event.kind is EventKind.STATE_CHANGE and begins else None

@@ -23,6 +23,7 @@ _NAMES = {
     EventKind.RELEASED: "released",
     EventKind.LOST: "lost",
     EventKind.STOPPED: "stopped",
+    EventKind.OVERRUN: "overrun",
     EventKind.ERROR: "error",
 }
 _BEGINS = (EventKind.ACQUIRED, EventKind.RECOVERED)

@@ -102,7 +102,7 @@ SELECT count(*) FROM old
 _RECENT = """
 SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
   FROM {schema}.history
- WHERE lock = ANY(%(locks)s) AND at >= to_timestamp(%(since)s) AND event <> 'error'
+ WHERE lock = ANY(%(locks)s) AND at >= to_timestamp(%(since)s) AND event NOT IN ('error', 'overrun')
  ORDER BY at DESC LIMIT 10000
 """
 
