@@ -138,7 +138,7 @@ async def test_a_thread_whose_loop_is_closed_ends_in_silence():
 
 
 def test_a_term_ends_with_its_event_loop_and_the_thread_of_the_next_run_never_doubles():
-    """The first loop is closed under a running thread: the second run leads, and waits for that thread in vain."""
+    """The first loop ends under a running thread: the second run leads, and waits for that thread."""
     inside, most = [0], [0]
     free, terms = threading.Event(), []
     election = None
@@ -152,7 +152,7 @@ def test_a_term_ends_with_its_event_loop_and_the_thread_of_the_next_run_never_do
 
     async def first() -> None:
         nonlocal election
-        election, _, _ = make_election(health_interval_s=60.0)
+        election, _, _ = make_election(health_interval_s=60.0, drain_s=0.1)
         election.while_leader(work)
         await election.start()
         await election.wait_for_leadership()
@@ -163,16 +163,56 @@ def test_a_term_ends_with_its_event_loop_and_the_thread_of_the_next_run_never_do
         await election.start()
         await election.wait_for_leadership()
         await asyncio.sleep(0.05)
+        assert len(terms) == 1
+        free.set()
+        await until(lambda: len(terms) == 2)
         await election.shutdown(0.5)
 
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(first())
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+    asyncio.run(first())  # which cancels the election
     assert terms[0].is_ending
     asyncio.run(second())
     assert most == [1]
-    free.set()
+
+
+CLOSED = """
+    import asyncio, threading, sys
+    from pgleaderlock import LeaderLock, LockKey
+
+    ended = threading.Event()
+
+    async def main():
+        lock = LeaderLock(sys.argv[1], key=LockKey.parse(sys.argv[2]), settle_s=0)
+
+        @lock.while_leader
+        def work(term):
+            term.wait()
+            ended.set()
+
+        await lock.start()
+        await lock.wait_for_leadership()
+        return lock
+
+    loop = asyncio.new_event_loop()
+    lock = loop.run_until_complete(main())
+    term = lock.term
+    loop.close()
+    assert term.is_ending
+    assert ended.wait(20)
+
+    async def again():
+        await lock.start()
+        await lock.shutdown()
+        assert term.is_ending
+
+    asyncio.run(again())
+    print("ended")
+"""
+
+
+def test_a_loop_that_is_closed_under_a_leader_ends_the_term_of_its_threads(postgres, key):
+    command = [sys.executable, "-c", textwrap.dedent(CLOSED), postgres.dsn, str(key)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout == "ended\n", done.stderr
 
 
 HARD = """

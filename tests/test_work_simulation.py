@@ -1,7 +1,7 @@
 """Gated work in random weather, on virtual time: three nodes, the real engine, a store that fails at will.
 
-Checked at every instant: the work of one node at most, unless that node has reported an overrun; never twice in one node;
-and once the weather clears, somebody works. ``python -m tests.test_work_simulation 5000`` runs so many seeds.
+Checked at every instant: the work of one node at most, unless that node has reported an overrun; never twice in one
+node; and once the weather clears, somebody works. ``python -m tests.test_work_simulation 5000`` runs so many seeds.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Store:
             self.holder = None
 
     async def travel(self) -> None:
-        """On the way there or back: mostly quick, sometimes slow, sometimes for a lease and in vain, sometimes an error."""
+        """On the way there or back: mostly quick, sometimes slow, or for a lease and in vain, or an error."""
         draw = self.random.random() if self.is_stormy else 0.5
         if draw < 0.05:
             raise ConnectionError("lost on the way")
@@ -196,7 +196,7 @@ def main() -> None:
             loop.run_until_complete(simulate(seed))
         finally:
             loop.close()
-    print(f"{count} seeds, {WEATHER_S * count / 3600:.1f} virtual hours: never two at work")
+    sys.stdout.write(f"{count} seeds, {WEATHER_S * count / 3600:.1f} virtual hours: never two at work\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ A stint is over when nothing of it runs any more: its task, its thread, and the 
 import asyncio
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -103,7 +104,8 @@ class Stint:
         self._body = body
         self._term = term
         self._loop = asyncio.get_running_loop()
-        self._thread: asyncio.Future[object] | None = None
+        self._thread_is_free = threading.Event()
+        self._thread_is_free.set()
         self._pending: set[asyncio.Future[Any]] = set()
         self.over: asyncio.Future[None] = self._loop.create_future()
         """Done when nothing of this runs any more. Shared: not to be cancelled."""
@@ -122,14 +124,15 @@ class Stint:
     @property
     def is_over(self) -> bool:
         """Whether nothing of it runs any more. What ran on a closed loop does not, unless it is a thread."""
-        return self.over.done() or (self._loop.is_closed() and self._thread is None)
+        return self.over.done() or (self._loop.is_closed() and self._thread_is_free.is_set())
 
-    def over_here(self) -> asyncio.Future[None] | None:
+    def over_here(self) -> asyncio.Future[Any] | None:
         """Return what is done when this is over, on the loop of the caller; None if it is."""
         if self.is_over:
             return None
-        # On another loop than ours nobody can tell us of a thread. Better never to begin than to run twice.
-        return self.over if self._loop is asyncio.get_running_loop() else asyncio.get_running_loop().create_future()
+        if self._loop is asyncio.get_running_loop():
+            return self.over
+        return _threads.begin(self._thread_is_free.wait, f"pgleaderlock waits for {self.name}")
 
     def ask(self) -> None:
         """Let it come to an end before a hand-over. Its term says so; what cannot finish anything is cancelled."""
@@ -206,7 +209,8 @@ class Stint:
 
     async def _call_in_a_thread(self) -> object:
         name = f"pgleaderlock work {self.name}"
-        self._thread = thread = _threads.begin(lambda: self._body.call(self._term), name)
+        self._thread_is_free.clear()
+        thread = _threads.begin(self._call_here, name)
         self._wait_for(thread)
         try:
             await asyncio.wait({thread})
@@ -214,6 +218,12 @@ class Stint:
             thread.add_done_callback(self._report_late_failure)
             raise
         return thread.result()
+
+    def _call_here(self) -> object:
+        try:
+            return self._body.call(self._term)
+        finally:
+            self._thread_is_free.set()
 
     def _report_late_failure(self, thread: asyncio.Future[object]) -> None:
         """Of a thread that failed when nobody waited for it any more."""
