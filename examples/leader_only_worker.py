@@ -7,21 +7,21 @@ otherwise a small one of its own (pip install 'pgleaderlock[embedded]').
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 
-from pgleaderlock import LeaderLock
+from pgleaderlock import LeaderLock, Term
 from pgleaderlock.embedded import shared_server
 
 TICK_S = 0.2
 
 
-async def work(lock: LeaderLock) -> None:
-    """Do one small piece at a time, and ask before each whether it is still ours to do."""
+async def work(term: Term) -> None:
+    """Do one small piece at a time. Cancelled when the term ends, and awaited before anybody else can lead."""
     number = 0
-    while lock.is_leader:
+    while True:
         number += 1
+        term.check()  # raises if this process was asleep for too long to be sure of anything
         print(f"tick {number} from process {os.getpid()}", flush=True)
         await asyncio.sleep(TICK_S)
 
@@ -29,24 +29,7 @@ async def work(lock: LeaderLock) -> None:
 async def main(dsn: str) -> None:
     """Take part until told to stop."""
     lock = LeaderLock(dsn, role="examples/worker", health_interval_s=1.0)
-    working: asyncio.Task[None] | None = None
-
-    @lock.on_acquired
-    def start_working() -> None:
-        # Callbacks must be quick: the work itself gets a task of its own.
-        nonlocal working
-        working = asyncio.create_task(work(lock))
-
-    # However a term ends, one of these three is called.
-    @lock.on_lost
-    @lock.on_released
-    @lock.on_stopped
-    async def stop_working() -> None:
-        if working is not None:
-            working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
-
+    lock.while_leader(work)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
