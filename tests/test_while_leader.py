@@ -630,9 +630,18 @@ async def test_a_cancelled_run_while_leader_releases_first():
 async def test_in_an_election_that_runs_already_it_takes_only_its_work_away():
     election, backend, _ = leased()
     diary = Diary()
+
+    async def slow_to_stop(term: Term) -> None:
+        diary.enter()
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            await asyncio.sleep(1)
+            diary.leave()
+
     async with election:
         await election.wait_for_leadership()
-        task = asyncio.ensure_future(election.run_while_leader(diary.work))
+        task = asyncio.ensure_future(election.run_while_leader(slow_to_stop))
         await until(lambda: diary.inside == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -665,6 +674,21 @@ async def test_a_term_tells_the_time_and_keeps_its_last_trust_when_it_is_over():
     with pytest.raises(LeadershipLost, match="key1=1 key2=2"):
         term.check()
     assert "ending" in repr(term)
+
+
+async def test_a_term_that_is_over_knows_nothing_of_the_next():
+    election, backend, _ = leased(reconnect_grace_s=5.0)
+    await election.start()
+    await election.wait_for_leadership()
+    old = election.term
+    assert old is not None
+    assert backend.loss is not None
+    backend.loss.set_result(ConnectionError("gone"))
+    await until(lambda: election.term not in (old, None))
+    await asyncio.sleep(5)
+    assert old.is_ending
+    assert old.trusted_until == pytest.approx(10.0, abs=0.1)
+    await election.shutdown()
 
 
 async def test_a_term_is_ending_by_the_clock_alone():

@@ -101,7 +101,7 @@ async def test_a_thread_that_fails_after_its_term_is_told_too():
 
 
 async def test_a_cancelled_stint_reports_what_its_thread_raises_later():
-    election, _, heard = make_election(health_interval_s=60.0, drain_s=0.05)
+    election, _, heard = make_election(health_interval_s=60.0, drain_s=0.05, auto_reacquire=False)
     free = threading.Event()
 
     @election.while_leader
