@@ -9,7 +9,12 @@ UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 ARGS ?=
 
-.PHONY: help setup run test check format lint types imports coverage torture torture-files torture-nfs test-k8s test-nfs test-pg-matrix bench docs lock clean
+# Tests start some hundred interpreters. Where bytecode is forbidden, each would compile everything anew; so it is kept,
+# but here and not beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
+
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs test-k8s test-nfs test-pg-matrix bench docs lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,9 +32,12 @@ setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it 
 run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
 	@exec .venv/bin/pgleaderlock run --quiet --role demo --settle 0 --retry-base 0.5 --retry-max 0.5 $(ARGS)
 
-# Four at a time, on two cores too: most of what they do is wait.
+# Six at a time, on two cores too: most of what they do is wait.
 test: setup ## Run all tests (ARGS="-k name" for some)
-	$(RUN) pytest --numprocesses=4 --dist=loadfile $(ARGS)
+	$(RUN) pytest --numprocesses=6 --dist=loadfile $(ARGS)
+
+test-again: setup ## Run once more, one at a time, the tests that failed last
+	$(RUN) pytest --last-failed --last-failed-no-failures=none $(ARGS)
 
 check: lint types imports ## Run everything that CI runs: ruff, mypy, import-linter, the tests, the coverage floors
 	$(MAKE) test ARGS="--cov --cov-report=json $(ARGS)"
@@ -87,4 +95,4 @@ lock: setup ## Resolve the dependencies anew into uv.lock
 	$(UV) lock --upgrade
 
 clean: ## Remove what the other targets made here
-	rm -rf .venv .uv dist htmlcov .coverage* coverage.json .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv dist htmlcov .coverage* coverage.json .pycache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
