@@ -1,0 +1,28 @@
+"""The blocking API: leader election for threads, Flask, Django and scripts.
+
+    with LeaderLock("postgresql://app@db/app", role="billing/scheduler") as lock:
+        if lock.wait_for_leadership(timeout_s=60):
+            while lock.is_leader:
+                do_one_thing()
+
+It is the asyncio engine, not a second one. All blocking elections of a process share **one background thread with one
+event loop**, which is started with the first of them and ends with the last. What blocks here waits for that thread;
+``is_leader``, ``token`` and the like are comparisons made where they are asked, in any thread, at any time.
+
+**Callbacks** are plain functions. Those of one lock run one after another, on a thread of that lock's own and never on
+the event loop's: one that blocks delays later callbacks of the same lock, and no renewal. The engine waits for
+``on_lost`` as it does in the asyncio API, with the session still open, until it has returned or trust has run out.
+
+**Forks.** A forked child has its parent's memory, but neither its threads nor its lock. There ``is_leader`` is False,
+and a lock that was started before the fork refuses every call. Start it in each process, after the fork.
+
+**At exit** of the interpreter, whoever still leads releases, in a few seconds at most.
+
+Not promised: that anything runs at a process's end by a signal or ``os._exit``. The server then frees the lock.
+"""
+
+from pgleaderlock.sync._election import Election
+from pgleaderlock.sync._lock import LeaderLock, LockSettings
+from pgleaderlock.sync._settings import ElectionSettings
+
+__all__ = ["Election", "ElectionSettings", "LeaderLock", "LockSettings"]

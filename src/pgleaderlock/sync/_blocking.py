@@ -1,0 +1,271 @@
+"""An asyncio election, for callers that block: what is asked of it is done on the background thread's event loop.
+
+Whoever calls waits for the outcome, unless the caller is one of the election's own callbacks: then ``shutdown()`` and
+``step_down()`` only ask, and what could not be had without waiting is refused.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from pgleaderlock._checks import check_callable, check_seconds
+from pgleaderlock.election import Election
+from pgleaderlock.errors import LockError
+from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, LockState, StateChangeCallback
+from pgleaderlock.sync._callback_thread import CallbackThread
+from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
+
+__all__ = ["BlockingElection"]
+
+T = TypeVar("T")
+A = TypeVar("A", bound=Election)
+C = TypeVar("C", bound=Callback)
+S = TypeVar("S", bound=StateChangeCallback)
+E = TypeVar("E", bound=ErrorCallback)
+L = TypeVar("L", bound=Listener)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EXIT_TIMEOUT_S = 10.0  # for a `with` block that ends in an exception, as in the asyncio API
+
+
+class BlockingElection(Generic[A]):
+    """One contender, for any thread."""
+
+    def __init__(self, engine: A) -> None:
+        self._engine = engine
+        self._callbacks = CallbackThread()
+        self._home: LoopThread | None = None  # where it runs, until that run is over to its last callback
+        self._pid: int | None = None  # of the process that used it first
+        self._ending: set[asyncio.Task[None]] = set()
+        engine.subscribe(self._note_end)
+
+    # --- State -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LockState:
+        """Where the election stands. In a forked child it does not run."""
+        return LockState.STOPPED if self._is_forked else self._engine.state
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """What names this lock, in every log line too. Never a secret."""
+        return self._engine.labels
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process may act as the leader now. Ask again before each thing that must happen once."""
+        return self._engine.is_leader
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the current term: greater than every earlier leader's. None when not leading."""
+        return self._engine.token
+
+    @property
+    def trusted_until(self) -> float | None:
+        """Until when, on the election's clock, leadership may be relied upon without news. None when not leading."""
+        return self._engine.trusted_until
+
+    @property
+    def time_left_s(self) -> float:
+        """How long leadership may still be relied upon if no news comes: 0 when not leading."""
+        return self._engine.time_left_s
+
+    # --- Lifecycle ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to take part; returns in FOLLOWER. Does nothing when running. Waits for a shutdown under way."""
+        self._call(self._start_at_once if self._callbacks.is_here else self._start)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
+
+        Returns when the election has stopped and its callbacks have run. In a callback it only asks.
+        """
+        self._end(self._engine.shutdown, timeout_s)
+
+    def step_down(self, timeout_s: float | None = None) -> None:
+        """Give up leadership without stopping. Does nothing when not leading.
+
+        Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
+        frees the lock for certain. In a callback it only asks.
+        """
+        self._end(self._engine.step_down, timeout_s)
+
+    def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
+        """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
+
+        Also False when the election is not running, or stops meanwhile: then waiting could never end. Ctrl-C ends the
+        wait, and the election goes on.
+        """
+        _check_timeout(timeout_s)
+        self._check_process()
+        if self._callbacks.is_here:
+            raise LockError("wait_for_leadership() in a callback would wait for itself: call it in another thread")
+        if self._home is None:
+            return False
+        try:
+            return self._call(lambda _: self._engine.wait_for_leadership(timeout_s))
+        except LoopEnded:
+            return False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
+
+    # --- Callbacks ---------------------------------------------------------------------------------------------
+
+    def subscribe(self, listener: L) -> L:
+        """Hear every event, as an :class:`~pgleaderlock.Event`."""
+        return self._register(self._engine.subscribe, "a listener", listener)
+
+    def on_acquired(self, fn: C) -> C:
+        """Call ``fn()`` when this process became the leader."""
+        return self._register(self._engine.on_acquired, "the on_acquired callback", fn)
+
+    def on_released(self, fn: C) -> C:
+        """Call ``fn()`` when leadership was given up on request."""
+        return self._register(self._engine.on_released, "the on_released callback", fn)
+
+    def before_release(self, fn: C) -> C:
+        """Call ``fn()`` before leadership is given up on request, and wait for it: to stop new work and finish the old.
+
+        Leadership is renewed meanwhile. It is waited for no longer than ``drain_s``, other callbacks that are still
+        running included. A loss is not announced by it.
+        """
+        return self._register(self._engine.before_release, "the before_release callback", fn)
+
+    def on_lost(self, fn: C) -> C:
+        """Call ``fn()`` when leadership was lost, or an attempt at it ended in an error."""
+        return self._register(self._engine.on_lost, "the on_lost callback", fn)
+
+    def on_acquire_failed(self, fn: C) -> C:
+        """Call ``fn()`` when an attempt found the lock held by another."""
+        return self._register(self._engine.on_acquire_failed, "the on_acquire_failed callback", fn)
+
+    def on_stopped(self, fn: C) -> C:
+        """Call ``fn()`` when the election ended, for whatever reason. The session is closed by then."""
+        return self._register(self._engine.on_stopped, "the on_stopped callback", fn)
+
+    def on_state_change(self, fn: S) -> S:
+        """Call ``fn(from_state, to_state)`` at every change of state, before the event that explains it."""
+        return self._register(self._engine.on_state_change, "the on_state_change callback", fn)
+
+    def on_error(self, fn: E) -> E:
+        """Call ``fn(exception)`` for everything that went wrong, another callback's exception included."""
+        return self._register(self._engine.on_error, "the on_error callback", fn)
+
+    def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
+        self._check_process()
+        check_callable(what, fn)
+        if inspect.iscoroutinefunction(fn):
+            raise TypeError(f"{what} of pgleaderlock.sync must be a plain function, not a coroutine function")
+
+        async def on_own_thread(*arguments: Any) -> None:
+            await self._callbacks.run(functools.partial(fn, *arguments))
+
+        on_own_thread.__qualname__ = getattr(fn, "__qualname__", repr(fn))
+        register(on_own_thread)
+        return fn
+
+    # --- On the event loop -------------------------------------------------------------------------------------
+
+    async def _start(self, home: LoopThread) -> None:
+        if home.is_ending:
+            raise LockError("the interpreter is about to exit: no election can be started any more")
+        await self._engine.start()
+        # Nothing is awaited in between: an interrupted caller leaves nothing behind, or an election that is kept.
+        if self._home is not home and self._engine.state is not LockState.STOPPED:
+            self._home = home
+            home.keep(self, self._engine.shutdown)
+
+    async def _start_at_once(self, home: LoopThread) -> None:
+        """From a callback: nothing to do, or refused. The run that calls us must end before another can begin."""
+        starting = asyncio.ensure_future(self._start(home))
+        await asyncio.wait({starting}, timeout=0)
+        if not starting.done():
+            starting.cancel()
+            raise LockError("start() in a callback while stopping would wait for itself: call it in another thread")
+        starting.result()
+
+    def _note_end(self, event: Event) -> None:
+        """Hear of the end of a run, and see to what is left of it."""
+        if event.kind is EventKind.STOPPED:
+            self._ending.add(task := asyncio.get_running_loop().create_task(self._see_out()))
+            task.add_done_callback(self._ending.discard)
+
+    async def _see_out(self) -> None:
+        try:
+            await self._engine.shutdown()  # it has stopped: this waits for the last callbacks
+        finally:
+            home = self._home
+            if home is not None and self._engine.state is LockState.STOPPED:
+                self._home = None
+                self._callbacks.rest()
+                home.let_go(self)
+
+    # --- From a caller's thread --------------------------------------------------------------------------------
+
+    def _end(self, verb: Callable[[float | None], Coroutine[Any, Any, None]], timeout_s: float | None) -> None:
+        _check_timeout(timeout_s)
+        self._check_process()
+        if self._home is None:
+            return
+        with contextlib.suppress(LoopEnded):  # and everything with it
+            if self._callbacks.is_here:
+                self._ask(lambda: verb(timeout_s))
+            else:
+                self._call(lambda _: verb(timeout_s))
+
+    def _call(self, make: Callable[[LoopThread], Coroutine[Any, Any, T]]) -> T:
+        """Do something on the event loop, and wait for its outcome."""
+        self._check_process()
+        home = enlist()
+        self._pid = os.getpid()
+        try:
+            return home.wait(make(home))
+        finally:
+            home.leave()
+
+    def _ask(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something on the event loop, without waiting."""
+        home = enlist()
+        try:
+            home.ask(make()).add_done_callback(lambda _: home.leave())
+        except BaseException:
+            home.leave()
+            raise
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._pid is not None and self._pid != os.getpid()
+
+    def _check_process(self) -> None:
+        if self._is_forked:
+            raise LockError(
+                f"this lock ({self._labels_text()}) was started before a fork, in process {self._pid}, and a forked "
+                "child has neither its connection nor its thread: make the lock in the child. With gunicorn that is "
+                "the post_fork hook, or no --preload; with multiprocessing, the function that the child runs, or the "
+                "start method 'spawn'"
+            )
+
+    def _labels_text(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._engine.labels.items())
+
+    def __repr__(self) -> str:
+        return f"<pgleaderlock.sync.{type(self).__name__} {self._labels_text()} {self.state.value}>"
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, zero_ok=True)

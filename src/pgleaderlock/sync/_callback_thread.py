@@ -1,0 +1,115 @@
+"""The thread on which one election's callbacks run, one after another.
+
+Not the event loop's, where one that blocks would delay renewals of every election. It is started for the first callback
+of a run and stays until the run is over, so that what users keep per thread, such as a database connection, is kept.
+
+A thread cannot be cancelled. A callback that the engine gives up waiting for goes on, and those behind it wait; one
+that was given up before its turn came is not run at all.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from pgleaderlock.errors import LockError
+
+__all__ = ["CallbackThread"]
+
+
+class _Job:
+    """One call, and who waits for it."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[None] = self._loop.create_future()
+
+    def run(self) -> None:
+        if self.answer.cancelled():
+            return
+        error = _attempt(self._call)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._settle, error)
+
+    def _settle(self, error: Exception | None) -> None:
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+
+
+class CallbackThread:
+    """At most one thread, and a queue."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_wanted = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is one of these callbacks, where waiting for the election would be waiting for itself."""
+        return threading.current_thread() is self._thread
+
+    async def run(self, call: Callable[[], object]) -> None:
+        """Have it called in its turn, and wait for that; from the event loop. Raises what it raised."""
+        job = _Job(call)
+        with self._changed:
+            self._jobs.append(job)
+            self._is_wanted = True
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="pgleaderlock callbacks", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._changed.notify()
+        await job.answer
+
+    def rest(self) -> None:
+        """End the thread once it has nothing left to do."""
+        with self._changed:
+            self._is_wanted = False
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            del job  # or it, and what it refers to, would live until the next one comes
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            while not self._jobs and self._is_wanted:
+                self._changed.wait()
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None
+            return None
+
+
+def _attempt(call: Callable[[], object]) -> Exception | None:
+    """Return what went wrong, as something that the event loop can be told without ending."""
+    try:
+        result = call()
+        if inspect.iscoroutine(result):
+            result.close()
+            return TypeError("callbacks of pgleaderlock.sync are plain functions: this one returned a coroutine")
+    except StopIteration as error:  # which no future can carry
+        return _wrapped(error)
+    except Exception as error:  # noqa: BLE001 - the engine reports it
+        return error
+    except BaseException as error:  # noqa: BLE001 - sys.exit() in a thread ends no program, and must not end the loop
+        return _wrapped(error)
+    return None
+
+
+def _wrapped(error: BaseException) -> LockError:
+    wrapped = LockError(
+        f"the callback raised {type(error).__name__}: {error}. It runs in a thread of its own, where that ends nothing"
+    )
+    wrapped.__cause__ = error
+    return wrapped

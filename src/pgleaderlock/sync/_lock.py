@@ -1,0 +1,88 @@
+"""``sync.LeaderLock``: the blocking election on a PostgreSQL advisory lock."""
+
+from typing import Any, Literal, Unpack
+
+from pgleaderlock.backends._fence import Connection
+from pgleaderlock.backends.postgres import ConnectFn
+from pgleaderlock.keys import LockKey
+from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
+from pgleaderlock.sync._blocking import BlockingElection
+from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
+
+__all__ = ["LeaderLock", "LockSettings"]
+
+
+class LockSettings(ElectionSettings, total=False):
+    """Keywords of :class:`pgleaderlock.LeaderLock`, but for ``shutdown_event``."""
+
+    connect_fn: ConnectFn | None
+    role: str | None
+    key: LockKey | None
+    lease_s: float | None
+    wake: Literal["line", "poll"]
+    slice_s: float | None
+    settle_s: float | None
+    witness: bool
+    allow_pooler: bool
+    takeover: Literal["fast", "strict"]
+    term_table: bool
+    schema: str
+    fence_wait_s: float | None
+
+
+class LeaderLock(BlockingElection[AsyncLeaderLock]):
+    """Makes exactly one of N processes the leader, on the PostgreSQL that they share; for callers that block.
+
+        lock = LeaderLock("postgresql://app@db/app", role="billing/scheduler")
+
+        @lock.on_lost
+        def stop() -> None: ...
+
+        with lock:
+            lock.wait_for_leadership()
+            while lock.is_leader:
+                ...
+
+    Takes the arguments of :class:`pgleaderlock.LeaderLock`, but for ``shutdown_event``: any thread may call
+    :meth:`shutdown`. What you pass in (a ``connect_fn``, which stays a coroutine function, a retry strategy) is called
+    on the background thread and must not block. It contends with locks of the asyncio API on equal terms.
+    """
+
+    def __init__(
+        self, dsn: str, key1: int | None = None, key2: int | None = None, **settings: Unpack[LockSettings]
+    ) -> None:
+        refuse_shutdown_event(settings)
+        super().__init__(AsyncLeaderLock(dsn, key1, key2, **settings))
+
+    @property
+    def key(self) -> LockKey:
+        """Which lock this is about."""
+        return self._engine.key
+
+    def fence(self, connection: Connection[Any]) -> None:
+        """Make the transaction of this psycopg connection fail unless we are still the newest leader.
+
+        Inside your own transaction, on the database of the lock, in any thread:
+
+            with connection.transaction():
+                lock.fence(connection)
+                connection.execute("INSERT INTO invoices ...")
+
+        Raises :class:`~pgleaderlock.LeadershipLost` when a newer leader exists or we do not lead; the transaction is
+        then aborted. Needs ``term_table=True``.
+        """
+        self._check_process()
+        if not isinstance(connection, Connection):
+            raise TypeError(
+                f"fence() of pgleaderlock.sync takes a psycopg.Connection, not {type(connection).__name__}: with "
+                "another driver, execute lock.fence_sql() in your transaction"
+            )
+        self._engine.fence(connection)
+
+    def fence_sql(self) -> str:
+        """Return :meth:`fence` as one SQL statement without parameters, for other drivers.
+
+        It fails with SQLSTATE ``PGL01``. Valid for the current term only: ask for it in each transaction.
+        """
+        self._check_process()
+        return self._engine.fence_sql()

@@ -1,0 +1,193 @@
+"""The background thread: one event loop for all blocking elections of a process.
+
+It exists while somebody needs it: an election that runs, or a call that waits. Whoever needs it is counted; the last to
+leave ends it, and the next to come starts another. It is a daemon, so that a program which forgets about it can end.
+At exit, elections that still run are shut down first, while threads still work.
+
+A forked child has this module's memory, but not the thread. It forgets the thread, and keeps its parent's loop alive
+for ever: closing that would take the parent's sockets out of the epoll instance that both share.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent import futures
+from typing import Any, TypeVar
+
+from pgleaderlock.errors import LockError
+
+__all__ = ["LoopEnded", "LoopThread", "enlist"]
+
+T = TypeVar("T")
+Shutdown = Callable[[float], Awaitable[object]]
+"""``fn(timeout_s)``, a coroutine function."""
+
+_EXIT_S = 5.0  # for a graceful release when the interpreter ends
+_FORCED_S = 2.0  # for what is left then
+_ENDED = (
+    "the background thread of pgleaderlock.sync has ended with the interpreter: no election can be started any more"
+)
+
+_guard = threading.RLock()  # a signal's handler may call shutdown() while its thread is just in here
+_current: "LoopThread | None" = None
+_is_exiting = False
+_is_registered = False
+_parents: "list[LoopThread | None]" = []
+
+
+class LoopEnded(LockError):  # noqa: N818 - reads as the fact that it is
+    """There is no background thread any more, and therefore no election that runs."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own. Made by :func:`enlist` only."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._shutdowns: dict[object, Shutdown] = {}
+        # Made here and not in the thread, so that nobody has to wait for the thread before asking it something.
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self.is_ending = False
+        self._thread = threading.Thread(target=self._run, name="pgleaderlock loop", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Where no thread can be had, there is nothing to do but say so."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._loop.close()
+            raise LockError(f"the background thread of pgleaderlock.sync cannot be started: {error}") from error
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                try:
+                    runner.run(self._serve())
+                finally:
+                    _forget(self)  # before its tasks are cancelled: whoever comes from now on gets another
+        except (KeyboardInterrupt, SystemExit):  # of a retry strategy, say: not a thread's to carry out
+            pass
+
+    async def _serve(self) -> None:
+        await self._stop.wait()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is this thread, which must not wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def ask(self, call: Coroutine[Any, Any, T]) -> "futures.Future[T]":
+        """Begin a call there. The caller must be enlisted until it is over."""
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError as error:  # it has ended under our hands
+            call.close()
+            raise LoopEnded(_ENDED) from error
+
+    def wait(self, call: Coroutine[Any, Any, T]) -> T:
+        """Make a call there and wait for its outcome. An exception that interrupts us, as Ctrl-C does, cancels it."""
+        if self.is_here:
+            call.close()
+            raise LockError(
+                "a blocking call of pgleaderlock.sync was made on its own event loop's thread, by a connect_fn or a "
+                "retry strategy perhaps: it would wait for itself. Only is_leader and the like may be asked there"
+            )
+        future = self.ask(call)
+        try:
+            return future.result()
+        except futures.CancelledError as error:
+            raise LoopEnded(_ENDED) from error
+        finally:
+            future.cancel()  # nothing, when it is over
+
+    def keep(self, owner: object, shutdown: Shutdown) -> None:
+        """Stay for this election, and shut it down when the interpreter ends."""
+        with _guard:
+            self._users += 1
+            self._shutdowns[owner] = shutdown
+
+    def let_go(self, owner: object) -> None:
+        """That election has ended."""
+        with _guard:
+            del self._shutdowns[owner]
+        self.leave()
+
+    def join(self) -> None:
+        """Take part in the count. Under the guard."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """Need it no more; the last to leave ends it."""
+        global _current  # noqa: PLW0603
+        with _guard:
+            self._users -= 1
+            if self._users:
+                return
+            if _current is self:
+                _current = None
+        self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def end(self) -> None:
+        """At exit: shut down what runs, then end, in bounded time."""
+        self.is_ending = True
+        with contextlib.suppress(LoopEnded, futures.TimeoutError):
+            self.ask(self._shut_all_down()).result(_EXIT_S + _FORCED_S)
+        self._ask_to_end()
+        self._thread.join(_FORCED_S)
+
+    async def _shut_all_down(self) -> None:
+        with _guard:
+            shutdowns = list(self._shutdowns.values())
+        await asyncio.gather(*(shutdown(_EXIT_S) for shutdown in shutdowns), return_exceptions=True)
+
+
+def enlist() -> LoopThread:
+    """Return the thread, which stays until :meth:`LoopThread.leave` is called as often as this."""
+    global _current, _is_registered  # noqa: PLW0603
+    with _guard:
+        if _current is None:
+            if _is_exiting:
+                raise LoopEnded(_ENDED)
+            thread = LoopThread()
+            thread.start()
+            _current = thread
+        if not _is_registered:  # late, so that what was registered before, such as logging's end, comes after us
+            atexit.register(_at_exit)
+            _is_registered = True
+        _current.join()
+        return _current
+
+
+def _forget(thread: LoopThread) -> None:
+    global _current  # noqa: PLW0603
+    with _guard:
+        if _current is thread:
+            _current = None
+
+
+def _at_exit() -> None:
+    global _is_exiting  # noqa: PLW0603
+    with _guard:
+        _is_exiting = True
+        thread = _current
+    if thread is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # somebody is in a hurry: the server frees the lock
+            thread.end()
+
+
+def _forget_in_child() -> None:
+    global _current, _guard  # noqa: PLW0603
+    _guard = threading.RLock()  # another thread may have held the old one, and there are no other threads any more
+    _parents.append(_current)
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
