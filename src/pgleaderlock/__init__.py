@@ -8,6 +8,7 @@ from pgleaderlock.backends import open_backend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.election import Election
+from pgleaderlock.election_service import LeaderElectionService
 from pgleaderlock.errors import (
     ConnectionError,
     EmbeddedServerError,
@@ -53,6 +54,7 @@ __all__ = [
     "GroupRole",
     "Holder",
     "IllegalTransition",
+    "LeaderElectionService",
     "LeaderGroup",
     "LeaderLock",
     "LeadershipLost",

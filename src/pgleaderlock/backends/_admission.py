@@ -69,9 +69,8 @@ class Admission:
                 f"the server of {self._what} ({self._where}) is older than PostgreSQL 13, which has no "
                 "transaction ids that can be tokens: upgrade it"
             )
-        statement_ms = round(self._lease.lease_s * 1000) + 1000
         asked_at = self._clock()
-        parameters = (session.facts.session_pid, self._lease.allow_pooler, str(statement_ms))
+        parameters = (session.facts.session_pid, self._lease.allow_pooler, str(self._lease.statement_ms))
         statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:

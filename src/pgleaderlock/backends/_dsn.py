@@ -23,6 +23,7 @@ __all__ = [
     "names_database",
     "put_first",
     "scrub",
+    "statement_timeout_s",
     "with_defaults",
 ]
 
@@ -42,6 +43,8 @@ _VARIABLES = {
     "client_encoding": "PGCLIENTENCODING",
     "connect_timeout": "PGCONNECT_TIMEOUT",
 }
+_STATEMENT_TIMEOUT = re.compile(r"(?:-c\s*|--)statement[_-]timeout=(\d+(?:\.\d+)?)(us|ms|s|min|h|d)?(?=\s|$)")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs](?:t(?:-[0-9a-f]{{4}})?)?)")
 
 
@@ -195,6 +198,15 @@ def names_database(parts: Mapping[str, str]) -> bool:
     """Whether somebody chose the database. Otherwise it is named after the user, and each user has another."""
     chosen = [parts.get("dbname"), parts.get("service"), os.environ.get("PGDATABASE"), os.environ.get("PGSERVICE")]
     return any(chosen)
+
+
+def statement_timeout_s(parts: Mapping[str, str]) -> float | None:
+    """Return the limit of a statement that the options ask for; None when they ask for none, or for no limit."""
+    found = _STATEMENT_TIMEOUT.findall(parts.get("options") or os.environ.get("PGOPTIONS") or "")
+    if not found:
+        return None
+    number, unit = found[-1]  # the last one counts
+    return float(number) * _UNITS_S[unit or "ms"] or None
 
 
 def has_password(dsn: str) -> bool:

@@ -63,13 +63,15 @@ class Lease:
     """Where the term table is."""
     fence_wait_s: float | None = None
     """How long a new term waits for the fenced transactions of the last; by default the lease."""
+    statement_timeout_s: float | None = None
+    """After how long the server gives a statement of ours up; by default a second more than the lease."""
 
     def __post_init__(self) -> None:
         if check_seconds("lease_s", self.lease_s) > _LONGEST_LEASE_S:
             raise ValueError(f"lease_s must be at most {_LONGEST_LEASE_S:g} s, got {self.lease_s:g}")
         if self.wake not in ("line", "poll"):
             raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
-        for name in ("slice_s", "settle_s", "fence_wait_s"):
+        for name in ("slice_s", "settle_s", "fence_wait_s", "statement_timeout_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name), zero_ok=name == "settle_s")
         for name in ("witness", "allow_pooler", "term_table"):
@@ -108,7 +110,14 @@ class Lease:
 
     def slice_for(self, deadlock_timeout_s: float) -> float:
         """How long to stand in line at a time: not so long that the server looks for a deadlock, or misses us."""
-        return self.slice_s or max(0.1, min(0.9 * deadlock_timeout_s, self.renew_every_s))
+        slice_s = self.slice_s or max(0.1, min(0.9 * deadlock_timeout_s, self.renew_every_s))
+        return min(slice_s, self.statement_ms / 2000)  # standing in line is a statement too
+
+    @property
+    def statement_ms(self) -> int:
+        """The limit of one statement as PostgreSQL takes it."""
+        limit_s = self.lease_s + 1.0 if self.statement_timeout_s is None else self.statement_timeout_s
+        return max(1, round(limit_s * 1000))
 
     @property
     def lease_ms(self) -> int:
