@@ -465,6 +465,42 @@ def test_a_block_that_ends_in_an_exception_gives_the_lock_back(make, postgres: P
     assert not holds(postgres.dsn, key)
 
 
+def test_a_background_thread_that_is_ended_from_within_leaves_locks_that_can_be_started_again():
+    class Quitter:
+        def next_delay_s(self, ctx: object) -> float:
+            if quits.is_set():
+                raise SystemExit
+            return 0.02
+
+    quits = threading.Event()
+    first = memory("sync-quitter")
+    second = Election(open_backend("memory://sync-quitter"), retry_strategy=Quitter())
+    first.start()
+    assert first.wait_for_leadership(20)
+    second.start()
+    quits.set()
+    assert second.wait_for_leadership(20) is False
+    until(lambda: not threads(LOOP_THREAD))
+    assert not first.is_leader
+    quits.clear()
+    with first:
+        assert first.wait_for_leadership(20)
+    second.shutdown()
+
+
+def test_where_no_thread_can_be_had_a_start_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lock = memory("sync-no-thread")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(LockError, match="can't start new thread"):
+            lock.start()
+    with lock:
+        assert lock.wait_for_leadership(20)
+
+
 # --- Arguments -------------------------------------------------------------------------------------------------
 
 
@@ -479,9 +515,13 @@ def test_the_keywords_are_those_of_the_asyncio_api(ours: type, theirs: Any):
     assert {name: hints[name] for name in get_type_hints(ours)} == get_type_hints(ours)
 
 
-def test_the_public_methods_are_those_of_the_asyncio_api():
-    for ours, theirs in [(Election, pgleaderlock.Election), (LeaderLock, pgleaderlock.LeaderLock)]:
-        assert {name for name in dir(ours) if name[0] != "_"} == {name for name in dir(theirs) if name[0] != "_"}
+NOT_OFFERED = {"term", "while_leader", "run_while_leader"}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Election, pgleaderlock.Election), (LeaderLock, pgleaderlock.LeaderLock)])
+def test_the_public_methods_are_those_of_the_asyncio_api(ours: type, theirs: type):
+    offered = {name for name in dir(ours) if name[0] != "_"}
+    assert offered - NOT_OFFERED == {name for name in dir(theirs) if name[0] != "_"} - NOT_OFFERED
 
 
 @pytest.mark.parametrize("event", [threading.Event(), asyncio.Event()])
@@ -533,7 +573,7 @@ def say(*words): print(*words, flush=True)
 
 
 def script(text: str, dsn: str, key: LockKey) -> Process:
-    return Process(sys.executable, "-X", "dev", "-c", _PRELUDE + text, dsn, str(key))
+    return Process(sys.executable, "-W", "always", "-c", _PRELUDE + text, dsn, str(key))
 
 
 _FORK = """
@@ -686,6 +726,20 @@ atexit.register(late)
         assert process.wait() == 0
     assert process.lines[:3] == ["leads", "released", "stopped"]
     assert "no election can be started any more" in process.lines[3]
+
+
+def test_while_the_interpreter_exits_nothing_is_started_either(postgres: Postgres, key: LockKey):
+    text = """
+other = LeaderLock(dsn, key=LockKey.named("other"))
+@lock.before_release
+def late():
+    try: other.start()
+    except LockError as error: say(error)
+"""
+    with script(text + _LEAD, postgres.dsn, key) as process:
+        process.wait_for("stopped")
+        assert process.wait() == 0
+    assert process.lines[1].startswith("the interpreter is about to exit")
 
 
 def test_ctrl_c_in_a_script_that_waits_ends_it_as_any_other(postgres: Postgres, key: LockKey):

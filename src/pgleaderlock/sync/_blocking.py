@@ -165,6 +165,10 @@ class BlockingElection(Generic[A]):
         """Call ``fn(exception)`` for everything that went wrong, another callback's exception included."""
         return self._register(self._engine.on_error, "the on_error callback", fn)
 
+    def on_overrun(self, fn: E) -> E:
+        """Call ``fn(error)``, a :class:`~pgleaderlock.errors.WorkOverrun`, when gated work outlived its term."""
+        return self._register(self._engine.on_overrun, "the on_overrun callback", fn)
+
     def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
         self._check_process()
         check_callable(what, fn)
