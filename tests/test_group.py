@@ -33,6 +33,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.metrics import Metrics
 from tests.conftest import Postgres, free_port
 from tests.doubles import until
+from tests.silent_proxy import SilentProxy
 from tests.test_lease import LEASE_S, query
 
 _numbers = itertools.count(1)
@@ -655,13 +656,10 @@ async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
 async def test_sessions_that_are_abandoned_hold_nothing(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
-        sessions = group._group._sessions
+        sessions, tokens = group._group._sessions, {role.token for role in group.values()}
         assert sessions is not None
         sessions.abandon()
-        async with asyncio.timeout(10):
-            while await held_on_server(postgres.dsn, names) == 3:  # noqa: ASYNC110 - of a server
-                await asyncio.sleep(0.01)
-        await until(leads(group, 3))
+        await until(lambda: len(group.leading) == 3 and not tokens & {role.token for role in group.values()})
 
 
 async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: Postgres, names: list[str]):
@@ -672,3 +670,129 @@ async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: P
     with pytest.raises(ValueError, match="in this group twice"):
         group._group.member(LockKey.named(names[0]), {})
     assert list(make_group(postgres.dsn, {"x": LockKey.pair(1, 2)})) == ["x"]
+
+
+async def test_who_asks_where_no_session_is_gets_an_answer_and_the_loop_goes_on(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    async with asyncio.timeout(10):
+        with pytest.raises(ConnectionError, match="has no session"):
+            await group._group.ask(LockKey.named(names[0]))
+        assert not await group._group.leave(LockKey.named(names[0]))
+        async with group:
+            await until(leads(group, 3))
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+async def test_an_error_while_the_group_rests_is_a_loss_and_not_the_silent_end_of_its_task(
+    postgres: Postgres, names: list[str], monkeypatch, broken: int
+):
+    group = make_group(postgres.dsn, names)
+    lost: list[str] = []
+    group.on_lost(lambda role: lost.append(role.name))
+    async with group:
+        await until(leads(group, 3))
+        sessions = group._group._sessions
+        assert sessions is not None
+
+        async def fail() -> ConnectionError:
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(sessions.open_sessions[broken], "ended", fail)
+        await until(lambda: len(lost) == 3)
+        await until(leads(group, 3))
+
+
+async def test_a_start_that_is_cancelled_before_its_answer_leaves_nothing_held(
+    own_server: Server, names: list[str], monkeypatch
+):
+    group, real = make_group(own_server.dsn, names), Sessions.win
+    starting: list[asyncio.Task[None]] = []
+
+    async def win_and_cancel(self: Sessions, wanted: Any, limit: Any) -> Any:
+        won = await real(self, wanted, limit)
+        starting[0].cancel()
+        await asyncio.wait(starting)
+        return won
+
+    monkeypatch.setattr(Sessions, "win", win_and_cancel)
+    starting.append(asyncio.create_task(group.start()))
+    await asyncio.wait(starting)
+    assert starting[0].cancelled()
+    async with asyncio.timeout(10):
+        while (await query(own_server.dsn, SESSIONS))[0][0]:  # noqa: ASYNC110 - of a server
+            await asyncio.sleep(0.02)
+    monkeypatch.undo()
+    async with group:
+        await until(leads(group, 3))
+
+
+async def test_a_start_that_is_cancelled_while_it_waits_for_the_last_role_stops_the_others(
+    postgres: Postgres, names: list[str]
+):
+    group, heard = make_group(postgres.dsn, names), asyncio.Event()
+    group[names[0]].on_stopped(heard.wait)
+    await group.start()
+    stopping = asyncio.create_task(group.shutdown())
+    await until(lambda: all(group[name]._running is None for name in names[1:]))
+    await until(lambda: group[names[0]].state is LockState.STOPPED)
+    starting = asyncio.create_task(group.start())
+    await until(leads(group, 2))
+    starting.cancel()
+    await asyncio.wait({starting})
+    await until(lambda: all(role.state is LockState.STOPPED for role in group.values()))
+    heard.set()
+    await asyncio.wait_for(stopping, 10)
+    assert await held_on_server(postgres.dsn, names) == 0
+
+
+async def test_a_shutdown_keeps_its_time_on_a_server_that_has_fallen_silent(postgres: Postgres, names: list[str]):
+    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+        group = make_group(proxy.dsn, names, lease_s=30, health_interval_s=10)
+        await group.start()
+        await until(leads(group, 3))
+        proxy.mute()
+        began = time.monotonic()
+        await group.shutdown(timeout_s=0.5)
+        assert time.monotonic() - began < 5  # an answer is waited for four times as long
+        assert all(role.state is LockState.STOPPED for role in group.values())
+
+
+async def test_a_slow_on_lost_keeps_only_its_own_successor_waiting(postgres: Postgres, names: list[str]):
+    first = make_group(postgres.dsn, names, lease_s=9, health_interval_s=3)
+    second = make_group(postgres.dsn, names, lease_s=9, health_interval_s=3)
+    stopping, done = stop_when_lost(first), asyncio.Event()
+
+    @first.on_lost
+    async def be_slow(role: GroupRole) -> None:
+        if role.name == names[0]:
+            await done.wait()
+
+    async with first, second:
+        await until(leads(first, 3))
+        await terminate_holder(postgres.dsn, LockKey.named(names[0]))
+        await until(leads(second, 2))
+        assert not second[names[0]].is_leader
+        done.set()
+        await until(leads(second, 3))
+        await asyncio.wait(stopping)
+
+
+async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    group = make_group(postgres.dsn, names)
+    said: list[tuple[str, EventKind]] = []
+    group.subscribe(lambda role, event: said.append((role.name, event.kind)))
+
+    async def fail(self: Sessions) -> None:
+        monkeypatch.undo()
+        raise ConnectionError("the session failed")
+
+    async with group:
+        await until(leads(group, 3))
+        monkeypatch.setattr(Sessions, "tell", fail)
+        await group[names[0]].step_down()
+        await until(lambda: (names[1], EventKind.LOST) in said)  # whose session that was
+        assert (names[0], EventKind.RELEASED) in said
+        assert (names[0], EventKind.ERROR) not in said
+        assert (names[0], EventKind.LOST) not in said

@@ -77,6 +77,11 @@ class GroupRole(Election):
         run.task.add_done_callback(lambda _: self._group.give_up(self._key))
         return True
 
+    def ask_to_stop(self) -> None:
+        """Ask, and do not wait: for whoever is being cancelled."""
+        if self._running is not None and not self._running.loop.is_closed():
+            self._running.ask_to_stop()
+
     def __repr__(self) -> str:
         return f"<GroupRole {self.name!r} {self.state.value}>"
 
@@ -165,20 +170,26 @@ class LeaderGroup(Mapping[str, GroupRole]):
     async def start(self) -> None:
         """Begin to stand for all roles. What is free is taken at once, if the database answers soon.
 
-        Roles that run go on; those that are still stopping are waited for.
+        Roles that run go on; those that are still stopping are waited for. Cut short, it stops what it has begun.
         """
         async with self._starting:
             won: Mapping[LockKey, Grant] = {}
-            if all(role.state is LockState.STOPPED for role in self._roles.values()):
+            was_running = {role for role in self._roles.values() if role.state is not LockState.STOPPED}
+            if not was_running:
                 with contextlib.suppress(PgLeaderLockError, TimeoutError):
                     async with asyncio.timeout(_FIRST_ANSWER_S):
                         won = await self._group.win_what_is_free()
             with _uncollected():
                 late = [role for role in self._roles.values() if not role.begin(won.get(role.key))]
-            for role in late:
-                if role.key in won:
-                    self._group.give_up(role.key)
-                await role.start()
+            self._group.return_unused(role.key for role in late if role.key in won)
+            try:
+                for role in late:
+                    await role.start()
+            except BaseException:  # nobody is left who could stop what has begun
+                for role in self._roles.values():
+                    if role not in was_running:
+                        role.ask_to_stop()
+                raise
 
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Release everything, and stop."""

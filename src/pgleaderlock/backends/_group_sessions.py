@@ -106,6 +106,8 @@ class Sessions:
         self.trust = Trust()
         self.held: set[LockKey] = set()
         """On these sessions; after their end, by members that have not let go yet."""
+        self._witnessed: set[LockKey] = set()
+        """Whose witness we have."""
         self.ended: asyncio.Future[PgLeaderLockError] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the locks are gone."""
         self.renew_at = clock() + lease.renew_every_s
@@ -154,6 +156,7 @@ class Sessions:
     async def close(self) -> None:
         """End both sessions. Whatever was held is free."""
         self.held.clear()
+        self._witnessed.clear()
         await self._locks.close()
         if self._witnesses is not None:
             await self._witnesses.close()
@@ -194,9 +197,9 @@ class Sessions:
         refused = await self._without_witness(taken)
         if refused:
             self.has_busy_witness = True
-            await self.free(refused, tells=False)
+            await self.free(refused)
         if len(refused) < len(taken) and not await self.renew():  # the grants may be old by now
-            await self.free(taken, tells=False)
+            await self.free(taken)
             return {}
         return {key: SharedGrant(int(row[0]), self.trust) for key in taken if key not in refused}
 
@@ -207,18 +210,27 @@ class Sessions:
         row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._bound_s())
         return [] if row is None else list(row[0])
 
-    async def free(self, keys: Iterable[LockKey], *, tells: bool = True) -> set[LockKey]:
-        """Unlock these, their witnesses after them, and tell those who may want them. Return which were held."""
+    async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        """Unlock these, and their witnesses after them. Return which were held."""
         keys = [key for key in keys if key in self.held]
         if not keys:
             return set()
-        places = await self._for_each(self._locks, _group_sql.unlock_all(), keys)
-        if self._witnesses is not None and not self._witnesses.closed:
-            await self._for_each_witness(_group_sql.unlock_all(), keys)
+        row = await self._locks.fetch(_group_sql.unlock_all(), _group_sql.arrays(keys), bound_s=self._bound_s())
         self.held.difference_update(keys)
-        if tells:
-            await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._bound_s())
-        return {keys[place] for place in places}
+        await self.free_witnesses()
+        return set() if row is None else {keys[place] for place in row[0]}
+
+    async def tell(self) -> None:
+        """Tell those who may want what was freed. Without it they find out when they try next."""
+        await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._bound_s())
+
+    async def free_witnesses(self) -> None:
+        """Let go of those whose lock is not held any more. That it fails is told by whoever needs that session next."""
+        keys = list(self._witnessed - self.held)
+        self._witnessed &= self.held
+        if keys and self._witnesses is not None and not self._witnesses.closed:
+            with contextlib.suppress(LeadershipLost):  # no time is left, which the next renewal says
+                await self._for_each_witness(_group_sql.unlock_all(), keys)
 
     async def _without_witness(self, keys: Collection[LockKey]) -> set[LockKey]:
         """Try the witnesses of these, and return whose is not to be had."""
@@ -228,23 +240,21 @@ class Sessions:
             return set(keys)
         ordered = list(keys)
         places = await self._for_each_witness(_group_sql.try_all(), ordered)
-        return set(keys) - {ordered[place] for place in places}
+        got = {ordered[place] for place in places}
+        self._witnessed |= got
+        return set(keys) - got
 
     async def _for_each_witness(self, statement: str, keys: list[LockKey]) -> list[int]:
         """The end of that session costs nobody a lock: it is replaced while the locks protect."""
         assert self._witnesses is not None  # noqa: S101 - whoever calls has looked
         try:
-            return await self._for_each(self._witnesses, statement, [witness_key(key) for key in keys])
+            arrays = _group_sql.arrays([witness_key(key) for key in keys])
+            row = await self._witnesses.fetch(statement, arrays, bound_s=self._witness_bound_s())
+            return [] if row is None else list(row[0])
         except ConnectionError as error:
             self._logger.warning("witness_lost", error=error)
             await self._witnesses.close()
             return []
-
-    async def _for_each(
-        self, session: Session, statement: str, keys: list[LockKey], limit: int | None = None
-    ) -> list[int]:
-        row = await session.fetch(statement, _group_sql.arrays(keys, limit), bound_s=self._bound_s())
-        return [] if row is None else list(row[0])
 
     # --- Renewal -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from pgleaderlock._logging import get_logger
@@ -40,6 +40,8 @@ __all__ = ["Group", "Member"]
 
 T = TypeVar("T")
 _WITNESS_BUSY_S = 0.05  # a predecessor is about to let its witness go
+_AFTER_BUG_S = 0.05  # so that one which comes again and again leaves others the time to stop
+_LAST_WORD_S = 0.5  # that a member which closes waits for the group, on a server that may be silent
 
 
 class Group:
@@ -67,6 +69,7 @@ class Group:
         self._asking: dict[LockKey, asyncio.Future[SharedGrant | None]] = {}
         self._waiting: dict[LockKey, asyncio.Future[None]] = {}
         self._leaving: dict[LockKey, asyncio.Future[bool]] = {}
+        self._starts = 0  # of the whole group that are under way: what they win is wanted by no member yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,15 +105,28 @@ class Group:
         try:
             return await asked
         finally:
-            self._asking.pop(key, None)
+            self._forget({key: asked})
 
     async def win_what_is_free(self) -> dict[LockKey, SharedGrant]:
-        """Try for all roles at once, and return those that are ours now."""
-        for member in self._members.values():
-            member.is_wanted = True  # or the sessions would be closed again
-        await self.open()
+        """Try for all roles at once, and return those that are ours now. Cut short, it leaves nothing held."""
+        self._starts += 1
+        try:
+            await self.open()
+            grants = await self._ask_for_all()
+        finally:
+            self._starts -= 1
+            self._go_on()  # to close what was opened, if nobody came to want it
+        for key, grant in grants.items():
+            self._members[key].take(grant)
+        return grants
+
+    async def _ask_for_all(self) -> dict[LockKey, SharedGrant]:
         loop = asyncio.get_running_loop()
-        asked: dict[LockKey, asyncio.Future[SharedGrant | None]] = {key: loop.create_future() for key in self._members}
+        asked: dict[LockKey, asyncio.Future[SharedGrant | None]] = {
+            key: loop.create_future() for key in self._members if key not in self._asking
+        }
+        if not asked:
+            return {}
         self._asking.update(asked)
         self._go_on()
         try:
@@ -120,13 +136,20 @@ class Group:
                 self.give_up(key)
             raise
         finally:
-            for key, future in asked.items():
-                if self._asking.get(key) is future:
-                    del self._asking[key]
-        grants = _granted(asked)
-        for key, grant in grants.items():
-            self._members[key].take(grant)
-        return grants
+            self._forget(asked)
+        return _granted(asked)
+
+    def _forget(self, asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> None:
+        """Whoever asked this has its answer, or wants none. Another may have asked the same since."""
+        for key, future in asked.items():
+            if self._asking.get(key) is future:
+                del self._asking[key]
+
+    def return_unused(self, keys: Iterable[LockKey]) -> None:
+        """Take back what was won for roles that could not begin with it."""
+        for key in keys:
+            self._members[key].forget()
+            self.give_up(key)
 
     async def wait(self, key: LockKey, timeout_s: float) -> None:
         """Return when the lock was won or the sessions have ended, at the latest after this time."""
@@ -139,11 +162,12 @@ class Group:
         finally:
             self._waiting.pop(key, None)
 
-    async def leave(self, key: LockKey) -> bool:
-        """Let go of a lock. False when it was not held any more."""
+    async def leave(self, key: LockKey, timeout_s: float | None = None) -> bool:
+        """Let go of a lock. False when it was not held any more, or that is not known within this time."""
         left = self._leaving.setdefault(key, asyncio.get_running_loop().create_future())
         self._go_on()
-        return await asyncio.shield(left)  # which another may be waiting for too
+        await asyncio.wait({left}, timeout=timeout_s)  # which another may be waiting for too
+        return left.done() and left.result()
 
     def of(self, trust: Trust) -> Sessions | None:
         """The sessions on which this trust was given, if they live."""
@@ -199,18 +223,19 @@ class Group:
         while self._sessions is not None or self._opening or self._asking or self._leaving:
             try:
                 await self._round()
+                await self._rest()
             except PgLeaderLockError as error:
                 self._fail(error)
             except Exception as bug:  # whatever it is, nobody may go on believing in what nobody renews
                 self._logger.error("group_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
                 self._fail(LockError(f"the group failed: {bug!r} ({self.where})"))
-            await self._rest()
+                await asyncio.sleep(_AFTER_BUG_S)
 
     async def _round(self) -> None:
         """Everything that is to be done now, each at most once."""
         self._news.clear()
         await self._see_off(self._sessions)
-        if not any(member.is_wanted for member in self._members.values()) and not self._leaving:
+        if not self._is_needed():
             await self._bury()
         if self._sessions is None and self._opening:
             await self._open()
@@ -226,6 +251,9 @@ class Group:
         await self._let_go(sessions)
         if self._asking or (self._waiting and self._clock() >= self._poll_at):
             await self._try(sessions)
+
+    def _is_needed(self) -> bool:
+        return bool(self._starts or self._leaving) or any(member.is_wanted for member in self._members.values())
 
     async def _renew(self, sessions: Sessions) -> None:
         sent = self._clock()
@@ -253,9 +281,17 @@ class Group:
             for watch in watches:
                 watch.cancel()
             await asyncio.wait(watches)
+            for watch in watches:
+                _ = watch.cancelled() or watch.exception()  # retrieved, so that asyncio does not report it as forgotten
 
     def _look_at(self, watches: list[asyncio.Task[Any]]) -> None:
-        """What happened to the sessions while we rested: the end of the locks, first of all; or a word of a release."""
+        """What happened to the sessions while we rested: the end of the locks, first of all; or a word of a release.
+
+        A watch that failed raises here: what cannot be watched is not to be believed in.
+        """
+        for watch in watches:
+            if watch.done():
+                watch.result()
         if watches and watches[0].done():
             self._fail(watches[0].result())
         elif watches and watches[-1].done():
@@ -291,6 +327,7 @@ class Group:
         for asked in self._asking.values():
             _refuse(asked, error)
         self._opening.clear()
+        self._asking.clear()  # or the task would go on for them, and leave nobody the time to hear it
         leaving, self._leaving = self._leaving, {}
         for key, left in leaving.items():
             if self._sessions is not None:
@@ -303,6 +340,7 @@ class Group:
             return
         sessions.held.difference_update(self._leaving)
         if sessions.held and self._clock() < sessions.trust.until:
+            await sessions.free_witnesses()  # of those who were told: nobody's successor waits for another's on_lost
             await sessions.keep_witnesses()
         else:
             await self._bury()
@@ -324,6 +362,8 @@ class Group:
             sessions.held.difference_update(leaving)
             for key, left in leaving.items():
                 _answer(left, key in freed)
+        if freed:
+            await sessions.tell()
 
     async def _try(self, sessions: Sessions) -> None:
         """Try for everybody who asks or waits."""
@@ -385,6 +425,11 @@ class Member(Backend):
         """It is handed out already."""
         self._grant, self.is_wanted = grant, True
 
+    def forget(self) -> None:
+        """It is to be given back, by the group."""
+        self._won = self._grant = None
+        self.is_wanted = False
+
     def was_won(self, grant: SharedGrant) -> bool:
         """The group has the lock for us. False if we have closed meanwhile."""
         self._won = grant if self.is_wanted else None
@@ -429,11 +474,10 @@ class Member(Backend):
         return None
 
     async def close(self) -> None:
-        """Let go of this role. The sessions are the group's."""
-        self._won = self._grant = None
-        self.is_wanted = False
+        """Let go of this role, soon if not at once. The sessions are the group's, and end if they do not answer."""
+        self.forget()
         if self._group.is_held(self._key):
-            await self._group.leave(self._key)
+            await self._group.leave(self._key, _LAST_WORD_S)
 
     async def wait(self, timeout_s: float) -> None:
         """Be tried for, with everybody else who waits."""
