@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ FREE_FORM = {"about", "failovers"}
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PG_DSN", "PGLEADERLOCK_URL"):
+    for name in ("PG_DSN", "PGLEADERLOCK_URL", "PGLEADERLOCK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -266,6 +266,86 @@ def test_an_empty_url_is_refused_and_that_of_another_store_gives_way(hand: Hand,
     assert run("history", *hand.options).exit_code == exit_codes.CLEAN
     monkeypatch.setenv("PG_DSN", hand.options[1])
     assert run("history", *hand.options[2:]).exit_code == exit_codes.CLEAN
+
+
+# --- Where a configuration says -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file_of(hand: Hand, tmp_path: Path) -> Callable[..., str]:
+    """Writes the configuration of a node whose registry is the one that was written by hand."""
+
+    def write(roles: str, backend: str | None = None, registry: str = "") -> str:
+        path = tmp_path / "node.toml"
+        path.write_text(
+            f"[cluster.leader_election]\nbackend = {json.dumps(backend or hand.options[1])}\nroles = {roles}\n"
+            f"[registry]\nschema = {json.dumps(hand.options[3])}\n{registry}"
+        )
+        return str(path)
+
+    return write
+
+
+def fill(hand: Hand) -> None:
+    for number, role in enumerate(("a", "b", "c")):
+        hand.leader("web-1", role=role, lock=f"pair:9/{number}")
+        hand.line("acquired", 50, role=role, lock=f"pair:9/{number}")
+
+
+@pytest.mark.parametrize("command", ["status", "history", "audit"])
+def test_a_configuration_says_where_the_registry_is_and_which_roles_matter(
+    hand: Hand, file_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: str
+):
+    fill(hand)
+    path = file_of('["a", "b"]')
+    shown = lambda *words: [each["role"] for each in records(run(command, "--json", *words))]
+    assert shown("--config", path) == ["a", "b"]
+    assert shown("--config", path, "--schema", hand.options[3]) == ["a", "b"]
+    assert run(command, "--config", path, "--schema", "nowhere").exit_code == exit_codes.UNREACHABLE  # flags win
+    assert run(command, "--config", path, "--dsn", "postgresql://127.0.0.1:1/x").exit_code == exit_codes.UNREACHABLE
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")  # the file wins over what is meant for everybody
+    assert shown("--config", path) == ["a", "b"]
+    monkeypatch.setenv("PGLEADERLOCK_CONFIG", path)
+    assert shown() == ["a", "b"]
+    assert shown(*hand.options) == ["a", "b", "c"]  # a database that is named here is another place
+    if command != "status":
+        assert shown("--config", path, "--role", "c") == ["c"]
+
+
+def test_watch_shows_the_roles_of_a_configuration(hand: Hand, file_of: Callable[..., str]):
+    fill(hand)
+    with Process(*CLI, "watch", "--config", file_of('["b"]'), "--json") as process:
+        assert json.loads(process.wait_for('"change": "role"'))["status"]["role"] == "b"
+
+
+def test_step_down_asks_the_leader_of_the_only_role_of_a_configuration(hand: Hand, file_of: Callable[..., str]):
+    fill(hand)
+    words = ("step-down", "--json", "--wait", "0.1", "--config")
+    (record,) = records(run(*words, file_of('["b"]')))
+    assert (record["role"], record["outcome"]) == ("b", "not_heard")
+    assert "say whose leader" in run(*words, file_of('["a", "b"]')).stderr
+
+
+def test_status_of_one_lock_finds_its_key_and_its_store_in_a_configuration(
+    hand: Hand, file_of: Callable[..., str], tmp_path: Path
+):
+    path = file_of('[{ name = "a", key = "pair:9/77" }]')
+    for more in ((), ("--dsn", hand.options[1])):
+        (record,) = records(run("status", "--config", path, "--role", "a", "--json", *more))
+        assert (record["key"], record["state"]) == ("pair:9/77", "free")
+    path = file_of('["a"]', backend=f"file://{tmp_path}/{{role}}.lock")
+    (record,) = records(run("status", "--config", path, "--role", "a", "--json"))
+    assert record["url"] == f"file://{tmp_path}/a.lock"
+    assert "--role is one of a." in run("status", "--config", path, "--role", "b").stderr
+    result = run("history", "--config", path)
+    assert result.exit_code == exit_codes.USAGE
+    assert "this configuration has no registry" in result.stderr
+
+
+def test_a_configuration_that_is_wrong_is_said_with_its_place(file_of: Callable[..., str]):
+    result = run("history", "--config", file_of('["a"]', registry='rolls = "x"'))
+    assert result.exit_code == exit_codes.USAGE
+    assert "node.toml:6: registry.rolls: unknown key" in result.stderr
 
 
 # --- Whatever nodes call themselves -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term, audit
@@ -28,11 +29,12 @@ _BEGINS = ("acquired", "recovered")
 _EVERYTHING = 10_000_000
 
 
-async def show_audit(dsn: str, schema: str, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
+async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
     """Print what was found, and return the exit code: 1 if two terms ever overlapped."""
-    async with opened(dsn, schema) as reader:
+    async with opened(dsn, place.schema) as reader:
         known = await find_role(reader, role, lock)
-        audits = await _audit(reader, known.lock if known else None, since)
+        which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
+        audits = await _audit(reader, which, since)
     if as_json:
         for each in audits:
             print_record(_audit_fields(each))
@@ -41,13 +43,13 @@ async def show_audit(dsn: str, schema: str, role: str | None, lock: str | None, 
     return exit_codes.OVERLAP if any(each.overlaps for each in audits) else exit_codes.CLEAN
 
 
-async def _audit(reader: RegistryReader, lock: str | None, since: Since) -> list[RoleAudit]:
+async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) -> list[RoleAudit]:
     """Judge each lock from when it was first heard of, if that is later than what was asked for."""
     until = await reader.now()
     since_at = since.resolve(until)
-    lines = await reader.open_before(lock=lock, since=since_at)
-    lines += await reader.history(lock=lock, since=since_at, limit=_EVERYTHING)
-    roles = await reader.status(lock)
+    lines = await reader.open_before(**which, since=since_at)
+    lines += await reader.history(**which, since=since_at, limit=_EVERYTHING)
+    roles = await reader.status(**which)
     lines += _from_leaders(lines, roles)
     by_lock: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

@@ -13,7 +13,7 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
 from pgleaderlock.cli.argv_secrets import hide_secrets
-from pgleaderlock.cli.config import config, config_options
+from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
@@ -30,11 +30,13 @@ from pgleaderlock.cli.options import (
     schema_option,
     seconds_option,
 )
+from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, key_in
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.schema import apply_schema, statements_of
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres, in_store
+from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import ExponentialBackoff
 
 __all__ = ["cli", "invoke"]
@@ -197,8 +199,9 @@ def acquire(
 @click.option(
     "--schema",
     metavar="NAME",
-    help="Where the registry is, or the rows of postgresql+lease://. [default: pgleaderlock]",
+    help="Where the registry is, or the rows of postgresql+lease://. [default: pgleaderlock, or what --config says]",
 )
+@config_option
 def status(
     *,
     dsn: str | None,
@@ -208,23 +211,38 @@ def status(
     role: str | None,
     as_json: bool,
     schema: str | None,
+    config_file: Path | None,
 ) -> None:
     """Show who holds the lock and who stands in line for it, as its store shows it now.
 
-    Without a lock: all roles of the registry, with their leaders and candidates, as the nodes wrote them down.
+    Without a lock: all roles of the registry, or those of --config, with their leaders and candidates, as the nodes
+    wrote them down.
 
     Informational only: it may be history by the time you read it, so never decide by it who leads. Followers that
     poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
+    names_lock = not (key1 is None and key2 is None and role is None)
+    configured = config_in_force(config_file)
+    if configured is not None and not names_lock:
+        show_all_roles(find_place(dsn, url, schema, config_file), as_json=as_json)
+        return
+    if configured is not None and not is_database_said():
+        target = find_target(configured, key1, key2, role)
+        if isinstance(target, LockKey):
+            with open_database(None) as database:
+                asyncio.run(show_status(in_postgres(database.dsn, target), as_json=as_json))
+        else:
+            asyncio.run(show_status(target, as_json=as_json))
+        return
     url, dsn = as_dsn(url, dsn)
     if check_url(url, dsn, key1=key1, key2=key2) is not None:
         asyncio.run(show_status(in_store(str(url), role, schema), as_json=as_json))
         return
-    if key1 is None and key2 is None and role is None:
-        show_all_roles(dsn, schema, as_json=as_json)
+    if not names_lock:
+        show_all_roles(find_place(dsn, None, schema, None), as_json=as_json)
         return
-    key = choose_key(key1, key2, role)
+    key = key_in(configured, role) or choose_key(key1, key2, role)
     with open_database(dsn) as database:
         asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
 

@@ -14,7 +14,7 @@ from pgleaderlock.errors import MissingExtra
 if TYPE_CHECKING:
     from pgleaderlock.config import InForce, Loaded
 
-__all__ = ["WrongConfigError", "config", "config_options", "load_for_command"]
+__all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,29 +36,29 @@ class WrongConfigError(click.ClickException):
         click.echo(self.format_message(), file=file, err=file is None)
 
 
+def config_option(command: F) -> F:
+    """Add ``--config``, for every command that looks where a node's configuration says."""
+    return click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path),
+        envvar=_CONFIG_VARIABLE,
+        show_envvar=True,
+        metavar="FILE",
+        help="The TOML file of a node. Without one, defaults and variables count.",
+    )(command)
+
+
 def config_options(command: F) -> F:
     """Add ``--config`` and ``--set``, for every command that takes a configuration."""
-    options = (
-        click.option(
-            "--config",
-            "config_file",
-            type=click.Path(path_type=Path),
-            envvar=_CONFIG_VARIABLE,
-            show_envvar=True,
-            metavar="FILE",
-            help="The TOML file. Without one, defaults and variables count.",
-        ),
-        click.option(
-            "--set",
-            "sets",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override one key, such as cluster.leader_election.lease_duration=30s; may be repeated.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    command = click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override one key, such as cluster.leader_election.lease_duration=30s; may be repeated.",
+    )(command)
+    return config_option(command)
 
 
 def load_for_command(config_file: Path | None, sets: tuple[str, ...]) -> "Loaded":

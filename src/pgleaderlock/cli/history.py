@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.registry.audit import Line
@@ -16,13 +17,14 @@ __all__ = ["show_history"]
 
 
 async def show_history(
-    dsn: str, schema: str, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
+    dsn: str, place: Place, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
 ) -> None:
     """Print the newest lines of one role or of all."""
-    async with opened(dsn, schema) as reader:
+    async with opened(dsn, place.schema) as reader:
         known = await find_role(reader, *named)
         since_at = since.resolve(await reader.now())
-        lines = await reader.history(lock=known.lock if known else None, since=since_at, limit=limit + 1)
+        which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
+        lines = await reader.history(**which, since=since_at, limit=limit + 1)
     is_cut, lines = len(lines) > limit, lines[-limit:]
     if as_json:
         for line in lines:

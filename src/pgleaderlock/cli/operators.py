@@ -11,33 +11,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from pgleaderlock.backends import _dsn
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import URL_VARIABLE
-from pgleaderlock.cli.config import load_for_command
+from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import dsn_option, seconds_option
-from pgleaderlock.cli.target import is_postgres
+from pgleaderlock.cli.place import Place, find_place
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 
 __all__ = ["COMMANDS", "show_all_roles"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_CONFIGURING = ("PGLEADERLOCK_CONFIG", "PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
 
 # --- Options ---
-
-
-def _check_option_schema(context: click.Context, _option: click.Parameter, value: str) -> str:
-    try:
-        return check_schema(value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from error
 
 
 def _check_option_url(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -60,12 +50,10 @@ def _registry_options(command: F) -> F:
         ),
         click.option(
             "--schema",
-            default=DEFAULT_SCHEMA,
-            show_default=True,
             metavar="NAME",
-            callback=_check_option_schema,
-            help="Where the registry's tables are.",
+            help=f"Where the registry's tables are. [default: {DEFAULT_SCHEMA}, or what --config says]",
         ),
+        config_option,
         click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
     )
     for option in reversed(options):
@@ -96,50 +84,15 @@ _since_option = click.option(
 )
 
 
-def _registry_dsn(url: str | None, dsn: str | None) -> str | None:
-    """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
-    configured = _configured()
-    if configured is not None and url is None and (dsn is None or "PGLEADERLOCK_BACKEND" in os.environ):
-        return configured
-    by = click.get_current_context().get_parameter_source
-    is_said = {name: by(name) is ParameterSource.COMMANDLINE for name in ("url", "dsn")}
-    if all(is_said.values()):
-        raise click.UsageError("--url and --dsn name the database twice: give one of them.")
-    if url is None or is_said["dsn"]:
-        return dsn
-    if not is_postgres(url):
-        if dsn is not None and not is_said["url"]:
-            return dsn
-        raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
-    try:
-        _dsn.check_dsn(url)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    return url
-
-
-def _configured() -> str | None:
-    """Return the registry of the node's configuration, if variables name one: what nodes use, operators look at."""
-    if not any(name in os.environ for name in _CONFIGURING):
-        return None
-    by = click.get_current_context().get_parameter_source
-    if by("dsn") is ParameterSource.COMMANDLINE or by("url") is ParameterSource.COMMANDLINE:
-        return None
-    path = os.environ.get("PGLEADERLOCK_CONFIG")
-    found = load_for_command(Path(path) if path else None, ()).config
-    return found.registry_dsn
-
-
 # --- The commands ---
 
 
-def show_all_roles(dsn: str | None, schema: str | None, *, as_json: bool) -> None:
+def show_all_roles(place: Place, *, as_json: bool) -> None:
     """``status`` of no lock in particular."""
     from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
 
-    chosen = _check_option_schema(click.get_current_context(), click.Option(["--schema"]), schema or DEFAULT_SCHEMA)
-    with open_database(dsn) as database:
-        asyncio.run(show_roles(database.dsn, chosen, as_json=as_json))
+    with open_database(place.dsn) as database:
+        asyncio.run(show_roles(database.dsn, place, as_json=as_json))
 
 
 @click.command("history", epilog=exit_codes.EXIT_CODES_HELP)
@@ -158,7 +111,8 @@ def history(
     *,
     dsn: str | None,
     url: str | None,
-    schema: str,
+    schema: str | None,
+    config_file: Path | None,
     as_json: bool,
     role: str | None,
     lock: str | None,
@@ -172,8 +126,15 @@ def history(
     from pgleaderlock.cli.history import show_history  # noqa: PLC0415 - its tables take a while to import
 
     show_logs("ERROR")
-    with open_database(_registry_dsn(url, dsn)) as database:
-        asyncio.run(show_history(database.dsn, schema, (role, lock), since, limit, as_json=as_json))
+    place = find_place(dsn, url, schema, config_file)
+    with open_database(place.dsn) as database:
+        asyncio.run(show_history(database.dsn, place, (role, lock), since, limit, as_json=as_json))
+
+
+def _only_role(place: Place) -> str:
+    if place.roles is None or len(place.roles) != 1:
+        raise click.UsageError("say whose leader: --role, or --lock.")
+    return place.roles[0]
 
 
 @click.command("step-down", epilog=exit_codes.EXIT_CODES_HELP)
@@ -186,7 +147,8 @@ def step_down(
     *,
     dsn: str | None,
     url: str | None,
-    schema: str,
+    schema: str | None,
+    config_file: Path | None,
     as_json: bool,
     role: str | None,
     lock: str | None,
@@ -199,18 +161,27 @@ def step_down(
     """
     from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
 
-    if role is None and lock is None:
-        raise click.UsageError("say whose leader: --role, or --lock.")
     show_logs("ERROR")
-    with open_database(_registry_dsn(url, dsn)) as database:
-        code = asyncio.run(command.step_down(database.dsn, schema, role, lock, wait_s, as_json=as_json))
+    place = find_place(dsn, url, schema, config_file)
+    if role is None and lock is None:
+        role = _only_role(place)
+    with open_database(place.dsn) as database:
+        code = asyncio.run(command.step_down(database.dsn, place, role, lock, wait_s, as_json=as_json))
     context.exit(code)
 
 
 @click.command("watch", epilog=exit_codes.EXIT_CODES_HELP)
 @_registry_options
 @seconds_option("--interval", "Look at least so often, also without news.", default=1.0)
-def watch(*, dsn: str | None, url: str | None, schema: str, as_json: bool, interval_s: float) -> None:
+def watch(
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    interval_s: float,
+) -> None:
     """Show all roles as status does, and go on showing them until interrupted.
 
     A terminal gets a table that stays in its place, a pipe a new one per change. While the database is away, what is
@@ -219,8 +190,9 @@ def watch(*, dsn: str | None, url: str | None, schema: str, as_json: bool, inter
     from pgleaderlock.cli import watch as command  # noqa: PLC0415 - its tables take a while to import
 
     show_logs("ERROR")
-    with open_database(_registry_dsn(url, dsn)) as database:
-        asyncio.run(command.watch(database.dsn, schema, interval_s, as_json=as_json))
+    place = find_place(dsn, url, schema, config_file)
+    with open_database(place.dsn) as database:
+        asyncio.run(command.watch(database.dsn, place, interval_s, as_json=as_json))
 
 
 @click.command("audit", epilog=exit_codes.EXIT_CODES_HELP)
@@ -233,7 +205,8 @@ def audit(
     *,
     dsn: str | None,
     url: str | None,
-    schema: str,
+    schema: str | None,
+    config_file: Path | None,
     as_json: bool,
     role: str | None,
     lock: str | None,
@@ -246,8 +219,9 @@ def audit(
     from pgleaderlock.cli.audit import show_audit  # noqa: PLC0415 - its tables take a while to import
 
     show_logs("ERROR")
-    with open_database(_registry_dsn(url, dsn)) as database:
-        code = asyncio.run(show_audit(database.dsn, schema, role, lock, since, as_json=as_json))
+    place = find_place(dsn, url, schema, config_file)
+    with open_database(place.dsn) as database:
+        code = asyncio.run(show_audit(database.dsn, place, role, lock, since, as_json=as_json))
     context.exit(code)
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.times import duration, iso
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
@@ -38,22 +39,23 @@ __all__ = [
     "unreachable",
 ]
 
-_ADVICE = "check --dsn or $PG_DSN, --schema, and that the server is up and lets this user in."
+_ADVICE = "check --dsn or $PG_DSN, --schema or --config, and that the server is up and lets this user in."
 _WIDE = 1000  # for a pipe, in which nothing is folded
 _SHOWN_NAMES = 10
 
 
-async def show_roles(dsn: str, schema: str, *, as_json: bool) -> None:
-    """Print all roles of the registry, as it shows them now."""
-    async with opened(dsn, schema) as reader:
-        roles = await reader.status()
+async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
+    """Print all roles that are wanted, as the registry shows them now."""
+    async with opened(dsn, place.schema) as reader:
+        roles = await reader.status(roles=place.roles)
     if as_json:
         for role in roles:
             print_record(role_fields(role))
     elif roles:
         console_for().print(roles_table(roles))
     else:
-        click.echo("The registry shows no role: nobody leads, and nobody stands for anything.", err=True)
+        of_them = "" if place.roles is None else " of this configuration"
+        click.echo(f"The registry shows no role{of_them}: nobody leads, and nobody stands for anything.", err=True)
 
 
 # --- Reading ---

@@ -17,6 +17,7 @@ import click
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
 from pgleaderlock.registry.audit import Line
@@ -47,9 +48,9 @@ class _Seen:
         return None if self.end is None or self.heir is None else max(0.0, self.heir.at - self.end.at)
 
 
-async def step_down(dsn: str, schema: str, role: str | None, lock: str | None, wait_s: float, *, as_json: bool) -> int:
+async def step_down(dsn: str, place: Place, role: str | None, lock: str | None, wait_s: float, *, as_json: bool) -> int:
     """Ask, wait, and tell; return the exit code."""
-    async with opened(dsn, schema) as reader:
+    async with opened(dsn, place.schema) as reader:
         known = await find_role(reader, role, lock)
         if known is None:
             raise click.UsageError("say whose leader: --role, or --lock.")

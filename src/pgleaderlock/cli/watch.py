@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import console_for, print_record, role_fields, roles_table, silence_s, unreachable
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.times import iso
@@ -28,9 +29,9 @@ _CALM_S = 0.05
 """Between two looks: news of many nodes at once is one picture."""
 
 
-async def watch(dsn: str, schema: str, interval_s: float, *, as_json: bool) -> None:
+async def watch(dsn: str, place: Place, interval_s: float, *, as_json: bool) -> None:
     """Show the roles until a signal ends it; UnreachableError if there was nothing to show to begin with."""
-    task = asyncio.get_running_loop().create_task(_watch(dsn, schema, interval_s, _screen_for(as_json=as_json)))
+    task = asyncio.get_running_loop().create_task(_watch(dsn, place, interval_s, _screen_for(as_json=as_json)))
 
     def end(_signal: signal.Signals) -> None:
         task.cancel()
@@ -39,12 +40,12 @@ async def watch(dsn: str, schema: str, interval_s: float, *, as_json: bool) -> N
         await task
 
 
-async def _watch(dsn: str, schema: str, interval_s: float, screen: "_Screen") -> None:
+async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -> None:
     clock = _DatabaseClock()
     with contextlib.closing(screen):
         while True:
             try:
-                await _follow(dsn, schema, interval_s, screen, clock)
+                await _follow(dsn, place, interval_s, screen, clock)
             except ConnectionError as error:
                 if clock.read_at is None:
                     raise unreachable(error) from error
@@ -52,11 +53,11 @@ async def _watch(dsn: str, schema: str, interval_s: float, screen: "_Screen") ->
             await asyncio.sleep(interval_s)
 
 
-async def _follow(dsn: str, schema: str, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
+async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
     """Show what there is, again and again, until the connection ends."""
-    async with open_reader(dsn, schema) as reader:
+    async with open_reader(dsn, place.schema) as reader:
         while True:
-            roles = await reader.status()
+            roles = await reader.status(roles=place.roles)
             clock.note(await reader.now())
             screen.show(roles, clock.now())
             await asyncio.sleep(min(_CALM_S, interval_s))

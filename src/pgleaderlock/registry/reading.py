@@ -6,7 +6,7 @@ For people and for messages; nothing decides by what it answers.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pgleaderlock.registry._database import TABLES, Database, Row
 from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL
 from pgleaderlock.registry.audit import Line
 
-__all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "open_reader"]
+__all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
 
 _ALIVE = "n.seen_at > clock_timestamp() - make_interval(secs => 3 * n.heartbeat_s + 1)"
 
@@ -27,21 +27,22 @@ SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.a
        l.backend_pid, l.host, l.process_id, l.version, l.about,
        coalesce({alive}, false), extract(epoch FROM clock_timestamp())::float
   FROM {schema}.leaders AS l LEFT JOIN {schema}.nodes AS n USING (instance)
- WHERE %(lock)s::text IS NULL OR l.lock = %(lock)s
+ WHERE (%(lock)s::text IS NULL OR l.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR l.role = ANY(%(roles)s))
 """
 
 _CANDIDATES = """
 SELECT c.lock, c.role, n.node, c.instance::text, c.state, extract(epoch FROM c.since)::float,
        extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}
   FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
- WHERE %(lock)s::text IS NULL OR c.lock = %(lock)s
+ WHERE (%(lock)s::text IS NULL OR c.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR c.role = ANY(%(roles)s))
  ORDER BY n.node, c.instance
 """
 
 _HISTORY = """
 SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
   FROM (SELECT * FROM {schema}.history
-         WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND at >= to_timestamp(%(since)s)
+         WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
+           AND at >= to_timestamp(%(since)s)
          ORDER BY at DESC, id DESC LIMIT %(limit)s) AS newest
  ORDER BY at, id
 """
@@ -51,7 +52,8 @@ _OPEN_BEFORE = """
 SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extract(epoch FROM b.at)::float,
        b.within_s, 0, b.detail
   FROM {schema}.history AS b
- WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND b.at < to_timestamp(%(since)s)
+ WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR b.role = ANY(%(roles)s))
+   AND b.at < to_timestamp(%(since)s)
    AND b.event IN ('acquired', 'recovered', 'vanished')
    AND NOT EXISTS (
        SELECT FROM {schema}.history AS e
@@ -69,6 +71,9 @@ SELECT lock, role, extract(epoch FROM min(at))::float
                    USING (instance)) AS known
  GROUP BY lock, role ORDER BY role, lock
 """
+
+Roles = Collection[str] | None
+"""Names of roles; None is all of them."""
 
 _EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
@@ -139,27 +144,30 @@ class RegistryReader:
         self._database = database
         self._schema = schema
 
-    async def status(self, lock: str | None = None) -> list[RoleStatus]:
-        """Return all roles, or one, with their leaders and their candidates."""
-        roles: dict[str, RoleStatus] = {}
-        for name, role, *values in await self._fetch(_LEADERS, lock=lock):
-            roles[name] = RoleStatus(name, role, Leader(*values))
-        for name, role, *values in await self._fetch(_CANDIDATES, lock=lock):
-            roles.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
-        return sorted(roles.values(), key=lambda each: (each.role, each.lock))
+    async def status(self, lock: str | None = None, *, roles: Roles = None) -> list[RoleStatus]:
+        """Return all roles, or one, or those of these names, with their leaders and their candidates."""
+        found: dict[str, RoleStatus] = {}
+        for name, role, *values in await self._fetch(_LEADERS, lock=lock, roles=_listed(roles)):
+            found[name] = RoleStatus(name, role, Leader(*values))
+        for name, role, *values in await self._fetch(_CANDIDATES, lock=lock, roles=_listed(roles)):
+            found.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
+        return sorted(found.values(), key=lambda each: (each.role, each.lock))
 
-    async def history(self, *, lock: str | None = None, since: float = 0.0, limit: int = 1000) -> list[Line]:
+    async def history(
+        self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0, limit: int = 1000
+    ) -> list[Line]:
         """Return the newest lines since then, the oldest of them first."""
-        return [Line(*row) for row in await self._fetch(_HISTORY, lock=lock, since=since, limit=limit)]
+        rows = await self._fetch(_HISTORY, lock=lock, roles=_listed(roles), since=since, limit=limit)
+        return [Line(*row) for row in rows]
 
     async def lines_for_audit(self, *, lock: str | None = None, since: float = 0.0) -> list[Line]:
         """Return all lines since then, and the beginnings of terms that were not over by then."""
         before = await self.open_before(lock=lock, since=since)
         return before + await self.history(lock=lock, since=since, limit=_EVERYTHING)
 
-    async def open_before(self, *, lock: str | None = None, since: float) -> list[Line]:
+    async def open_before(self, *, lock: str | None = None, roles: Roles = None, since: float) -> list[Line]:
         """Return the beginnings of terms that had no end of their own by then, and when their leaders had vanished."""
-        return [Line(*row) for row in await self._fetch(_OPEN_BEFORE, lock=lock, since=since)]
+        return [Line(*row) for row in await self._fetch(_OPEN_BEFORE, lock=lock, roles=_listed(roles), since=since)]
 
     async def roles(self) -> list[KnownRole]:
         """Return every lock and every role that it was attached as, also those that only the history knows."""
@@ -187,6 +195,10 @@ class RegistryReader:
     async def _fetch(self, statement: str, **parameters: Any) -> list[Row]:
         text = statement.replace("{alive}", _ALIVE).replace("{schema}", f'"{self._schema}"')
         return await self._database.fetch(text, parameters)
+
+
+def _listed(roles: Roles) -> list[str] | None:
+    return None if roles is None else list(roles)
 
 
 @contextlib.asynccontextmanager

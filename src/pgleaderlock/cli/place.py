@@ -1,0 +1,124 @@
+"""Where operators look: which registry, and which of its roles.
+
+Whatever is said on the command line counts most. Then comes the configuration of a node, from ``--config`` or from the
+variables that nodes read: what nodes use, operators look at. Only where there is none, ``$PGLEADERLOCK_URL`` and
+``$PG_DSN`` count by themselves; a configuration has taken them into account already.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.cli.config import load_for_command
+from pgleaderlock.cli.elect import choose_key
+from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
+from pgleaderlock.keys import LockKey
+
+if TYPE_CHECKING:
+    from pgleaderlock.config import Config
+    from pgleaderlock.config.model import RoleConfig
+
+__all__ = ["Place", "config_in_force", "find_place", "find_target", "is_database_said", "key_in"]
+
+_CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A registry, and what of it is wanted."""
+
+    dsn: str | None
+    """None is the embedded PostgreSQL."""
+    schema: str
+    roles: tuple[str, ...] | None = None
+    """Only these; None is all of them."""
+
+
+def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
+    """Return where to look. What cannot be meant is wrong usage."""
+    config = config_in_force(config_file)
+    if config is None:
+        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA))
+    found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
+    roles = tuple(role.name for role in config.election.roles) or None
+    return Place(found, _checked(schema or config.registry.schema_name), roles)
+
+
+def config_in_force(config_file: Path | None) -> "Config | None":
+    """Return the configuration that counts, if there is one: variables give way to a database that is named here."""
+    by_variables = config_file is not None or any(name in os.environ for name in _CONFIGURING)
+    if not _is_said("config_file") and (is_database_said() or not by_variables):
+        return None
+    return load_for_command(config_file, ()).config
+
+
+def find_target(config: "Config", key1: int | None, key2: int | None, role: str | None) -> Target | LockKey:
+    """Return a lock in a node's store, whose role the file may give a key; in the embedded one, the key."""
+    election = config.election
+    if election.on_sessions:
+        key = key_in(config, role) or choose_key(key1, key2, role)
+        return key if election.postgres_dsn is None else in_postgres(election.postgres_dsn, key)
+    known = _role_in(config, role)
+    if known is None or key1 is not None or key2 is not None:
+        names = ", ".join(each.name for each in election.roles) or "none"
+        raise click.UsageError(f"in this store the configuration says which locks there are: --role is one of {names}.")
+    rows = election.postgres_dsn is not None
+    return in_store(str(election.url_of(known)), role if rows else None, election.schema_name if rows else None)
+
+
+def key_in(config: "Config | None", role: str | None) -> LockKey | None:
+    """Return the lock that this configuration means by a role; None where it does not know it."""
+    known = None if config is None else _role_in(config, role)
+    return None if known is None else known.lock_key
+
+
+def _role_in(config: "Config", role: str | None) -> "RoleConfig | None":
+    return next((each for each in config.election.roles if each.name == role), None)
+
+
+def is_database_said() -> bool:
+    """Whether the command line names a database."""
+    return _is_said("dsn") or _is_said("url")
+
+
+def _is_said(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _checked(schema: str) -> str:
+    try:
+        return check_schema(schema)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _registry_of(config: "Config") -> str | None:
+    if config.registry_dsn is None and not config.election.on_sessions:
+        raise click.UsageError(
+            "this configuration has no registry: its store is not PostgreSQL, and registry.dsn names none. "
+            "Name the registry's database with --dsn."
+        )
+    return config.registry_dsn
+
+
+def _named_dsn(url: str | None, dsn: str | None) -> str | None:
+    """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
+    if _is_said("url") and _is_said("dsn"):
+        raise click.UsageError("--url and --dsn name the database twice: give one of them.")
+    if url is None or _is_said("dsn"):
+        return dsn
+    if not is_postgres(url):
+        if dsn is not None and not _is_said("url"):
+            return dsn
+        raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
+    try:
+        _dsn.check_dsn(url)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return url
