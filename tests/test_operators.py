@@ -26,17 +26,15 @@ from pgleaderlock.cli.times import Since, duration, iso, parse_since
 from pgleaderlock.registry._sql import ASK_CHANNEL
 from tests.conftest import Postgres
 from tests.doubles import until
+from tests.json_shapes import assert_shape, documented
 from tests.processes import Process
 from tests.test_cli import CLI
 from tests.test_registry import Node, eventually, reading, schema
 
 __all__ = ["schema"]  # the fixture
 
-DOCS = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
 HOSTILE = "\x1b[31m<b>[bold red]x[/]\n\x9b2J"
 SHOWN_HOSTILE = r"\x1b[31m<b>[bold red]x[/]\n\x9b2J"
-FREE_FORM = {"about", "failovers"}
-"""Objects whose keys are the nodes' business."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,35 +54,6 @@ async def run_beside(*words: str) -> Result:
 
 def records(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-# --- The documentation ------------------------------------------------------------------------------------------------
-
-
-def documented(name: str) -> dict[str, Any]:
-    found = re.search(rf"<!-- shape: {name} -->\n```json\n(.*?)\n```", DOCS.read_text(), re.DOTALL)
-    assert found is not None, f"{DOCS} does not show what {name} --json looks like"
-    shown = json.loads(found[1])
-    assert isinstance(shown, dict)
-    return shown
-
-
-def assert_shape(actual: Any, shown: Any, where: str = "") -> None:
-    """Every key, in this order, and every type; what is null on either side tells nothing."""
-    if actual is None or shown is None:
-        return
-    number = (int, float)
-    is_alike = type(actual) is type(shown) or (type(actual) in number and type(shown) in number)
-    assert is_alike, f"{where}: {actual!r} is not like {shown!r}"
-    if isinstance(shown, dict) and where.rpartition(".")[2] not in FREE_FORM:
-        assert list(actual) == list(shown), where
-        for key, value in shown.items():
-            assert_shape(actual[key], value, f"{where}.{key}")
-    if isinstance(shown, list) and shown:
-        for each in actual:
-            assert_shape(each, shown[0], f"{where}[]")
-    if isinstance(shown, str) and re.fullmatch(r"2026-11-15T.*Z", shown):
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", actual), where
 
 
 # --- A registry written by hand ---------------------------------------------------------------------------------------
