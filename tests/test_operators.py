@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import pty
@@ -18,10 +19,13 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
+from rich.text import Text
 
 from pgleaderlock import LockKey, LockState
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import cli
+from pgleaderlock.cli.tables import fitting_table
 from pgleaderlock.cli.times import Since, duration, iso, parse_since
 from pgleaderlock.registry._sql import ASK_CHANNEL
 from tests.conftest import Postgres
@@ -794,9 +798,9 @@ def test_watch_in_a_pipe_prints_a_table_per_change(hand: Hand, postgres: Postgre
 class Terminal:
     """A child on a terminal of its own, and all that it writes there."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, columns: int = 120) -> None:
         self.ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40", "NO_COLOR": "1"}
         self.child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
         self.text = ""
@@ -840,3 +844,45 @@ def test_watch_on_a_terminal_keeps_the_cursor_and_ends_with_ctrl_c(hand: Hand, p
         terminal.close()
     assert "\x1b[?25l" not in text  # it is never hidden, so nothing can leave it so
     assert "Traceback" not in text
+
+
+# --- 80 columns -------------------------------------------------------------------------------------------------------
+
+
+def lines_on_a_terminal(*words: str, until: str | None = None) -> list[str]:
+    terminal = Terminal(*CLI, *words, columns=80)
+    try:
+        if until is not None:
+            terminal.read_until(until)
+            terminal.child.send_signal(signal.SIGINT)
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.rest())
+    finally:
+        terminal.close()
+    return re.split(r"[\r\n]+", text)
+
+
+@pytest.mark.parametrize(("command", "names"), [("status", "řž"), ("watch", "řž"), ("history", "řž"), ("audit", "ř")])
+def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: str, names: str):
+    role, node = "ř" * 37, "ž" * 31
+    hand.node(node)
+    hand.candidate(node, role=role)
+    hand.leader(node, ago_s=3000, token=2**40, role=role)
+    hand.line("acquired", 3000, node, 2**40, role=role)
+    hand.line("lost", 2000, node, 2**40, role=role, cause="session_terminated", missing=3, detail="a long story " * 9)
+    lines = lines_on_a_terminal(command, *hand.options, until="Ctrl-C ends it" if command == "watch" else None)
+    assert max(map(len, lines)) <= 80
+    for letter, name in zip("řž", (role, node), strict=True):
+        if letter in names:
+            assert "".join(lines).count(letter) % len(name) == 0, lines
+            assert letter in "".join(lines)
+    assert any("no room for" in line for line in lines)
+    piped = run(command, *hand.options) if command != "watch" else None
+    assert piped is None or (role in piped.stdout and "no room" not in piped.stdout)
+
+
+def test_what_fits_is_shown_whole():
+    rows = [[Text("scheduler"), Text("web-1"), Text("743")]]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(fitting_table(("Role", "Leader", "Token"), rows, 80, least_first=("Token",)))
+    assert "743" in shown.getvalue()
+    assert "no room" not in shown.getvalue()

@@ -18,7 +18,8 @@ from rich.text import Text
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
+from pgleaderlock.cli.roles import find_role, opened, print_record
+from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term, audit
 from pgleaderlock.registry.reading import RegistryReader, RoleStatus
@@ -26,6 +27,7 @@ from pgleaderlock.registry.reading import RegistryReader, RoleStatus
 __all__ = ["judge", "show_audit"]
 
 _BEGINS = ("acquired", "recovered")
+_HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Failovers", "Missing", "Overlaps")
 _EVERYTHING = 10_000_000
 
 
@@ -158,7 +160,8 @@ def _print_for_people(audits: Sequence[RoleAudit]) -> None:
     if not audits:
         click.echo("There is nothing to judge: nobody led in this time, and nobody stands for anything.", err=True)
         return
-    console_for().print(_table(audits))
+    console = console_for()
+    console.print(_table(audits, console.width))
     for each in audits:
         for overlap in each.overlaps:
             click.echo(_sentence(each, overlap))
@@ -166,9 +169,8 @@ def _print_for_people(audits: Sequence[RoleAudit]) -> None:
     click.echo(f"{found} overlap{'' if found == 1 else 's'} of two terms" if found else "no two terms overlap")
 
 
-def _table(audits: Sequence[RoleAudit]) -> Table:
-    headings = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Failovers", "Missing", "Overlaps")
-    table = make_table(*headings)
+def _table(audits: Sequence[RoleAudit], width: int) -> Table:
+    rows = []
     for each in audits:
         at_most = "at most " if _is_at_most(each) else ""
         failovers = ", ".join(f"{visible(how)} {count}" for how, count in sorted(each.failovers.items()))
@@ -182,8 +184,10 @@ def _table(audits: Sequence[RoleAudit]) -> Table:
             str(each.missing),
         )
         overlaps = Text(str(len(each.overlaps)), style="bold red" if each.overlaps else "")
-        table.add_row(*map(Text, cells), overlaps)
-    return table
+        rows.append([*map(Text, cells), overlaps])
+    return fitting_table(
+        _HEADINGS, rows, width, prose=("Leaderless", "Failovers"), least_first=("Since (UTC)", "Terms", "Missing")
+    )
 
 
 def _sentence(each: RoleAudit, overlap: Overlap) -> str:

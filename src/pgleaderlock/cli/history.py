@@ -9,11 +9,14 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import console_for, find_role, make_table, opened, print_record
+from pgleaderlock.cli.roles import find_role, opened, print_record
+from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.registry.audit import Line
 
 __all__ = ["show_history"]
+
+_HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Cause", "Token", "Detail")
 
 
 async def show_history(
@@ -30,7 +33,8 @@ async def show_history(
         for line in lines:
             print_record(_line_fields(line))
     elif lines:
-        console_for().print(_table(lines))
+        console = console_for()
+        console.print(_table(lines, console.width))
     if is_cut:
         click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
     if not lines:
@@ -53,17 +57,17 @@ def _line_fields(line: Line) -> dict[str, Any]:
     }
 
 
-def _table(lines: Sequence[Line]) -> Table:
-    table = make_table("Time (UTC)", "Role", "Node", "Event", "Cause", "Token", "Detail")
+def _table(lines: Sequence[Line], width: int) -> Table:
+    rows = []
     for line in lines:
         who = (Text(visible(line.role)), Text(visible(line.node)))
         if line.missing:
-            table.add_row("", *who, "", "", "", Text(_gap(line), style="yellow"))
+            rows.append([Text(), *who, Text(), Text(_gap(line), style="yellow"), Text(), Text()])
         at = (iso(line.at) or "").replace("T", " ").removesuffix("Z")
         token = "" if line.token is None else str(line.token)
         rest = (Text(visible(text)) for text in (line.event, line.cause or "", token, line.detail or ""))
-        table.add_row(Text(at), *who, *rest)
-    return table
+        rows.append([Text(at), *who, *rest])
+    return fitting_table(_HEADINGS, rows, width, prose=("Cause", "Detail"), least_first=("Token", "Detail"))
 
 
 def _gap(line: Line) -> str:

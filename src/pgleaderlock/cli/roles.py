@@ -6,30 +6,25 @@ visible, since a node can call itself something that repaints a terminal, and no
 
 import contextlib
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.place import Place
+from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import duration, iso
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 
 __all__ = [
-    "console_for",
     "find_role",
-    "make_table",
     "opened",
     "print_record",
     "role_fields",
@@ -40,7 +35,7 @@ __all__ = [
 ]
 
 _ADVICE = "check --dsn or $PG_DSN, --schema or --config, and that the server is up and lets this user in."
-_WIDE = 1000  # for a pipe, in which nothing is folded
+_HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _SHOWN_NAMES = 10
 
 
@@ -52,7 +47,8 @@ async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
         for role in roles:
             print_record(role_fields(role))
     elif roles:
-        console_for().print(roles_table(roles))
+        console = console_for()
+        console.print(roles_table(roles, console.width))
     else:
         of_them = "" if place.roles is None else " of this configuration"
         click.echo(f"The registry shows no role{of_them}: nobody leads, and nobody stands for anything.", err=True)
@@ -182,14 +178,14 @@ def silence_s(leader: Leader) -> float | None:
     return max(0.0, leader.read_at - leader.renewed_at) if is_over or not leader.is_alive else None
 
 
-def roles_table(roles: Sequence[RoleStatus]) -> Table:
-    """Return one line per role."""
-    table = make_table("Role", "Leader", "Token", "For", "Lease left", "Candidates")
+def roles_table(roles: Sequence[RoleStatus], width: int) -> Table:
+    """Return one line per role, or more where they would not fit."""
     shared = {name for name, count in Counter(each.role for each in roles).items() if count > 1}
+    rows = []
     for each in roles:
         name = f"{each.role} ({each.lock})" if each.role in shared else each.role
-        table.add_row(Text(visible(name)), *_leader_cells(each.leader), Text(_describe_candidates(each.candidates)))
-    return table
+        rows.append([Text(visible(name)), *_leader_cells(each.leader), Text(_describe_candidates(each.candidates))])
+    return fitting_table(_HEADINGS, rows, width, prose=("Leader", "Candidates"), least_first=("Token", "Lease left"))
 
 
 def _leader_cells(leader: Leader | None) -> list[Text]:
@@ -209,26 +205,3 @@ def _describe_candidates(candidates: Sequence[Candidate]) -> str:
     dead = [visible(each.node) for each in candidates if not each.is_alive]
     alive = f"{len(candidates) - len(dead)} alive"
     return f"{alive}, {len(dead)} dead: {', '.join(dead)}" if dead else alive
-
-
-def make_table(*headings: str) -> Table:
-    """Return an empty table in the style of the others."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading)  # a time in two parts is none
-    return table
-
-
-class _Terminal(Console):
-    """One that never hides the cursor: whoever kills or suspends us finds it where it was."""
-
-    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002, FBT001, FBT002 - rich's own signature
-        return False
-
-
-def console_for() -> Console:
-    """Return where tables go: a terminal, or a pipe, in which nothing is folded or coloured."""
-    if not sys.stdout.isatty():
-        return Console(file=sys.stdout, width=_WIDE, color_system=None, force_terminal=False)
-    wants_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return _Terminal(file=sys.stdout, force_terminal=True, color_system="standard" if wants_colour else None)

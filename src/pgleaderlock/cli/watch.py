@@ -17,8 +17,9 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import console_for, print_record, role_fields, roles_table, silence_s, unreachable
+from pgleaderlock.cli.roles import print_record, role_fields, roles_table, silence_s, unreachable
 from pgleaderlock.cli.signals import call_on_signal
+from pgleaderlock.cli.tables import console_for
 from pgleaderlock.cli.times import iso
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.registry.reading import RoleStatus, open_reader
@@ -117,7 +118,7 @@ class _LiveTable:
         self._table: Any = Text()
 
     def show(self, roles: Sequence[RoleStatus], now: float) -> None:
-        self._table = roles_table(roles)
+        self._table = roles_table(roles, self._live.console.width)
         self._draw(Text(f"{(iso(now) or '')[11:19]} UTC, Ctrl-C ends it", style="dim"))
 
     def show_stale(self, error: str, since: float, now: float) -> None:  # noqa: ARG002 - every screen is told
@@ -143,7 +144,8 @@ class _Tables:
         essence = [(role.lock, *_essence(role)) for role in roles]
         if essence != self._shown:
             click.echo(f"{iso(now)}")
-            console_for().print(roles_table(roles))
+            console = console_for()
+            console.print(roles_table(roles, console.width))
         elif self._is_stale:
             click.echo(f"{iso(now)} fresh again, and nothing has changed")
         self._shown, self._is_stale = essence, False
