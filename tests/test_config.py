@@ -560,9 +560,12 @@ ALERT = '[[alerts]]\nname = "{}"\ncondition = "up == 0"\nseverity = "{}"\n'
     [
         (ALERT.format("a", "info") + ALERT.format("b", "bad"), 'node.toml:8: alerts[1].severity: must be "critical"'),
         (ALERT.format("a", "info") * 2, "node.toml:6: alerts[1].name: is used twice"),
-        ("[[alerts]]\nname = 'a'\ncondtion = 'x'", "node.toml:3: alerts[0].condtion: is not a key that is known here"),
-        ("[[alerts]]\nseverity = 'info'", "node.toml:1: alerts[0].name: is missing"),
-        ("[[alerts]]\nname = ' a'", "node.toml:2: alerts[0].name: must be printable"),
+        (
+            "[[alerts]]\nname = 'a'\ncondtion = 'x'\nseverity = 'info'",
+            "node.toml:3: alerts[0].condtion: is not a key that is known here",
+        ),
+        ("[[alerts]]\nseverity = 'info'\ncondition = 'x'", "node.toml:1: alerts[0].name: is missing"),
+        (ALERT.format(" a", "info"), "node.toml:2: alerts[0].name: must be printable"),
         ("alerts = [1]", "node.toml:1: alerts[0]: must be a table"),
         ("[receivers.slack]\n\napi_url = 'x'", "node.toml:3: receivers.slack.api_url: is a secret"),
         ("[receivers]\nslack = 1", "node.toml:2: receivers.slack: must be a table"),
@@ -1028,3 +1031,66 @@ def test_the_messages_of_the_reference_are_real(write):
         *refusal(write(election("lease_durration = 1"))),
     ):
         assert line.removeprefix("node.toml:2: ") in text
+
+
+# --- Everything at once -----------------------------------------------------------------------------------------------
+
+ALL_WRONG = """
+[cluster.leader_election]
+lease_duration = "1x"
+rolls = 1
+max_roles = 3
+term_table = true
+[[alerts]]
+name = "a"
+severity = "loud"
+condition = "up == 0"
+for = "3 fortnights"
+notify = ["nobody", "slack:", "pagerduty"]
+[[alerts]]
+name = "b"
+condition = "up == 0"
+bogus = 1
+also = 2
+[receivers.slack]
+channel = 3
+api_url = "https://hooks.slack.com/services/hunter2"
+api_url_file = "relative"
+[receivers.webhook.a]
+url = 3
+"""
+
+
+def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(ALL_WRONG.lstrip())
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    found = [(problem.place.rpartition(":")[2], problem.key) for problem in caught.value.problems]
+    assert found == [
+        ("2", "cluster.leader_election.lease_duration"),
+        ("3", "cluster.leader_election.rolls"),
+        ("4", "cluster.leader_election.max_roles"),
+        ("8", "alerts[0].severity"),
+        ("10", "alerts[0].for"),
+        ("11", "alerts[0].notify"),
+        ("11", "alerts[0].notify"),
+        ("12", "alerts[1].severity"),
+        ("15", "alerts[1].bogus"),
+        ("16", "alerts[1].also"),
+        ("18", "receivers.slack.channel"),
+        ("19", "receivers.slack.api_url"),
+        ("20", "receivers.slack.api_url_file"),
+        ("22", "receivers.webhook.a.url"),
+    ]
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["alerts = [3]", "[[alerts]]", "[receivers]\nslack = 3", "[receivers.x]"])
+def test_alerts_that_cannot_be_read_at_all_are_said_once(tmp_path, content: str):
+    path = tmp_path / "x.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environ={})
+    keys = [problem.key for problem in caught.value.problems]
+    assert len(keys) == len(set(keys)) <= 3

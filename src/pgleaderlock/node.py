@@ -179,9 +179,6 @@ def _check(config: Config, dsn: str | None) -> None:
     if not election.roles:
         text = 'name at least one role, as in roles = ["scheduler"]'
         problems.append(Problem("", "cluster.leader_election.roles", text))
-    if election.max_roles is not None and (election.term_table or not election.on_sessions):
-        text = "a limited node shares PostgreSQL's sessions between its roles, and has no term table: leave out one"
-        problems.append(Problem("", "cluster.leader_election.max_roles", text))
     if election.url is None and dsn is None:
         text = "names no store, and none was given otherwise"
         problems.append(Problem("", "cluster.leader_election.backend", text))

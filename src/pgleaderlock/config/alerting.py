@@ -1,10 +1,13 @@
 """What is wrong with ``[[alerts]]`` and ``[receivers]``, in the words of their own parser, key by key.
 
-That parser stops at the first thing that it cannot read. To hear of all of them it is asked again about each part.
+That parser stops at the first thing that it cannot read. To hear of all of them it is asked again about each part, with
+what it has complained of put right.
 """
 
+import difflib
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from pgleaderlock.alerts import parse
@@ -14,6 +17,8 @@ __all__ = ["find_problems"]
 
 _SOURCE = "alerts"  # stands at the beginning of each message, and is taken off again
 _OF_RECEIVERS = re.compile(r"\[(receivers[^\]]*)\](?:: ([a-z_]+)(?= ))?:? ?(.*)", re.DOTALL)
+_MISSING = "is missing"
+_MOST = 20  # things that are wrong with one alert, before the rest is left for the next time
 _VALUE = re.compile(r", not ('.*'|\".*\")$", re.DOTALL)
 
 
@@ -35,27 +40,85 @@ def _complaint(content: dict[str, Any]) -> str | None:
 def _of_alerts(alerts: list[Any]) -> Iterator[tuple[KeyPath, str]]:
     good = list[Any]()
     for number, entry in enumerate(alerts):
-        complaint = _complaint({"alerts": [*good, entry]})
-        if complaint is None:
-            good.append(entry)
-            continue
-        name = entry.get("name") if isinstance(entry, dict) else None
-        for place in (f"[[alerts]] number {len(good) + 1}", f'alert "{name}"'):
-            complaint = complaint.removeprefix(place).removeprefix(": ").lstrip()
-        yield _with_key(("alerts", number), complaint)
+        mended, slips = entry, list[str]()
+        for _ in range(_MOST):
+            complaint = _complaint({"alerts": [*good, mended]})
+            if complaint is None:
+                good.append(mended)
+                break
+            path, text = _place_in_alert(number, len(good) + 1, mended, complaint)
+            key = str(path[-1])
+            if not (text.startswith(_MISSING) and difflib.get_close_matches(key, slips)):
+                yield from _each_of(path, text, mended)
+            slips.append(key)
+            if (mended := _mended(mended, path, number)) is None:
+                break
+
+
+def _place_in_alert(number: int, shown: int, entry: Any, complaint: str) -> tuple[KeyPath, str]:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    for place in (f"[[alerts]] number {shown}", f'alert "{name}"'):
+        complaint = complaint.removeprefix(place).removeprefix(": ").lstrip()
+    return _with_key(("alerts", number), complaint)
+
+
+def _mended(entry: Any, path: KeyPath, number: int) -> Any:
+    """Return the alert with what was complained of put right, to hear of the rest; None where that cannot be done."""
+    key = path[-1]
+    if not isinstance(entry, dict) or not isinstance(key, str):
+        return None
+    stand_ins = {"name": f"number {number}", "condition": "up == 0", "severity": "info"}
+    rest = {name: value for name, value in entry.items() if name != key}
+    return {**rest, key: stand_ins[key]} if key in stand_ins else rest if key in entry else None
+
+
+def _each_of(path: KeyPath, text: str, entry: Any) -> Iterator[tuple[KeyPath, str]]:
+    """Of a list, everything that is wrong with its parts."""
+    targets = entry.get(path[-1]) if isinstance(entry, dict) else None
+    texts = [text]
+    if isinstance(targets, list):
+        probe = {"name": "probe", "condition": "up == 0", "severity": "info"}
+        complaints = (_complaint({"alerts": [{**probe, path[-1]: [target]}]}) for target in targets)
+        found = [each.removeprefix('alert "probe": ').removeprefix(f"{path[-1]} ") for each in complaints if each]
+        texts = found or texts
+    for each in dict.fromkeys(texts):
+        yield path, each
 
 
 def _of_receivers(receivers: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     good = dict[str, Any]()
     for name, table in receivers.items():
-        complaint = _complaint({"receivers": {**good, name: table}})
-        if complaint is None:
-            good[name] = table
-        elif match := _OF_RECEIVERS.fullmatch(complaint):
-            path = tuple(match[1].split("."))
-            yield (*path, match[2]) if match[2] else path, match[3]
-        else:
-            yield ("receivers", name), complaint
+        mended, said, seen = deepcopy(table), "", set[KeyPath]()
+        for _ in range(_MOST):
+            complaint = _complaint({"receivers": {**good, name: mended}})
+            if complaint is None:
+                good[name] = mended
+                break
+            path, text = _place_in_receivers(name, complaint)
+            if path not in seen and not (text.startswith(_MISSING) and str(path[-1]) in said):  # how to mend it is said
+                yield path, text
+            said += text
+            seen.add(path)
+            if not _removed(mended, path[2:]):
+                break
+
+
+def _place_in_receivers(name: str, complaint: str) -> tuple[KeyPath, str]:
+    match = _OF_RECEIVERS.fullmatch(complaint)
+    if match is None:
+        return ("receivers", name), complaint
+    path = tuple(match[1].split("."))
+    return (*path, match[2]) if match[2] else path, match[3]
+
+
+def _removed(table: Any, path: KeyPath) -> bool:
+    """Take what was complained of out of the table. False where it is not there to be taken."""
+    for name in path[:-1]:
+        table = table.get(name) if isinstance(table, dict) else None
+    if not path or not isinstance(table, dict) or path[-1] not in table:
+        return False
+    del table[path[-1]]
+    return True
 
 
 def _with_key(path: KeyPath, complaint: str) -> tuple[KeyPath, str]:

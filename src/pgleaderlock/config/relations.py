@@ -29,7 +29,7 @@ class Conflict:
 
 def find_conflicts(config: "Config") -> list[Conflict]:
     """Return every relation that does not hold."""
-    checks = (_times, _takeover, _sessions, _schema, _registry, _roles, _one_lock, _ports)
+    checks = (_times, _takeover, _limit, _sessions, _schema, _registry, _roles, _one_lock, _ports)
     return [conflict for check in checks for conflict in check(config)]
 
 
@@ -57,6 +57,19 @@ def _takeover(config: "Config") -> Iterator[Conflict]:
             (_key("takeover"), _key("term_table")),
             'takeover = "strict" decides by the term table: set term_table = true as well',
         )
+
+
+def _limit(config: "Config") -> Iterator[Conflict]:
+    """A limited node shares its sessions between its roles, in a ``LeaderGroup``."""
+    election = config.election
+    if election.max_roles is None or (election.on_sessions and not election.term_table):
+        return
+    other = "term_table" if election.term_table else "backend"
+    yield Conflict(
+        (_key("max_roles"), _key(other)),
+        f"a limited node shares PostgreSQL's sessions between its roles, and has no term table: leave out max_roles or "
+        f"{other}",
+    )
 
 
 def _sessions(config: "Config") -> Iterator[Conflict]:
