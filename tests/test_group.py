@@ -26,6 +26,7 @@ from pgleaderlock import (
     RetryContext,
 )
 from pgleaderlock.backends._group_sessions import Sessions
+from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import witness_key
@@ -244,6 +245,45 @@ async def test_a_group_stands_only_for_what_it_names(postgres: Postgres, names: 
         await all_of_them.shutdown()
         await asyncio.sleep(0.3)
         assert len(one.leading) == 1
+
+
+async def test_a_role_that_nobody_has_room_for_is_warned_of_once(
+    postgres: Postgres, names: list[str], caplog: pytest.LogCaptureFixture
+):
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "role_left_to_nobody" in record.getMessage()]
+
+    settings = {"max_roles": 1, "poll_s": 0.05}
+    async with make_group(postgres.dsn, names, **settings) as one, make_group(postgres.dsn, names, **settings) as two:
+        await until(lambda: len(one.leading) + len(two.leading) == 2)
+        await until(lambda: len(warnings()) == 2)  # one of each
+        (orphan,) = set(names) - {role.name for role in (*one.leading, *two.leading)}
+        assert f"roles={orphan} count=1 max_roles=1" in warnings()[0]
+        async with make_group(postgres.dsn, names) as three:
+            assert await three[orphan].wait_for_leadership(10)
+            await asyncio.sleep(0.5)
+    assert len(warnings()) == 2
+
+
+def test_a_role_is_unclaimed_when_it_was_free_every_time():
+    a, b = LockKey.named("a"), LockKey.named("b")
+    seen = Unclaimed(poll_s=0.25)
+    assert seen.is_due(0.0)
+    assert [seen.saw(free, now) for now, free in enumerate([{a, b}, {a}, {a, b}, {a, b}, {b}])] == [
+        [],
+        [],
+        [a],
+        [],
+        [b],
+    ]
+    assert not seen.is_due(4.5)
+    assert seen.is_due(5.0)
+    assert seen.saw((), 5.0) == []
+    assert not seen.is_due(14.0)  # everything is held: there is no hurry
+    seen.saw({a}, 15.0)
+    seen.saw({a}, 16.0)
+    seen.forget()
+    assert seen.saw({a}, 17.0) == []
 
 
 # --- Loss -------------------------------------------------------------------------------------------------------------

@@ -128,6 +128,16 @@ LINES = [
     (event(EventKind.OVERRUN, cause="work_overrun", error=LockError("w")), logging.ERROR, "work_overrun error=w"),
     (event(EventKind.ERROR, cause="db_error", error=LockError("no")), logging.WARNING, "db_error error=no"),
     (
+        event(EventKind.ERROR, cause="retries_exhausted", error=LockError("another holds it")),
+        logging.INFO,
+        'retries_exhausted error="another holds it"',
+    ),
+    (
+        event(EventKind.ERROR, cause="retries_exhausted", error=ConnectionError("no route")),
+        logging.WARNING,
+        'retries_exhausted error="no route"',
+    ),
+    (
         event(EventKind.ERROR, cause="release_failed", error=LockError("not held")),
         logging.WARNING,
         'release_failed error="not held"',

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 
 from pgleaderlock._logging import NDLogger
-from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.errors import LockError, PgLeaderLockError
+from pgleaderlock.fsm import Input
 from pgleaderlock.models import Event, EventKind, Listener, LockState
 from pgleaderlock.stream import CALLBACK_FAILED, WORK_FAILED
 
@@ -27,7 +28,15 @@ def _log_error(logger: NDLogger, event: Event) -> None:
     if event.cause in (CALLBACK_FAILED, WORK_FAILED):  # logged where it happened, with its traceback
         return
     name = "health_check_failed" if event.cause == "health_failed" else event.cause
-    logger.log(logging.DEBUG if _was_told(event.error) else logging.WARNING, name, error=event.error)
+    logger.log(_level_of(event), name, error=event.error)
+
+
+def _level_of(event: Event) -> int:
+    if _was_told(event.error):
+        return logging.DEBUG
+    if event.cause == Input.RETRIES_EXHAUSTED.value and type(event.error) is LockError:
+        return logging.INFO  # another leads, as it should: nothing went wrong
+    return logging.WARNING
 
 
 def _was_told(error: Exception | None) -> bool:

@@ -210,6 +210,11 @@ class Sessions:
         row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._bound_s())
         return [] if row is None else list(row[0])
 
+    async def find_free(self, keys: list[LockKey]) -> list[LockKey]:
+        """Return which of these nobody holds. They are not tried for."""
+        row = await self._locks.fetch(_group_sql.FREE, _group_sql.columns(keys), bound_s=self._bound_s())
+        return [] if row is None else [keys[place] for place in row[0]]
+
     async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
         """Unlock these, and their witnesses after them. Return which were held."""
         keys = [key for key in keys if key in self.held]

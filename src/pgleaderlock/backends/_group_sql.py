@@ -7,9 +7,10 @@ and no more of them than are wanted: rows are looked at one by one until the lim
 from collections.abc import Sequence
 from typing import Any
 
+from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.keys import LockKey
 
-__all__ = ["CAPACITY", "NEXT_TOKEN", "arrays", "try_all", "unlock_all"]
+__all__ = ["CAPACITY", "FREE", "NEXT_TOKEN", "arrays", "columns", "try_all", "unlock_all"]
 
 # In a transaction of its own, after the grants: an id that was assigned before a grant could be older than that of a
 # leader in between. The message makes its commit reach the disk, or a crash would hand out the same number again.
@@ -19,6 +20,15 @@ CAPACITY = """
 SELECT current_setting('max_locks_per_transaction')::bigint
        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
        current_setting('max_locks_per_transaction')::bigint
+"""
+
+FREE = """
+SELECT coalesce(array_agg(i), '{}') FROM unnest(%s::int[], %s::bigint[], %s::bigint[], %s::int[]) AS k (i, a, b, c)
+ WHERE NOT EXISTS (
+    SELECT FROM pg_locks
+     WHERE locktype = 'advisory' AND granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND classid::text::bigint = a AND objid::text::bigint = b AND objsubid = c)
 """
 
 _FOR_EACH = """
@@ -47,3 +57,9 @@ def arrays(keys: Sequence[LockKey], limit: int | None = None) -> tuple[Any, ...]
     pairs = [(place, *key.numbers) for place, key in enumerate(keys) if key.space == "pair"]
     columns = [[row[column] for row in bigints] for column in range(2)]
     return (*columns, *([row[column] for row in pairs] for column in range(3)), limit)
+
+
+def columns(keys: Sequence[LockKey]) -> tuple[Any, ...]:
+    """Return the parameters of :data:`FREE`: each lock as pg_locks shows it, with its place in ``keys``."""
+    rows = [(place, *lock_columns(key)) for place, key in enumerate(keys)]
+    return tuple([row[column] for row in rows] for column in range(4))

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends._admission import Admission
 from pgleaderlock.backends._group_sessions import Sessions, SharedGrant, Trust, open_sessions
+from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import OpenSession
@@ -41,6 +42,7 @@ __all__ = ["Group", "Member"]
 T = TypeVar("T")
 _WITNESS_BUSY_S = 0.05  # a predecessor is about to let its witness go
 _AFTER_BUG_S = 0.05  # so that one which comes again and again leaves others the time to stop
+_NAMED = 5  # of those that a warning is about
 _LAST_WORD_S = 0.5  # that a member which closes waits for the group, on a server that may be silent
 
 
@@ -77,6 +79,7 @@ class Group:
         self.renewal_listeners: list[Callable[[float], object]] = []
         """Called with how long each renewal took, for whoever measures."""
         self._was_told_to_settle = False
+        self._unclaimed = Unclaimed(poll_s)
         self._logger = get_logger().bind(group=where)
 
     def member(self, key: LockKey, labels: Mapping[str, object]) -> "Member":
@@ -381,8 +384,24 @@ class Group:
             won = await sessions.win(wanted, limit)
             if sessions.has_busy_witness:
                 self._poll_at = min(self._poll_at, self._clock() + _WITNESS_BUSY_S)
+        if room > 0:
+            self._unclaimed.forget()
+        elif wanted and self._unclaimed.is_due(self._clock()):
+            self._warn_of(self._unclaimed.saw(await sessions.find_free(wanted), self._clock()))
         for key in wanted:
             self._hand_out(key, won.get(key))
+
+    def _warn_of(self, unclaimed: list[LockKey]) -> None:
+        if not unclaimed:
+            return
+        names = ", ".join(key.name or str(key) for key in unclaimed[:_NAMED])
+        self._logger.warning(
+            "role_left_to_nobody",
+            roles=names if len(unclaimed) <= _NAMED else f"{names}, ...",
+            count=len(unclaimed),
+            max_roles=self._max_roles,
+            advice="no node that stands for them has room: raise max_roles, or start another node",
+        )
 
     def _hand_out(self, key: LockKey, grant: SharedGrant | None) -> None:
         """To whoever asked; or keep it for whoever waits, and wake that one. What nobody wants any more is given up."""
