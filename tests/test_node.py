@@ -14,7 +14,7 @@ import click
 import psycopg
 import pytest
 
-from pgleaderlock import LeaderGroup, LeaderLock, LockKey
+from pgleaderlock import LeaderGroup, LeaderLock, LockKey, LockState
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.config import ConfigError, load_config
@@ -214,3 +214,30 @@ def test_many_roles_are_introduced_by_their_first(postgres: Postgres, schema: st
         process.signal(signal.SIGINT)
         process.signal(signal.SIGINT)
         assert process.wait() == 0
+
+
+async def test_a_node_whose_start_fails_half_way_stops_what_had_begun(
+    postgres: Postgres, schema: str, monkeypatch: pytest.MonkeyPatch
+):
+    keys = in_election(roles=f"{NAME}/h1,{NAME}/h2", settle="0s")
+    node = Node(configured(**keys, registry__schema=schema, metrics__enabled="true", metrics__port=0), dsn=postgres.dsn)
+    first, second = node.elections.values()
+
+    async def fail() -> None:
+        await until(lambda: first.is_leader)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(second, "start", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        await node.start()
+    assert first.state is LockState.STOPPED
+    assert node.metrics_port is None
+    assert node.registry is not None
+    assert node.registry._task is None
+    monkeypatch.undo()
+    async with node:  # and can be started again
+        await until(lambda: all(election.is_leader for election in node.elections.values()))
+        monkeypatch.setattr(second, "start", fail)
+        with pytest.raises(RuntimeError, match="no"):
+            await node.start()
+        assert first.is_leader  # what ran before goes on

@@ -880,6 +880,15 @@ def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: 
     assert piped is None or (role in piped.stdout and "no room" not in piped.stdout)
 
 
+def test_time_of_which_nobody_can_tell_is_shown_as_such(hand: Hand):
+    hand.line("acquired", 50)
+    hand.line("unwatched", 40)
+    hand.line("acquired", 20, "web-2", 2)
+    hand.node("web-2")
+    hand.leader("web-2", 20, token=2)
+    assert re.search(r"100\.000 % +0 ms, 20 s unknown", run("audit", *hand.options).stdout)
+
+
 def test_what_fits_is_shown_whole():
     rows = [[Text("scheduler"), Text("web-1"), Text("743")]]
     shown = io.StringIO()

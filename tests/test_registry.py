@@ -653,3 +653,62 @@ def test_terms_of_a_lock_that_nobody_ever_had_are_none():
     assert terms_of([line("error", 3), line("stopped", 4)]) == []
     (found,) = audit([line("stopped", 4)], since=0, until=10)
     assert found.leaderless_s == 10
+
+
+# --- A registry that is closed first ----------------------------------------------------------------------------------
+
+
+async def test_a_registry_that_is_closed_before_its_lock_says_until_when_it_knew(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        token = one.lock.token
+        await one.registry.close()
+        assert one.lock.is_leader  # nobody's business but the lock's
+        await asyncio.sleep(0.3)
+    async with Node(postgres.dsn, schema, key, "two") as two:
+        await two.lock.wait_for_leadership()
+        await until(lambda: two.registry.is_up and not two.registry.waiting_events)
+        async with reading(postgres.dsn, schema) as reader:
+            lines, now = await reader.lines_for_audit(), await reader.now()
+            assert await reader.open_before(since=now)
+    assert ("unwatched", token) in [(line.event, line.token) for line in lines]
+    (found,) = audit(lines, since=lines[0].at, until=now)
+    assert [term.end for term in found.terms] == ["unwatched", None]
+    assert found.overlaps == []
+    assert found.leaderless_s == 0
+    assert found.unknown_s > 0.2
+    assert found.availability == 1
+    assert found.failovers == {"unwatched": 1}
+
+
+async def test_a_registry_that_is_started_again_says_how_the_term_ended_after_all(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one:
+        await one.lock.wait_for_leadership()
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events)
+        await one.registry.close()
+        await one.registry.start()
+    async with reading(postgres.dsn, schema) as reader:
+        lines, now = await reader.lines_for_audit(), await reader.now()
+    assert "unwatched" in [line.event for line in lines]
+    (found,) = audit(lines, since=lines[0].at, until=now)
+    assert [term.end for term in found.terms] == ["released"]
+    assert found.unknown_s == 0
+
+
+def test_time_of_which_nobody_can_tell_is_neither_led_nor_leaderless():
+    def line(event: str, at: float, node: str = "a", token: int = 1) -> Line:
+        return Line("l", "r", node, node, event, None, token, at)
+
+    lines = [line("acquired", 0), line("unwatched", 10), line("vanished", 12), line("acquired", 20, "b", 2)]
+    (found,) = audit([*lines, line("released", 30, "b", 2)], since=0, until=40)
+    assert (found.leaderless_s, found.unknown_s, found.overlaps) == (10, 10, [])
+    assert found.availability == pytest.approx(2 / 3)
+    (found,) = audit(lines[:2], since=0, until=40)
+    assert (found.leaderless_s, found.unknown_s, found.availability) == (0, 30, 1)
+    (found,) = audit([lines[0], line("unwatched", 25), *lines[3:]], since=0, until=40)
+    assert [overlap.seconds for overlap in found.overlaps] == [5]  # until then it knew

@@ -16,6 +16,7 @@ from pgleaderlock.config import Config, ConfigError, Problem
 from pgleaderlock.election import Election
 from pgleaderlock.group import LeaderGroup
 from pgleaderlock.lock import LeaderLock
+from pgleaderlock.models import LockState
 from pgleaderlock.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 _MANY = 8
+_GIVE_UP_S = 10.0  # for a start that failed, and a block that ended in an exception
 
 
 class Node:
@@ -130,7 +132,16 @@ class Node:
             self._metrics_server = serve_metrics(self.config.metrics.port, self.config.metrics.host)
 
     async def start(self) -> None:
-        """Begin to stand for all roles. Nothing listens that was not asked for."""
+        """Begin to stand for all roles. Nothing listens that was not asked for. What fails half-way leaves nothing."""
+        was_running = any(election.state is not LockState.STOPPED for election in self.elections.values())
+        try:
+            await self._start()
+        except BaseException:
+            if not was_running:
+                await self.shutdown(_GIVE_UP_S)
+            raise
+
+    async def _start(self) -> None:
         self.serve_metrics()
         if self.registry is not None:
             await self.registry.start()
@@ -160,7 +171,7 @@ class Node:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self.shutdown(None if exc_type is None else 10.0)
+        await self.shutdown(None if exc_type is None else _GIVE_UP_S)
 
 
 def _shares_sessions(config: Config) -> bool:

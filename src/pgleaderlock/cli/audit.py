@@ -74,7 +74,7 @@ async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) ->
 def _left_at(lines: Sequence[Line], now: float, *, is_over: bool) -> float:
     """When the last one left, if nobody stands for it any more and that one left in order: nobody misses a leader."""
     last = max(lines, key=lambda line: line.at)
-    return last.at if is_over and last.event in ("released", "stopped") else now
+    return last.at if is_over and last.event in ("released", "stopped", "unwatched") else now
 
 
 def _leaderless(role: RoleStatus, since: float, until: float) -> RoleAudit:
@@ -120,6 +120,7 @@ def _audit_fields(each: RoleAudit) -> dict[str, Any]:
         "availability": round(each.availability, 9),
         "leaderless_s": round(each.leaderless_s, 3),
         "is_at_most": _is_at_most(each),
+        "unknown_s": round(each.unknown_s, 3),
         "terms": len(each.terms),
         "failovers": each.failovers,
         "missing": each.missing,
@@ -173,12 +174,13 @@ def _table(audits: Sequence[RoleAudit], width: int) -> Table:
     rows = []
     for each in audits:
         at_most = "at most " if _is_at_most(each) else ""
+        unknown = f", {duration(each.unknown_s)} unknown" if each.unknown_s > 0 else ""
         failovers = ", ".join(f"{visible(how)} {count}" for how, count in sorted(each.failovers.items()))
         cells = (
             visible(each.role),
             _clock_time(each.since).partition(".")[0],
             f"{math.floor(each.availability * 1e5) / 1e3:.3f} %",  # rounded down: 100 % is a promise
-            f"{at_most}{duration(each.leaderless_s)}",
+            f"{at_most}{duration(each.leaderless_s)}{unknown}",
             str(len(each.terms)),
             failovers or "-",
             str(each.missing),

@@ -127,6 +127,16 @@ class Book:
             standing.token = standing.acquired_at = standing.leaving_at = None
             self._mark_leader(standing)
 
+    def stop_watching(self, now: float) -> None:
+        """Note of what is led here that nobody will tell how it ends: it was so until now."""
+        for standing in self.leading():
+            until = standing.election.trusted_until
+            if until is not None:
+                at, detail = min(now, until), "the registry was closed; the lock was still held"
+                self.outbox.put(
+                    Happening(standing.lock, standing.role, "unwatched", at, token=standing.token, detail=detail)
+                )
+
     def _is_worth_noting(self, standing: Standing, event: Event) -> bool:
         """An attempt that failed held nothing. And the same error again and again is one error."""
         if event.kind is EventKind.LOST:

@@ -5,6 +5,9 @@ A **term** begins with ``acquired`` or ``recovered`` and ends with the first of 
 after noted when it was ``vanished``, seen for the last time. So such a term ended then or later, and what lies between
 it and the next one is at most leaderless.
 
+A node whose registry was closed before its lock ended says until when it knew: it is ``unwatched`` from then on, unless
+a later line of its own says how the term ended. Time after that is neither led nor leaderless, it is **unknown**.
+
 **Two terms overlap** only if they do so beyond what the clocks leave open (``within_s`` of each time). A term whose end
 is not known is taken to have ended when it was last seen: whoever is not heard of can be proven nothing.
 
@@ -20,6 +23,7 @@ __all__ = ["Line", "Overlap", "RoleAudit", "Term", "audit", "terms_of"]
 _BEGINS = ("acquired", "recovered")
 _ENDS = ("released", "lost", "reconnecting", "stopped")
 _VANISHED = "vanished"
+_UNWATCHED = "unwatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Term:
     ended_at: float | None
     """None while it lasts."""
     end: str | None = None
-    """How it ended: an event, or ``vanished``."""
+    """How it ended: an event, or ``vanished``; or ``unwatched``, where only that is known until when it lasted."""
     cause: str | None = None
     within_s: float = 0.0
     """How exactly both times are known."""
@@ -79,6 +83,8 @@ class RoleAudit:
     overlaps: list[Overlap] = field(default_factory=list)
     leaderless_s: float = 0.0
     """At most: a leader that died is taken to have ended when it was last seen."""
+    unknown_s: float = 0.0
+    """In which nobody says whether there was a leader."""
     failovers: dict[str, int] = field(default_factory=dict)
     """How often leadership went on to a new term, by how the one before had ended."""
     missing: int = 0
@@ -86,8 +92,8 @@ class RoleAudit:
 
     @property
     def availability(self) -> float:
-        """The part of the time in which somebody led; 1 for no time at all."""
-        span_s = self.until - self.since
+        """The part of the time that is known of, in which somebody led; 1 for no time at all."""
+        span_s = self.until - self.since - self.unknown_s
         return 1.0 if span_s <= 0 else max(0.0, 1 - self.leaderless_s / span_s)
 
 
@@ -102,10 +108,15 @@ def terms_of(lines: Iterable[Line]) -> list[Term]:
             begun[which] = line
         elif line.event in _ENDS and which in begun:
             terms.append(_term(begun.pop(which), line))
-        elif line.event == _VANISHED:
+        elif line.event == _UNWATCHED or (line.event == _VANISHED and not _is_unwatched(seen_last.get(which))):
             seen_last[which] = line
     terms += [_term(line, seen_last.get(which)) for which, line in begun.items()]
     return sorted(terms, key=lambda term: term.began_at)
+
+
+def _is_unwatched(line: Line | None) -> bool:
+    """Whoever said that it goes has not vanished, whatever others made of its silence."""
+    return line is not None and line.event == _UNWATCHED
 
 
 def _term(begin: Line, end: Line | None) -> Term:
@@ -140,7 +151,7 @@ def audit(lines: Iterable[Line], *, since: float, until: float) -> list[RoleAudi
 
 def _judge(each: RoleAudit) -> None:
     each.overlaps = _overlaps(each.terms)
-    each.leaderless_s = _leaderless_s(each)
+    each.leaderless_s, each.unknown_s = _not_led_s(each)
     for before, after in pairwise(each.terms):
         if before.end == "reconnecting" and after.instance == before.instance:
             continue  # it came back to itself within the grace period
@@ -162,13 +173,20 @@ def _overlaps(terms: list[Term]) -> list[Overlap]:
     return overlaps
 
 
-def _leaderless_s(each: RoleAudit) -> float:
-    """Count from the first term on: of the time before it the history knows nothing."""
+def _not_led_s(each: RoleAudit) -> tuple[float, float]:
+    """Return how long nobody led, and of how long nobody can tell.
+
+    Counted from the first term on: of the time before it the history knows nothing.
+    """
     if not each.terms:
-        return max(0.0, each.until - each.since)
-    led_until, leaderless_s = max(each.since, each.terms[0].began_at), 0.0
+        return max(0.0, each.until - each.since), 0.0
+    led_until, leaderless_s, unknown_s = max(each.since, each.terms[0].began_at), 0.0, 0.0
+    is_known = True
     for term in each.terms:
-        leaderless_s += max(0.0, term.began_at - led_until)
+        gap_s = max(0.0, term.began_at - led_until)
+        leaderless_s, unknown_s = (leaderless_s + gap_s, unknown_s) if is_known else (leaderless_s, unknown_s + gap_s)
         ended_at = each.until if term.ended_at is None else term.ended_at
-        led_until = max(led_until, ended_at)
-    return leaderless_s + max(0.0, each.until - led_until)
+        if ended_at >= led_until:
+            led_until, is_known = ended_at, term.end != _UNWATCHED
+    gap_s = max(0.0, each.until - led_until)
+    return (leaderless_s + gap_s, unknown_s) if is_known else (leaderless_s, unknown_s + gap_s)

@@ -54,7 +54,7 @@ SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extr
   FROM {schema}.history AS b
  WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR b.role = ANY(%(roles)s))
    AND b.at < to_timestamp(%(since)s)
-   AND b.event IN ('acquired', 'recovered', 'vanished')
+   AND b.event IN ('acquired', 'recovered', 'vanished', 'unwatched')
    AND NOT EXISTS (
        SELECT FROM {schema}.history AS e
         WHERE e.lock = b.lock AND e.instance = b.instance AND e.token IS NOT DISTINCT FROM b.token

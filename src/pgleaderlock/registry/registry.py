@@ -148,10 +148,14 @@ class Registry:
             self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock registry")
 
     async def close(self) -> None:
-        """Write what is left, if the database answers soon, and sign off."""
+        """Write what is left, if the database answers soon, and sign off.
+
+        Of a role that is still led here, the history will say until when that was known.
+        """
         task = self._task
         if task is None or self._news is None:
             return
+        self._book.stop_watching(self._clock())
         self._is_closing = True
         self._news.set()
         await asyncio.wait({task}, timeout=_FLUSH_S)
