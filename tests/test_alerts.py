@@ -5,6 +5,7 @@ Whether Prometheus agrees is in test_alerts_prometheus.py.
 
 import json
 import os
+import re
 import sys
 import tomllib
 from dataclasses import replace
@@ -478,7 +479,7 @@ def test_the_dashboard_has_what_grafana_needs_to_import_it():
     assert document["schemaVersion"] >= 36
     assert "id" not in document  # Grafana gives it; one of another server's would be taken for an update
     ids = [panel["id"] for panel in document["panels"]]
-    assert len(set(ids)) == len(ids) == 6
+    assert len(set(ids)) == len(ids) == 9
     for panel in document["panels"]:
         assert set(panel["gridPos"]) == {"x", "y", "w", "h"}
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -501,7 +502,10 @@ def test_the_prefix_is_a_constant_of_the_dashboard_and_nothing_else_knows_it():
     (constant,) = [variable for variable in document["templating"]["list"] if variable["name"] == "prefix"]
     assert (constant["type"], constant["query"], constant["current"]["value"]) == ("constant", "forge", "forge")
     exprs = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
-    assert all("${prefix}_leader_" in expr for expr in exprs)
+    asked_for = {name for expr in exprs for name in re.findall(r"\$\{prefix\}_(\w+)", expr)}
+    assert asked_for >= {"registry_up", "registry_dropped_events_total", "audit_overlaps"}
+    assert {name.removesuffix("_bucket") for name in asked_for} <= set(METRICS)
+    assert all("${prefix}_" in expr for expr in exprs)
     assert "pgleaderlock_" not in json.dumps(document)
 
 
