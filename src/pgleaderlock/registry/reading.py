@@ -75,6 +75,14 @@ SELECT lock, role, extract(epoch FROM min(at))::float
 Roles = Collection[str] | None
 """Names of roles; None is all of them."""
 
+_NUMBERED = """
+SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing,
+       detail
+  FROM (SELECT * FROM {schema}.history WHERE id > %(after)s AND at >= to_timestamp(%(since)s)
+         ORDER BY id DESC LIMIT %(limit)s) AS newest
+ ORDER BY at, id
+"""
+
 _EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
 _ASK = "SELECT pg_notify(%(channel)s, %(payload)s)"
@@ -159,6 +167,14 @@ class RegistryReader:
         """Return the newest lines since then, the oldest of them first."""
         rows = await self._fetch(_HISTORY, lock=lock, roles=_listed(roles), since=since, limit=limit)
         return [Line(*row) for row in rows]
+
+    async def numbered_history(self, *, after: int, since: float = 0.0, limit: int = 20_000) -> list[tuple[int, Line]]:
+        """Return the newest lines that were written after this one, with their numbers, the oldest first.
+
+        What two nodes write at once may become visible in any order: whoever reads on should begin somewhat earlier.
+        """
+        rows = await self._fetch(_NUMBERED, after=after, since=since, limit=limit)
+        return [(number, Line(*rest)) for number, *rest in rows]
 
     async def lines_for_audit(self, *, lock: str | None = None, since: float = 0.0) -> list[Line]:
         """Return all lines since then, and the beginnings of terms that were not over by then."""

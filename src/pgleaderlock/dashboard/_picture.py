@@ -1,0 +1,182 @@
+"""What the page shows of one look at the store, as plain JSON values. Pure: no I/O, no clock.
+
+A :class:`Look` is what was read; a role's record is made of it once and compared with the one before, so that browsers
+are sent what changed and nothing else. Signs of life alone are no change of a role: with fifty nodes they would be all
+there is. They are in the list of nodes, once for each.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgleaderlock.registry.audit import Line, RoleAudit, Term, audit
+from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
+
+__all__ = ["Json", "Look", "event_record", "node_records", "past_record", "shown_events", "standing_record"]
+
+Json = dict[str, Any]
+
+_MOST_TERMS = 300
+_MOST_EVENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the store, at the store's own time of day."""
+
+    at: float
+    since: float
+    """Where the window begins that terms and figures are about."""
+    roles: Sequence[RoleStatus]
+    lines: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    """The history of each lock within the window, and the beginnings of terms that reach into it."""
+
+
+def standing_record(role: RoleStatus) -> Json:
+    """Return what is shown of a role as it stands."""
+    return {
+        "lock": role.lock,
+        "role": role.role,
+        "leader": None if role.leader is None else _leader(role.leader),
+        "candidates": [_candidate(each) for each in role.candidates],
+    }
+
+
+def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: float) -> Json:
+    """Return what is shown of a role's history. That is work: not to be repeated while nothing happens."""
+    judged = _judged(role, lines, since=since, at=at)
+    return {
+        "terms": [_term(term) for term in judged.terms[-_MOST_TERMS:]],
+        "gaps": _gaps(judged.terms[-_MOST_TERMS:], is_led=role.leader is not None),
+        "leaderless_s": round(judged.leaderless_s, 3),
+        "availability": round(judged.availability, 6),
+        "failovers": dict(sorted(judged.failovers.items())),
+        "overlaps": len(judged.overlaps),
+    }
+
+
+def _judged(role: RoleStatus, lines: Sequence[Line], *, since: float, at: float) -> RoleAudit:
+    """Audit one lock. A term that the leaders' table knows and the history does not yet have is added to it."""
+    known = list(lines)
+    leader = role.leader
+    if leader is not None and not any(
+        line.instance == leader.instance and line.token == leader.token and line.event in ("acquired", "recovered")
+        for line in known
+    ):
+        began = Line(
+            role.lock, role.role, leader.node, leader.instance, "acquired", None, leader.token, leader.acquired_at
+        )
+        known.append(began)
+    first_at = min((line.at for line in known), default=at)
+    judged = audit(known, since=max(since, first_at), until=at)
+    return judged[0] if judged else RoleAudit(role.lock, role.role, at, at)
+
+
+def _leader(leader: Leader) -> Json:
+    return {
+        "node": leader.node,
+        "instance": leader.instance,
+        "token": leader.token,
+        "acquired_at": leader.acquired_at,
+        "renewed_at": leader.renewed_at,
+        "lease_until": leader.lease_until,
+        "host": leader.host,
+        "process_id": leader.process_id,
+        "version": leader.version,
+        "is_alive": leader.is_alive,
+        "about": leader.about,
+    }
+
+
+def _candidate(each: Candidate) -> Json:
+    return {
+        "node": each.node,
+        "instance": each.instance,
+        "state": each.state,
+        "since": each.since,
+        "host": each.host,
+        "process_id": each.process_id,
+        "version": each.version,
+        "is_alive": each.is_alive,
+    }
+
+
+def _term(term: Term) -> Json:
+    return {
+        "node": term.node,
+        "instance": term.instance,
+        "token": term.token,
+        "began_at": term.began_at,
+        "ended_at": term.ended_at,
+        "end": term.end,
+        "cause": term.cause,
+    }
+
+
+def _gaps(terms: Sequence[Term], *, is_led: bool) -> list[Json]:
+    """Return when nobody led, from the first term on. The last gap is open while nobody does."""
+    gaps: list[Json] = []
+    last: Term | None = None
+    for term in terms:
+        if last is not None and last.ended_at is not None and term.began_at > last.ended_at:
+            gaps.append(_gap(last, term.began_at))
+        if last is None or last.ended_at is not None:
+            reaches_on = last is None or term.ended_at is None or term.ended_at > (last.ended_at or 0.0)
+            last = term if reaches_on else last
+    if last is not None and last.ended_at is not None and not is_led:
+        gaps.append(_gap(last, None))
+    return gaps
+
+
+def _gap(before: Term, ended_at: float | None) -> Json:
+    return {"began_at": before.ended_at, "ended_at": ended_at, "cause": before.cause or before.end}
+
+
+def node_records(roles: Iterable[RoleStatus]) -> list[Json]:
+    """Return each process that takes part, once, with how much it leads."""
+    nodes: dict[str, Json] = {}
+    stands: dict[str, int] = defaultdict(int)
+    leads: dict[str, int] = defaultdict(int)
+    for role in roles:
+        if role.leader is not None:
+            leads[role.leader.instance] += 1
+            nodes.setdefault(role.leader.instance, _node(role.leader, role.leader.renewed_at))
+        for each in role.candidates:
+            stands[each.instance] += 1
+            nodes[each.instance] = _node(each, each.seen_at)
+    for instance, node in nodes.items():
+        node["leads"], node["stands_for"] = leads[instance], stands[instance]
+    return sorted(nodes.values(), key=lambda node: (node["node"], node["instance"]))
+
+
+def _node(each: Candidate | Leader, seen_at: float) -> Json:
+    return {
+        "node": each.node,
+        "instance": each.instance,
+        "host": each.host,
+        "process_id": each.process_id,
+        "version": each.version,
+        "is_alive": each.is_alive,
+        "seen_at": seen_at,
+        "about": each.about,
+    }
+
+
+def event_record(line: Line) -> Json:
+    """Return one line of the history."""
+    return {
+        "at": line.at,
+        "lock": line.lock,
+        "role": line.role,
+        "node": line.node,
+        "event": line.event,
+        "cause": line.cause,
+        "token": line.token,
+        "detail": line.detail,
+    }
+
+
+def shown_events(lines: Iterable[Line]) -> list[Json]:
+    """Return the newest lines, the newest first."""
+    return [event_record(line) for line in sorted(lines, key=lambda line: line.at, reverse=True)[:_MOST_EVENTS]]

@@ -1,0 +1,80 @@
+"""What every answer says to browsers, whom the server talks to at all, and who may ask for something.
+
+- **Hosts.** A page elsewhere can make a browser talk to a name that points to this machine. Such a request names that
+  host, and is refused: only the address that was bound, this machine's own names and those that were allowed pass.
+- **Tokens.** Whatever changes something needs a header with the token. A browser sends no header of its own accord, and
+  no other origin may make it do so: there is nothing to forge. Compared in constant time.
+- **Content.** Scripts and styles come from here and from files alone; the page cannot be framed.
+"""
+
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["TOKEN_HEADER", "Guard", "refusal"]
+
+TOKEN_HEADER = "X-Pgleaderlock-Token"  # noqa: S105 - the name of it
+_OWN_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """Stands before the application."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
+        self._app = app
+        self._hosts = _OWN_NAMES | {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse strangers; add the headers to every answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        if _host(Headers(scope=scope).get("host", "")) in self._hosts:
+            await self._app(scope, receive, send_guarded)
+            return
+        answer = PlainTextResponse(
+            "This dashboard is not served under that name. If it should be: --allow-host NAME\n", status_code=421
+        )
+        await answer(scope, receive, send_guarded)
+
+
+def _host(header: str) -> str:
+    """Return the name without the port."""
+    name, _, port = header.rpartition(":")
+    return (name if name and port.isdigit() else header).lower()
+
+
+def refusal(request: Request, token: str | None) -> Response | None:
+    """Return why this request may change nothing, or None if it may."""
+    if token is None:
+        return JSONResponse({"error": "this dashboard only shows; start it with a token to allow more"}, 403)
+    if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
+        return JSONResponse({"error": f"{TOKEN_HEADER} is missing or wrong"}, 401)
+    if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        return JSONResponse({"error": "the body must be application/json"}, 415)
+    return None

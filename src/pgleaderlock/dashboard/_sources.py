@@ -1,0 +1,214 @@
+"""Where the picture comes from: the registry, which knows everything, or any store that can name its holder.
+
+A source is followed: it gives one look after another for as long as its store answers, and raises ConnectionError when
+that ends. Whoever follows it begins anew.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from pgleaderlock.backends.base import Backend
+from pgleaderlock.dashboard._picture import Look
+from pgleaderlock.errors import ConnectionError, PgLeaderLockError
+from pgleaderlock.models import Holder
+from pgleaderlock.registry.audit import Line
+from pgleaderlock.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
+
+__all__ = ["RegistrySource", "Source", "StoreSource"]
+
+_CALM_S = 0.05
+"""Between two looks: news of many nodes at once is one look."""
+_LOOK_AT_LEAST_EVERY_S = 1.0
+_SHARE = 4  # at most this part of the time is spent looking
+_OVERLAP = 500  # what is written by several at once may become visible out of order
+
+
+class Source(Protocol):
+    """Something to look at, again and again."""
+
+    @property
+    def kind(self) -> str:
+        """``registry`` or ``store``."""
+
+    @property
+    def where(self) -> str:
+        """Which one, for people, without secrets."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a leader can be asked to step down."""
+
+    def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+        """Look, whenever there may be something new, and say which lines of the history are."""
+
+    async def ask_to_step_down(self, lock: str) -> None:
+        """Ask whoever leads to hand over."""
+
+
+class RegistrySource:
+    """The registry of a PostgreSQL database."""
+
+    kind = "registry"
+    can_ask = True
+
+    def __init__(self, dsn: str, schema: str, *, where: str, window_s: float) -> None:
+        self._dsn, self._schema = dsn, schema
+        self._window_s = window_s
+        self.where = where
+
+    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+        """Read everything once, then what is new."""
+        async with open_reader(self._dsn, self._schema) as reader:
+            book = _History(self._window_s)
+            loop = asyncio.get_running_loop()
+            while True:
+                began = loop.time()
+                at = await reader.now()
+                roles = await reader.status()
+                new_lines = await book.read_on(reader, at)
+                yield Look(at, at - self._window_s, roles, book.lines), new_lines
+                took_s = loop.time() - began
+                await asyncio.sleep(max(_CALM_S, took_s * (_SHARE - 1)))
+                await reader.wait_for_change(_LOOK_AT_LEAST_EVERY_S)
+
+    async def ask_to_step_down(self, lock: str) -> None:
+        """Ask over NOTIFY, as ``pgleaderlock step-down`` does."""
+        async with open_reader(self._dsn, self._schema) as reader:
+            await reader.ask_to_step_down(lock, by="the dashboard")
+
+
+class _History:
+    """The lines of the window, by lock. A lock's list is another object whenever it has changed."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._seen: dict[int, float] = {}
+        self._newest = -1
+        self.lines: dict[str, list[Line]] = {}
+
+    async def read_on(self, reader: RegistryReader, at: float) -> list[Line]:
+        since = at - self._window_s
+        if self._newest < 0:
+            self._add([(None, line) for line in await reader.open_before(since=since)])
+        fetched = await reader.numbered_history(after=self._newest - _OVERLAP, since=since)
+        fresh = [(number, line) for number, line in fetched if number not in self._seen]
+        is_first = self._newest < 0
+        self._seen |= {number: line.at for number, line in fresh}
+        self._newest = max((number for number, _ in fetched), default=max(self._newest, 0))
+        self._add(list(fresh))
+        self._forget(since)
+        return [] if is_first else [line for _, line in fresh]
+
+    def _add(self, lines: list[tuple[int | None, Line]]) -> None:
+        by_lock: dict[str, list[Line]] = defaultdict(list)
+        for _, line in lines:
+            by_lock[line.lock].append(line)
+        for lock, new in by_lock.items():
+            self.lines[lock] = [*self.lines.get(lock, ()), *new]
+
+    def _forget(self, since: float) -> None:
+        """Let go of what is older than the window, but of no term that reaches into it."""
+        self._seen = {
+            number: at for number, at in self._seen.items() if at >= since or number > self._newest - _OVERLAP
+        }
+        for lock, lines in self.lines.items():
+            if len(lines) > 1 and lines[1].at < since:
+                old = [line for line in lines if line.at < since]
+                self.lines[lock] = [*_still_open(old), *(line for line in lines if line.at >= since)]
+
+
+def _still_open(lines: list[Line]) -> list[Line]:
+    """Return the beginnings that have no end among these lines."""
+    begun: dict[tuple[str, int | None], Line] = {}
+    for line in lines:
+        if line.event in ("acquired", "recovered"):
+            begun[line.instance, line.token] = line
+        elif line.event in ("released", "lost", "reconnecting", "stopped"):
+            begun.pop((line.instance, line.token), None)
+    return list(begun.values())
+
+
+class StoreSource:
+    """Any store: it is asked who holds the lock. What was before the first look is not known."""
+
+    kind = "store"
+    can_ask = False
+
+    def __init__(self, backends: Mapping[str, Backend], *, where: str, interval_s: float, window_s: float) -> None:
+        self._backends = backends
+        self._interval_s, self._window_s = interval_s, window_s
+        self.where = where
+        self._held: dict[str, tuple[Holder, Line]] = {}
+        self._lines: dict[str, list[Line]] = {}
+
+    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+        """Ask each store in turn."""
+        import time  # noqa: PLC0415 - the only wall clock here: a store without one of its own is dated by ours
+
+        try:
+            while True:
+                at = time.time()
+                roles, new_lines = [], []
+                for name, backend in self._backends.items():
+                    holder = await self._ask(backend)
+                    new_lines += self._note(name, holder, at)
+                    roles.append(self._status(name, holder, at))
+                yield Look(at, at - self._window_s, roles, dict(self._lines)), new_lines
+                await asyncio.sleep(self._interval_s)
+        finally:
+            for backend in self._backends.values():
+                with contextlib.suppress(Exception):
+                    await backend.close()
+
+    async def ask_to_step_down(self, lock: str) -> None:
+        """Nobody listens there."""
+        raise ConnectionError(f"a leader of {lock} can be asked through a registry only")
+
+    async def _ask(self, backend: Backend) -> Holder | None:
+        try:
+            await backend.open()
+            return await backend.holder()
+        except ConnectionError:
+            raise
+        except PgLeaderLockError as error:
+            raise ConnectionError(str(error)) from error
+
+    def _note(self, name: str, holder: Holder | None, at: float) -> list[Line]:
+        before = self._held.get(name)
+        if before is not None and holder is not None and _same(before[0], holder):
+            return []
+        new = []
+        if before is not None:
+            was = before[1]
+            new.append(Line(name, name, was.node, was.instance, "released", "seen_gone", was.token, at))
+            del self._held[name]
+        if holder is not None:
+            begun = Line(name, name, holder.name, _instance(holder), "acquired", None, None, at)
+            self._held[name] = (holder, begun)
+            new.append(begun)
+        if new:
+            kept = [line for line in self._lines.get(name, ()) if line.at >= at - self._window_s]
+            self._lines[name] = [*kept, *new]
+        return new
+
+    def _status(self, name: str, holder: Holder | None, at: float) -> RoleStatus:
+        if holder is None:
+            return RoleStatus(name, name)
+        began_at = self._held[name][1].at
+        about = {key: value for key, value in (("since", holder.since), ("detail", holder.detail)) if value}
+        host, pid = holder.address or "", holder.pid or 0
+        who = (holder.name, _instance(holder))
+        leader = Leader(*who, None, began_at, at, None, None, host, pid, "", about, is_alive=True, read_at=at)
+        stands = Candidate(*who, "leader", began_at, at, host, pid, "", about, is_alive=True)
+        return RoleStatus(name, name, leader, [stands])
+
+
+def _instance(holder: Holder) -> str:
+    return f"{holder.name} {holder.pid or ''} {holder.address or ''}".strip()
+
+
+def _same(before: Holder, now: Holder) -> bool:
+    return (before.name, before.pid, before.address, before.since) == (now.name, now.pid, now.address, now.since)

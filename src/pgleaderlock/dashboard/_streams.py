@@ -1,0 +1,82 @@
+"""One voice, any number of listeners, none of whom can harm another.
+
+What is said is text, made once and shared by all. A listener who is slow has a short queue; when it is full, everything
+in it is thrown away and the listener is told anew, from the beginning, when it listens again. So memory is bounded by
+the number of listeners, and nobody waits for anybody.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Listener", "Streams", "TooManyListeners"]
+
+_LONGEST_QUEUE: Final = 32
+
+
+class TooManyListeners(Exception):  # noqa: N818 - what happened
+    """Nobody else can listen now."""
+
+
+class Listener:
+    """One open stream."""
+
+    def __init__(self, afresh: Callable[[], str]) -> None:
+        self._afresh = afresh
+        self._queue: deque[str] = deque()
+        self._is_behind = True  # who has just come knows nothing
+        self._news = asyncio.Event()
+        self._news.set()
+
+    def put(self, message: str) -> None:
+        """Say something. Returns at once."""
+        if self._is_behind:
+            return
+        if len(self._queue) >= _LONGEST_QUEUE:
+            self._queue.clear()
+            self._is_behind = True
+        else:
+            self._queue.append(message)
+        self._news.set()
+
+    async def get(self) -> str:
+        """Wait for the next message."""
+        await self._news.wait()
+        if self._is_behind:
+            self._is_behind = False
+            message = self._afresh()
+        else:
+            message = self._queue.popleft()
+        if not self._queue:
+            self._news.clear()
+        return message
+
+
+class Streams:
+    """All open streams."""
+
+    def __init__(self, afresh: Callable[[], str], most: int) -> None:
+        self._afresh = afresh
+        self._most = most
+        self._listeners: set[Listener] = set()
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def open(self) -> Listener:
+        """Begin to listen. The first thing to be heard is everything."""
+        if len(self._listeners) >= self._most:
+            raise TooManyListeners
+        listener = Listener(self._afresh)
+        self._listeners.add(listener)
+        return listener
+
+    def close(self, listener: Listener) -> None:
+        """Listen no more."""
+        self._listeners.discard(listener)
+
+    def say(self, message: str) -> None:
+        """Tell everybody."""
+        for listener in self._listeners:
+            listener.put(message)

@@ -1,0 +1,229 @@
+"""The dashboard's HTTP application: one page, its data as JSON, its news as a stream, and what load balancers ask.
+
+Everything is read from the :class:`~pgleaderlock.dashboard._board.Board`, which one task keeps up to date: a thousand
+open pages cost the store as much as one.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pgleaderlock.dashboard._board import Board
+from pgleaderlock.dashboard._exposition import exposition
+from pgleaderlock.dashboard._security import Guard, refusal
+from pgleaderlock.dashboard._sources import Source
+from pgleaderlock.dashboard._streams import Listener, TooManyListeners
+from pgleaderlock.election import Election
+from pgleaderlock.errors import MissingExtra, PgLeaderLockError
+
+__all__ = ["Action", "make_app"]
+
+Action = Callable[[Mapping[str, Any]], Awaitable[str]]
+"""What a button of the demo does; returns what to say about it."""
+
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+_LARGEST_BODY = 10_000
+
+
+class _Pages:
+    """The endpoints, around what they share."""
+
+    def __init__(
+        self,
+        board: Board,
+        source: Source,
+        *,
+        token: str | None,
+        elections: Mapping[str, Election],
+        actions: Mapping[str, Action],
+        metrics: Any,
+    ) -> None:
+        self._board, self._source = board, source
+        self._token = token
+        self._elections = elections
+        self._actions = actions
+        self._metrics = metrics
+        self._files = _static_files()
+
+    # --- The page and its data ---
+
+    async def page(self, _request: Request) -> Response:
+        return self._file("index.html")
+
+    async def robots(self, _request: Request) -> Response:
+        return self._file("robots.txt")
+
+    async def static(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        found = self._files.get(name)
+        if found is None:
+            return JSONResponse({"error": "there is no such file"}, 404)
+        content, content_type = found
+        return Response(content, media_type=content_type, headers={"Cache-Control": "no-cache"})
+
+    async def state(self, _request: Request) -> Response:
+        return Response(self._board.snapshot(), media_type="application/json")
+
+    def part(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint for one part of the state."""
+
+        async def answer(_request: Request) -> Response:
+            state = json.loads(self._board.snapshot())
+            return JSONResponse({each: state[each] for each in ("at", "source", name)})
+
+        return answer
+
+    async def role(self, request: Request) -> Response:
+        for role in self._board.roles:
+            if request.path_params["lock"] in (role["lock"], role["role"]):
+                return JSONResponse(role)
+        return JSONResponse({"error": "there is no such role"}, 404)
+
+    async def events(self, _request: Request) -> Response:
+        try:
+            listener = self._board.streams.open()
+        except TooManyListeners:
+            return JSONResponse({"error": "too many pages are open"}, 503, headers={"Retry-After": "5"})
+        return StreamingResponse(
+            self._tell(listener), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
+
+    async def _tell(self, listener: Listener) -> AsyncIterator[str]:
+        try:
+            yield "retry: 1000\n\n"
+            while True:
+                yield await listener.get()
+        finally:
+            self._board.streams.close(listener)
+
+    # --- For load balancers, orchestrators and Prometheus ---
+
+    async def health(self, _request: Request) -> Response:
+        return JSONResponse({"ok": True})
+
+    async def ready(self, _request: Request) -> Response:
+        return JSONResponse({"ok": self._board.is_fresh}, 200 if self._board.is_fresh else 503)
+
+    async def leader(self, request: Request) -> Response:
+        """200 on the leader, 503 elsewhere. Asked of the election itself, in this process, by the clock."""
+        name = request.query_params.get("role")
+        if name is None and len(self._elections) == 1:
+            name = next(iter(self._elections))
+        election = self._elections.get(name or "")
+        leads = election is not None and election.is_leader
+        answer: dict[str, Any] = {"role": name, "leads": leads, "takes_part": election is not None}
+        if leads and election is not None:
+            answer["token"] = election.token
+        return JSONResponse(answer, 200 if leads else 503)
+
+    async def scrape(self, _request: Request) -> Response:
+        try:
+            text, content_type = exposition(self._board, self._metrics)
+        except MissingExtra as error:
+            return JSONResponse({"error": str(error)}, 501)
+        return Response(text, headers={"Content-Type": content_type})
+
+    # --- What changes something ---
+
+    async def step_down(self, request: Request) -> Response:
+        async def ask(body: Mapping[str, Any]) -> Response:
+            lock = body.get("lock")
+            role = next((each for each in self._board.roles if each["lock"] == lock), None)
+            if role is None:
+                return JSONResponse({"error": "there is no such role"}, 404)
+            if role["leader"] is None:
+                return JSONResponse({"error": f"nobody leads {role['role']}"}, 409)
+            await self._source.ask_to_step_down(str(lock))
+            return JSONResponse({"asked": True, "node": role["leader"]["node"]}, 202)
+
+        return await self._ask(request, ask)
+
+    async def demo(self, request: Request) -> Response:
+        action = self._actions.get(request.path_params["action"])
+        if action is None:
+            return JSONResponse({"error": "there is no such action"}, 404)
+
+        async def act(body: Mapping[str, Any]) -> Response:
+            return JSONResponse({"text": await action(body)}, 202)
+
+        return await self._ask(request, act)
+
+    async def _ask(self, request: Request, do: Callable[[Mapping[str, Any]], Awaitable[Response]]) -> Response:
+        refused = refusal(request, self._token)
+        if refused is not None:
+            return refused
+        body = await _body(request)
+        if body is None:
+            return JSONResponse({"error": "the body must be a small JSON object"}, 400)
+        try:
+            return await do(body)
+        except PgLeaderLockError as error:
+            return JSONResponse({"error": str(error)}, 503)
+
+
+async def _body(request: Request) -> Mapping[str, Any] | None:
+    content = b""
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > _LARGEST_BODY:
+                return None
+        body = json.loads(content or b"{}")
+    except (ValueError, RecursionError, ClientDisconnect):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _static_files() -> dict[str, tuple[bytes, str]]:
+    """Read the page once. Nothing else on the disk can be asked for by any name."""
+    found = {}
+    for file in resources.files("pgleaderlock.dashboard").joinpath("static").iterdir():
+        suffix = f".{file.name.rpartition('.')[2]}"
+        if file.is_file() and suffix in _TYPES:
+            found[file.name] = (file.read_bytes(), f"{_TYPES[suffix]}; charset=utf-8")
+    return found
+
+
+def make_app(
+    board: Board,
+    source: Source,
+    *,
+    token: str | None = None,
+    hosts: Iterable[str] = (),
+    elections: Mapping[str, Election] | None = None,
+    actions: Mapping[str, Action] | None = None,
+    metrics: Any = None,
+) -> Starlette:
+    """Return the application. ``elections`` are those of this process, for ``/leader``."""
+    pages = _Pages(board, source, token=token, elections=elections or {}, actions=actions or {}, metrics=metrics)
+    routes = [
+        Route("/", pages.page),
+        Route("/static/{name}", pages.static),
+        Route("/robots.txt", pages.robots),
+        Route("/events", pages.events),
+        Route("/api/state", pages.state),
+        Route("/api/roles/{lock:path}", pages.role),
+        *(Route(f"/api/{part}", pages.part(part)) for part in ("roles", "nodes", "alerts", "events")),
+        Route("/healthz", pages.health),
+        Route("/readyz", pages.ready),
+        Route("/leader", pages.leader),
+        Route("/metrics", pages.scrape),
+        Route("/api/step-down", pages.step_down, methods=["POST"]),
+        Route("/api/demo/{action}", pages.demo, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=tuple(hosts))])
