@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pgleaderlock.backends import open_backend
+from pgleaderlock.backends._dsn import check_dsn, describe
 from pgleaderlock.config import Config, ConfigError, Problem
 from pgleaderlock.election import Election
 from pgleaderlock.group import LeaderGroup
@@ -20,11 +21,13 @@ from pgleaderlock.models import LockState
 from pgleaderlock.registry import Registry
 
 if TYPE_CHECKING:
+    from pgleaderlock.dashboard import Dashboard
     from pgleaderlock.metrics import MetricsServer
 
 __all__ = ["Node"]
 
 _MANY = 8
+_WINDOW_S = 3600.0  # of the history, on the dashboard
 _GIVE_UP_S = 10.0  # for a start that failed, and a block that ended in an exception
 
 
@@ -46,6 +49,7 @@ class Node:
         self.elections: Mapping[str, Election] = self.group or self._make_elections()
         self.registry = self._make_registry()
         self._metrics_server: MetricsServer | None = None
+        self._dashboard: Dashboard | None = None
         if config.metrics.enabled:
             self._watch()
 
@@ -141,8 +145,35 @@ class Node:
                 await self.shutdown(_GIVE_UP_S)
             raise
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where the dashboard is; None when it is not served."""
+        return None if self._dashboard is None else self._dashboard.url
+
+    async def serve_dashboard(self) -> None:
+        """Serve the dashboard, if the configuration says so. LockError when the port is taken."""
+        if not self.config.dashboard.enabled or self._dashboard is not None:
+            return
+        from pgleaderlock.dashboard import Dashboard, RegistrySource  # noqa: PLC0415 - it needs an extra of its own
+
+        dsn, wanted = self.config.registry_dsn or str(self._dsn), self.config.dashboard
+        source = RegistrySource(
+            dsn, self.config.registry.schema_name, where=describe(check_dsn(dsn)), window_s=_WINDOW_S
+        )
+        metrics = None if not self.config.metrics.enabled else self._metrics_registry()
+        dashboard = Dashboard(source, host=wanted.host, port=wanted.port, elections=self.elections, metrics=metrics)
+        await dashboard.start()
+        self._dashboard = dashboard
+
+    @staticmethod
+    def _metrics_registry() -> Any:
+        from prometheus_client import REGISTRY  # noqa: PLC0415 - of an extra
+
+        return REGISTRY
+
     async def _start(self) -> None:
         self.serve_metrics()
+        await self.serve_dashboard()
         if self.registry is not None:
             await self.registry.start()
         if self.group is not None:
@@ -159,6 +190,9 @@ class Node:
             await asyncio.gather(*(election.shutdown(timeout_s) for election in self.elections.values()))
         if self.registry is not None:
             await self.registry.close()
+        if self._dashboard is not None:
+            await self._dashboard.close()
+            self._dashboard = None
         if self._metrics_server is not None:
             with contextlib.suppress(OSError):
                 self._metrics_server.close()
@@ -193,7 +227,8 @@ def _check(config: Config, dsn: str | None) -> None:
     if election.url is None and dsn is None:
         text = "names no store, and none was given otherwise"
         problems.append(Problem("", "cluster.leader_election.backend", text))
-    if config.dashboard.enabled:
-        problems.append(Problem("", "dashboard.enabled", "there is no dashboard in this version yet: leave it off"))
+    if config.dashboard.enabled and not config.registry_is_on:
+        text = "the dashboard shows the registry: set registry.enabled, and registry.dsn where the store has none"
+        problems.append(Problem("", "dashboard.enabled", text))
     if problems:
         raise ConfigError(tuple(problems))

@@ -93,6 +93,10 @@ async def _start(node: "Node") -> None:
     except OSError as error:
         text = f"metrics: {metrics.host}:{metrics.port}: {error.strerror}; choose another port, 0 for any free one."
         raise click.UsageError(text) from error
+    try:
+        await node.serve_dashboard()
+    except PgLeaderLockError as error:
+        raise click.UsageError(f"{error}; choose another port, 0 for any free one.") from error
     _introduce(node)
     await node.start()
 
@@ -103,6 +107,8 @@ def _introduce(node: "Node") -> None:
     logger.info(f"process {os.getpid()} stands for {shown}; Ctrl-C to hand over and leave")
     if node.metrics_port is not None:
         logger.info(f"metrics: http://{node.config.metrics.host}:{node.metrics_port}/metrics")
+    if node.dashboard_url is not None:
+        logger.info(f"dashboard: {node.dashboard_url}")
 
 
 def _listen(node: "Node", ended: "asyncio.Future[None]", printer: EventPrinter | None) -> None:

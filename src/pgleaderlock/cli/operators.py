@@ -20,6 +20,7 @@ from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import dsn_option, seconds_option
 from pgleaderlock.cli.place import Place, find_place
+from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 
 __all__ = ["COMMANDS", "show_all_roles"]
@@ -38,6 +39,13 @@ def _check_option_url(context: click.Context, _option: click.Parameter, value: s
 
 def _registry_options(command: F) -> F:
     """Add where the registry is, and how to print."""
+    return _place_options(
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")(command)
+    )
+
+
+def _place_options(command: F) -> F:
+    """Add where the registry is."""
     options = (
         dsn_option,
         click.option(
@@ -54,7 +62,6 @@ def _registry_options(command: F) -> F:
             help=f"Where the registry's tables are. [default: {DEFAULT_SCHEMA}, or what --config says]",
         ),
         config_option,
-        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
     )
     for option in reversed(options):
         command = option(command)
@@ -225,4 +232,49 @@ def audit(
     context.exit(code)
 
 
-COMMANDS = (history, step_down, watch, audit)
+@click.command("dashboard", epilog=exit_codes.EXIT_CODES_HELP)
+@_place_options
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8464, show_default=True, metavar="PORT", help="0 is any free one."
+)
+@click.option(
+    "--allow-actions",
+    is_flag=True,
+    help="Let the page ask leaders to step down, for whoever has the token that is printed with the address.",
+)
+@click.option(
+    "--allow-host", "hosts", multiple=True, metavar="NAME", help="Another name that browsers may know this server by."
+)
+@seconds_option("--window", "How much of the history is shown.", default=3600.0)
+def dashboard(
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str | None,
+    config_file: Path | None,
+    host: str,
+    port: int,
+    allow_actions: bool,
+    hosts: tuple[str, ...],
+    window_s: float,
+) -> None:
+    """Serve a page that shows who leads what, live: leaders, candidates, failovers, alerts.
+
+    With --url of a store other than PostgreSQL, it shows who holds that lock. There is no password: who reaches the
+    address, reads it, so it is this machine's own unless told otherwise. $PGLEADERLOCK_DASHBOARD_TOKEN sets the token
+    of --allow-actions.
+    """
+    from pgleaderlock.cli import dashboard as command  # noqa: PLC0415 - it needs an extra of its own
+
+    show_logs("ERROR")
+    serving = command.Serving(host, port, command.choose_token(allow_actions=allow_actions), hosts)
+    if url is not None and not is_postgres(url) and dsn is None:
+        asyncio.run(command.serve(command.store_source([url], window_s), serving))
+        return
+    place = find_place(dsn, url, schema, config_file)
+    with open_database(place.dsn) as database:
+        asyncio.run(command.serve(command.registry_source(database.dsn, place, window_s), serving))
+
+
+COMMANDS = (history, step_down, watch, audit, dashboard)

@@ -85,7 +85,9 @@ class Board:
         gone = [lock for lock in self._roles if lock not in {role.lock for role in look.roles}]
         for lock in gone:
             del self._roles[lock], self._texts[lock], self._pasts[lock]
-        self._events = shown_events(line for lines in look.lines.values() for line in lines if line.at >= look.since)
+        self._events = shown_events(
+            line for role in look.roles for line in look.lines.get(role.lock, ()) if line.at >= look.since
+        )
         parts: Json = {"gone": gone, "events": self._newest(new_lines)}
         if (nodes := node_records(look.roles)) != self._nodes:
             self._nodes = parts["nodes"] = nodes

@@ -7,7 +7,7 @@ that ends. Whoever follows it begins anew.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
 from pgleaderlock.backends.base import Backend
@@ -54,8 +54,11 @@ class RegistrySource:
     kind = "registry"
     can_ask = True
 
-    def __init__(self, dsn: str, schema: str, *, where: str, window_s: float) -> None:
+    def __init__(
+        self, dsn: str, schema: str, *, where: str, window_s: float, roles: Collection[str] | None = None
+    ) -> None:
         self._dsn, self._schema = dsn, schema
+        self._roles = roles
         self._window_s = window_s
         self.where = where
 
@@ -67,12 +70,15 @@ class RegistrySource:
             while True:
                 began = loop.time()
                 at = await reader.now()
-                roles = await reader.status()
-                new_lines = await book.read_on(reader, at)
+                roles = await reader.status(roles=self._roles)
+                new_lines = self._wanted(await book.read_on(reader, at))
                 yield Look(at, at - self._window_s, roles, book.lines), new_lines
                 took_s = loop.time() - began
                 await asyncio.sleep(max(_CALM_S, took_s * (_SHARE - 1)))
                 await reader.wait_for_change(_LOOK_AT_LEAST_EVERY_S)
+
+    def _wanted(self, lines: list[Line]) -> list[Line]:
+        return lines if self._roles is None else [line for line in lines if line.role in self._roles]
 
     async def ask_to_step_down(self, lock: str) -> None:
         """Ask over NOTIFY, as ``pgleaderlock step-down`` does."""

@@ -1,0 +1,83 @@
+"""``pgleaderlock dashboard``: the page for whoever looks, until a signal ends it."""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import click
+
+from pgleaderlock.backends import _dsn, open_backend
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
+from pgleaderlock.cli.signals import call_on_signal
+from pgleaderlock.dashboard import Dashboard, RegistrySource, Source, StoreSource
+from pgleaderlock.errors import PgLeaderLockError
+
+__all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source"]
+
+TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
+_SHORTEST_TOKEN = 16
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the page is served."""
+
+    host: str
+    port: int
+    token: str | None
+    hosts: tuple[str, ...]
+
+
+def choose_token(*, allow_actions: bool) -> str | None:
+    """Return what lets a page ask for something: the variable's, a new one, or nothing."""
+    if TOKEN_VARIABLE in os.environ:
+        token = os.environ[TOKEN_VARIABLE]
+        if len(token) < _SHORTEST_TOKEN:
+            raise click.UsageError(f"${TOKEN_VARIABLE} must have at least {_SHORTEST_TOKEN} characters, or be unset.")
+        return token
+    return secrets.token_urlsafe(24) if allow_actions else None
+
+
+def registry_source(dsn: str, place: Place, window_s: float) -> Source:
+    """Return the registry of a database."""
+    where = _dsn.describe(_dsn.check_dsn(dsn))
+    return RegistrySource(dsn, place.schema, where=where, window_s=window_s, roles=place.roles)
+
+
+def store_source(urls: Iterable[str], window_s: float) -> Source:
+    """Return any stores: each URL is one role."""
+    backends = {}
+    for url in urls:
+        try:
+            backend = open_backend(url)
+        except (ValueError, PgLeaderLockError) as error:
+            raise click.UsageError(str(error)) from error
+        backends[" ".join(f"{name}={value}" for name, value in backend.labels.items())] = backend
+    return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
+
+
+async def serve(source: Source, serving: Serving) -> None:
+    """Serve the page until a signal comes."""
+    ended = asyncio.Event()
+
+    def end(_signal: signal.Signals) -> None:
+        ended.set()
+
+    dashboard = Dashboard(source, host=serving.host, port=serving.port, token=serving.token, hosts=serving.hosts)
+    with call_on_signal(end):
+        try:
+            await dashboard.start()
+        except PgLeaderLockError as error:
+            raise click.UsageError(f"{error}; --port 0 is any free one.") from error
+        try:
+            fragment = "" if serving.token is None else f"#token={serving.token}"
+            click.echo(f"dashboard: {dashboard.url}{fragment}")
+            click.echo(f"shows {visible(source.where)}; Ctrl-C ends it", err=True)
+            await ended.wait()
+        finally:
+            await dashboard.close()
