@@ -396,6 +396,26 @@ async def test_a_cancelled_election_waits_for_its_work():
     assert backend.times("close")[0] == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.parametrize("verb", ["step_down", "shutdown"])
+async def test_work_that_asks_for_the_end_does_not_wait_for_itself(verb: str):
+    election, backend, _ = leased(auto_reacquire=False)
+    diary = Diary()
+
+    @election.while_leader(drains=True)
+    async def work(term: Term) -> None:
+        assert election.is_in_gated_work
+        await getattr(election, verb)()
+        diary.note("asked")
+        await term.wait_until_ending()
+        diary.note("told")
+
+    await election.start()
+    await until_state(election, LockState.STOPPED)
+    assert diary.words == ["asked", "told"]
+    assert backend.times("release") == pytest.approx([0.0], abs=0.1)
+    assert not election.is_in_gated_work
+
+
 # --- Work that ends by itself ------------------------------------------------------------------------------------
 
 

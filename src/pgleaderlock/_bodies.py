@@ -25,7 +25,7 @@ from pgleaderlock.retry import ExponentialBackoff, RetryCycle
 from pgleaderlock.stream import WORK_FAILED
 from pgleaderlock.term import Term
 
-__all__ = ["AfterWork", "Body", "Host", "Stint", "Work", "WorkPolicy", "is_async"]
+__all__ = ["AfterWork", "Body", "Host", "Stint", "Work", "WorkPolicy", "is_async", "is_on_a_loop"]
 
 Work = Callable[..., Any]
 """``fn(term)`` or ``fn()``; ``async``, or plain and then run in a thread."""
@@ -34,6 +34,7 @@ AfterWork = Literal["restart", "step_down", "stop"]
 
 _STEADY_S = 60.0  # work that ran for so long begins anew without the pauses of its earlier failures
 _PAUSES = ExponentialBackoff(base_s=1.0, max_s=30.0)
+_thread = threading.local()  # whose work a thread does
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,11 @@ class Stint:
     def is_over(self) -> bool:
         """Whether nothing of it runs any more. What ran on a closed loop does not, unless it is a thread."""
         return self.over.done() or (self._loop.is_closed() and self._thread_is_free.is_set())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is this very work, where waiting for its end would be waiting for itself."""
+        return getattr(_thread, "stint", None) is self or (is_on_a_loop() and asyncio.current_task() is self._task)
 
     def over_here(self) -> asyncio.Future[Any] | None:
         """Return what is done when this is over, on the loop of the caller; None if it is."""
@@ -220,6 +226,7 @@ class Stint:
         return thread.result()
 
     def _call_here(self) -> object:
+        _thread.stint = self
         try:
             return self._body.call(self._term)
         finally:
@@ -241,6 +248,15 @@ def is_async(fn: Work) -> bool:
     while hasattr(fn, "func"):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def is_on_a_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _takes_term(fn: Work, name: str) -> bool:

@@ -166,14 +166,14 @@ class Election(Gated):
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
-        Returns when the election has stopped and its callbacks have run; in a callback it only asks, because
-        waiting there would be waiting for itself.
+        Returns when the election has stopped and its callbacks have run; in a callback and in gated work it only asks,
+        because waiting there would be waiting for itself.
         """
         _check_timeout(timeout_s)
         run = self._run_here()
         if run is None:
             return
-        if run.stream.is_current_task():
+        if self._is_inside(run):
             self._ask_once_drained(run, run.ask_to_stop)
             return
         began_at = asyncio.get_running_loop().time()
@@ -194,13 +194,13 @@ class Election(Gated):
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
-        frees the lock for certain. In a callback it only asks.
+        frees the lock for certain. In a callback and in gated work it only asks.
         """
         _check_timeout(timeout_s)
         run = self._run_here()
         if run is None or self.state not in _LEADING:
             return
-        if run.stream.is_current_task():
+        if self._is_inside(run):
             self._ask_once_drained(run, partial(self._ask_to_release, run, run.yielded))
             return
         yielded = run.yielded
@@ -213,6 +213,10 @@ class Election(Gated):
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
+
+    def _is_inside(self, run: Run) -> bool:
+        """Whether the caller is a callback, or gated work: what it waited for would wait for it."""
+        return run.stream.is_current_task() or self._gate.is_here
 
     def _ask_to_release(self, run: Run, term: asyncio.Future[None]) -> None:
         """Ask for the end of this term, and of no other."""

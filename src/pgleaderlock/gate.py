@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from pgleaderlock._bodies import Body, Host, Stint, Work, WorkPolicy
+from pgleaderlock._bodies import Body, Host, Stint, Work, WorkPolicy, is_on_a_loop
 from pgleaderlock.errors import WorkOverrun
 from pgleaderlock.models import EventKind, Grant, LockState
 from pgleaderlock.term import Term
@@ -58,6 +58,11 @@ class Gate:
     def is_idle(self) -> bool:
         """Whether nothing runs."""
         return not any(not stint.is_over for stint in self._stints)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is a piece of this work."""
+        return any(stint.is_here for stint in self._stints)
 
     def follow(self, state: LockState, grant: Grant | None) -> None:
         """Open or close with the election's state. To be called in the step that changed it."""
@@ -135,7 +140,7 @@ class Gate:
         self._look_again(running, grant)
 
     def _look_again(self, running: Sequence[Stint], grant: Grant) -> None:
-        if not running or not _is_on_a_loop():  # closed under the feet of an election, which is told much later
+        if not running or not is_on_a_loop():  # closed under the feet of an election, which is told much later
             return
         left_s = grant.trusted_until - self._host.clock()
         patience_s = self._host.patience_s if math.isinf(left_s) else max(0.0, left_s)
@@ -154,11 +159,3 @@ class Gate:
             names=names,
         )
         self._host.report(EventKind.OVERRUN, "work_overrun", error)
-
-
-def _is_on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

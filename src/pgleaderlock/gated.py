@@ -28,6 +28,11 @@ class Gated(Callbacks):
         """The term that this process leads in, as gated work sees it. None when not leading."""
         return self._gate.term
 
+    @property
+    def is_in_gated_work(self) -> bool:
+        """Whether the caller is a function that runs because this process leads, in its task or its thread."""
+        return self._gate.is_here
+
     @overload
     def while_leader(self, fn: W) -> W: ...
     @overload

@@ -7,18 +7,19 @@ Whoever calls waits for the outcome, unless the caller is one of the election's 
 import asyncio
 import contextlib
 import functools
-import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
+from pgleaderlock._bodies import AfterWork, Work, is_async
 from pgleaderlock._checks import check_callable, check_seconds
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, LockState, StateChangeCallback
 from pgleaderlock.sync._callback_thread import CallbackThread
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
+from pgleaderlock.term import Term
 
 __all__ = ["BlockingElection"]
 
@@ -29,6 +30,7 @@ S = TypeVar("S", bound=StateChangeCallback)
 E = TypeVar("E", bound=ErrorCallback)
 L = TypeVar("L", bound=Listener)
 F = TypeVar("F", bound=Callable[..., Any])
+W = TypeVar("W", bound=Work)
 
 _EXIT_TIMEOUT_S = 10.0  # for a `with` block that ends in an exception, as in the asyncio API
 
@@ -76,6 +78,99 @@ class BlockingElection(Generic[A]):
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         return self._engine.time_left_s
 
+    @property
+    def term(self) -> Term | None:
+        """The term that this process leads in. None when not leading."""
+        return None if self._is_forked else self._engine.term
+
+    @property
+    def is_in_gated_work(self) -> bool:
+        """Whether the caller is a function that runs because this process leads."""
+        return self._engine.is_in_gated_work
+
+    # --- Gated work ----------------------------------------------------------------------------------------------
+
+    @overload
+    def while_leader(self, fn: W) -> W: ...
+    @overload
+    def while_leader(
+        self, *, name: str | None = None, on_return: AfterWork = "restart", on_failure: AfterWork = "restart"
+    ) -> Callable[[W], W]: ...
+    def while_leader(
+        self,
+        fn: W | None = None,
+        *,
+        name: str | None = None,
+        on_return: AfterWork = "restart",
+        on_failure: AfterWork = "restart",
+    ) -> W | Callable[[W], W]:
+        """Run ``fn(term)``, or ``fn()``, in a thread in each term, and never twice at once in this process.
+
+        A thread cannot be stopped, so it has to look:
+
+            @lock.while_leader
+            def work(term: Term) -> None:
+                while not term.wait(5):
+                    do_one_thing(fence=term.token)
+
+        The lock is kept until it has returned, for as long as leadership can be trusted; what runs longer is an overrun
+        (:meth:`on_overrun`). When it returns or raises although the term goes on: ``restart`` it after a pause that
+        grows, ``step_down``, or ``stop`` the election.
+        """
+
+        def register(work: W) -> W:
+            _refuse_coroutines("gated work", work)
+            self._on_the_loop(self._engine.while_leader(name=name, on_return=on_return, on_failure=on_failure), work)
+            return work
+
+        return register if fn is None else register(fn)
+
+    def run_while_leader(
+        self,
+        fn: Work,
+        *,
+        name: str | None = None,
+        on_return: AfterWork = "restart",
+        on_failure: AfterWork = "restart",
+    ) -> object:
+        """Take part, run ``fn`` in each term as :meth:`while_leader` does, and return when the election has stopped.
+
+        Starts the election unless it runs, and then also shuts it down when the caller is interrupted (Ctrl-C). What
+        the work returned is returned; what it raised is raised, if that is why the election stopped (``stop``).
+        """
+        _refuse_coroutines("gated work", fn)
+        if self._callbacks.is_here or self.is_in_gated_work:
+            raise LockError("run_while_leader() in a callback or in gated work would wait for itself")
+
+        async def run(home: LoopThread) -> object:
+            if self._home is None:
+                await self._start(home)
+                is_ours = True
+            else:
+                is_ours = False
+            try:
+                return await self._engine.run_while_leader(fn, name=name, on_return=on_return, on_failure=on_failure)
+            finally:
+                if is_ours:
+                    await self._engine.shutdown()
+
+        return self._call(run)
+
+    def _on_the_loop(self, register: Callable[[F], object], fn: F) -> None:
+        """Register now, or on the event loop where it runs: the gate is turned there."""
+        self._check_process()
+        if self._home is None:
+            register(fn)
+            return
+
+        async def do() -> None:
+            register(fn)
+
+        if self._callbacks.is_here or self.is_in_gated_work:
+            self._ask(do)
+        else:
+            self._call(lambda _: do())
+
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -85,7 +180,7 @@ class BlockingElection(Generic[A]):
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
-        Returns when the election has stopped and its callbacks have run. In a callback it only asks.
+        Returns when the election has stopped and its callbacks have run. In a callback and in gated work it only asks.
         """
         self._end(self._engine.shutdown, timeout_s)
 
@@ -172,8 +267,7 @@ class BlockingElection(Generic[A]):
     def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
         self._check_process()
         check_callable(what, fn)
-        if inspect.iscoroutinefunction(fn):
-            raise TypeError(f"{what} of pgleaderlock.sync must be a plain function, not a coroutine function")
+        _refuse_coroutines(what, fn)
 
         async def on_own_thread(*arguments: Any) -> None:
             await self._callbacks.run(functools.partial(fn, *arguments))
@@ -226,7 +320,7 @@ class BlockingElection(Generic[A]):
         if self._home is None:
             return
         with contextlib.suppress(LoopEnded):  # and everything with it
-            if self._callbacks.is_here:
+            if self._callbacks.is_here or self.is_in_gated_work:
                 self._ask(lambda: verb(timeout_s))
             else:
                 self._call(lambda _: verb(timeout_s))
@@ -268,6 +362,11 @@ class BlockingElection(Generic[A]):
 
     def __repr__(self) -> str:
         return f"<pgleaderlock.sync.{type(self).__name__} {self._labels_text()} {self.state.value}>"
+
+
+def _refuse_coroutines(what: str, fn: Callable[..., Any]) -> None:
+    if is_async(fn):
+        raise TypeError(f"{what} of pgleaderlock.sync must be a plain function, not a coroutine function")
 
 
 def _check_timeout(timeout_s: float | None) -> None:
