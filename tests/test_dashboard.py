@@ -2,26 +2,35 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, Holder, LeaderLock, LockKey, LockState, open_backend
+from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource
 from pgleaderlock.dashboard._alerts import alert_records
 from pgleaderlock.dashboard._board import Board
 from pgleaderlock.dashboard._picture import Look, event_record, node_records, past_record, standing_record
 from pgleaderlock.dashboard._sources import _History
 from pgleaderlock.dashboard._streams import Streams, TooManyListeners
+from pgleaderlock.node import Node
 from pgleaderlock.registry import Registry
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 from tests.conftest import Postgres
 from tests.doubles import until
+from tests.processes import Process
+from tests.test_registry import drop
 
 TOKEN = "a-token-that-nobody-guesses"
 XSS = "<script>alert(1)</script>"
@@ -572,3 +581,88 @@ async def test_a_lock_in_a_file_is_shown(tmp_path):
         await election.wait_for_leadership()
         async with serving(source) as (dashboard, _):
             await until(lambda: dashboard.board.roles[0]["leader"] is not None)
+
+
+# --- The command, and a node -------------------------------------------------------------------------------------
+
+
+def dashboard_command(*words: str, **env: str) -> Process:
+    program = str(Path(sys.executable).with_name("pgleaderlock"))
+    return Process(program, "dashboard", "--port", "0", *words, env=env)
+
+
+def fetch(address: str, path: str) -> Any:
+    base = address.partition("#")[0]
+    return httpx.get(base + path, timeout=20)
+
+
+def test_the_command_prints_an_address_and_ends_on_a_signal(postgres: Postgres, key: LockKey):
+    schema = f"dash_none_{key.numbers[1]}"
+    with dashboard_command("--dsn", postgres.dsn, "--schema", schema, "--allow-actions") as process:
+        address = process.wait_for("dashboard: ").removeprefix("dashboard: ")
+        assert "#token=" in address
+        until_true(lambda: "there is no registry" in str(fetch(address, "api/state").json()["source"]["error"]))
+        assert fetch(address, "readyz").status_code == 503
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 0
+
+
+def test_the_command_shows_any_store(tmp_path):
+    with dashboard_command("--url", f"file://{tmp_path}/lock") as process:
+        address = process.wait_for("dashboard: ").removeprefix("dashboard: ")
+        assert "#" not in address
+        until_true(lambda: len(fetch(address, "api/roles").json()["roles"]) == 1)
+        assert fetch(address, "api/state").json()["source"]["kind"] == "store"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "complaint"),
+    [
+        (["--url", "nonsense://x"], {}, "nonsense"),
+        ([], {"PGLEADERLOCK_DASHBOARD_TOKEN": "short"}, "at least 16 characters"),
+        (["--port", "70000"], {}, "70000"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(words: list[str], env: dict[str, str], complaint: str):
+    with dashboard_command(*words, **env) as process:
+        process.wait_for(complaint)
+        assert process.wait() == 2
+
+
+def test_a_port_that_is_taken_is_wrong_usage(postgres: Postgres):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with dashboard_command("--dsn", postgres.dsn, "--port", port) as process:
+            process.wait_for("cannot listen on")
+            assert process.wait() == 2
+
+
+async def test_a_node_serves_it_and_answers_for_itself(postgres: Postgres, key: LockKey):
+    schema = f"dash_node_{key.numbers[0]}_{key.numbers[1]}"
+    name = f"dash/{key.numbers[0]}/{key.numbers[1]}"
+    sets = [
+        f"cluster.leader_election.roles={name}",
+        f"registry.schema={schema}",
+        "dashboard.enabled=true",
+        "dashboard.port=0",
+    ]
+    config = load_config(None, environ={}, sets=sets)
+    async with Node(config, dsn=postgres.dsn, settle_s=0) as node:
+        await node.elections[name].wait_for_leadership()
+        async with httpx.AsyncClient(base_url=str(node.dashboard_url), timeout=20) as client:
+            assert (await client.get("/leader")).status_code == 200
+    assert node.dashboard_url is None
+    drop(postgres.dsn, schema)
+
+
+def test_a_node_without_a_registry_has_nothing_to_show():
+    sets = ["cluster.leader_election.roles=a", "registry.enabled=false", "dashboard.enabled=true"]
+    with pytest.raises(ConfigError, match="the dashboard shows the registry"):
+        Node(load_config(None, environ={}, sets=sets), dsn="postgresql://x/x")
+
+
+def until_true(condition: Any, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
