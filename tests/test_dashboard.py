@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, Holder, LeaderLock, LockKey, LockState, open_backend
+from pgleaderlock.cli.watch import _beside
 from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource
 from pgleaderlock.dashboard._alerts import alert_records
@@ -259,6 +260,19 @@ async def test_what_is_older_than_the_window_is_forgotten_but_no_term_that_reach
     assert not any(each.event == "lost" for each in book.lines["l"])
 
 
+def test_a_terminal_shows_what_the_page_has_beside_its_roles():
+    board = make_board()
+    lines = [line("acquired", 100.0, "\x1b[2J"), line("lost", 150.0, "\x1b[2J", cause="silenced")]
+    roles = [RoleStatus("l", "role"), *(RoleStatus(str(number), f"r{number}") for number in range(8))]
+    board.show(Look(200.0, 0.0, roles, {"l": lines}))
+    text = "\n".join(each.plain for each in _beside(board))
+    assert "last hour: 0 failovers, 50" in text
+    assert "firing: nobody leads role" in text
+    assert "and 4 more" in text
+    assert "lost (silenced)" in text
+    assert "\x1b" not in text
+
+
 # --- Over HTTP ---------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +286,7 @@ class FixedSource:
         self.asked: list[str] = []
         self.looks.put_nowait(Look(200.0, 0.0, roles))
 
-    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+    async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         while True:
             look = await self.looks.get()
             if isinstance(look, Exception):

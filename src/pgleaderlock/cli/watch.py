@@ -1,13 +1,14 @@
 """``pgleaderlock watch``: the roles of a registry, shown anew when something changes.
 
-A terminal gets one table that stays in its place, a pipe a new table per change, a program a line per change. A
-database that goes away makes the picture stale, which is said, and is asked again until it is back.
+A terminal gets one table that stays in its place, and below it what the dashboard's page has beside its own; a pipe a
+new table per change, a program a line per change. A database that goes away makes the picture stale, which is said, and
+is asked again until it is back.
 """
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import click
@@ -20,14 +21,17 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import print_record, role_fields, roles_table, silence_s, unreachable
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.tables import console_for
-from pgleaderlock.cli.times import iso
+from pgleaderlock.cli.times import duration, iso
+from pgleaderlock.dashboard._board import Board
+from pgleaderlock.dashboard._sources import RegistrySource
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.registry.reading import RoleStatus, open_reader
+from pgleaderlock.registry.reading import RoleStatus
 
 __all__ = ["watch"]
 
-_CALM_S = 0.05
-"""Between two looks: news of many nodes at once is one picture."""
+_WINDOW_S = 3600.0
+_SHOWN_ALERTS = 5
+_SHOWN_EVENTS = 5
 
 
 async def watch(dsn: str, place: Place, interval_s: float, *, as_json: bool) -> None:
@@ -56,13 +60,13 @@ async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -
 
 async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
     """Show what there is, again and again, until the connection ends."""
-    async with open_reader(dsn, place.schema) as reader:
-        while True:
-            roles = await reader.status(roles=place.roles)
-            clock.note(await reader.now())
-            screen.show(roles, clock.now())
-            await asyncio.sleep(min(_CALM_S, interval_s))
-            await reader.wait_for_change(interval_s)
+    source = RegistrySource(dsn, place.schema, where="", window_s=_WINDOW_S, roles=place.roles, look_every_s=interval_s)
+    board = Board(kind=source.kind, where=source.where, can={})
+    async with contextlib.aclosing(source.follow()) as looks:
+        async for look, new_lines in looks:
+            board.show(look, new_lines)
+            clock.note(look.at)
+            screen.show(look.roles, clock.now(), board)
 
 
 class _DatabaseClock:
@@ -83,8 +87,8 @@ class _DatabaseClock:
 
 
 class _Screen(Protocol):
-    def show(self, roles: Sequence[RoleStatus], now: float) -> None:
-        """Show what was read just now."""
+    def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:
+        """Show what was read just now, and what the board makes of it."""
 
     def show_stale(self, error: str, since: float, now: float) -> None:
         """Say that what was shown is old."""
@@ -110,6 +114,23 @@ def _stale_text(error: str, since: float) -> str:
     return f"stale since {(iso(since) or '')[11:19]} UTC: {error}"
 
 
+def _beside(board: Board) -> Iterator[Text]:
+    """Yield what the page shows beside the roles: figures of the window, what is wrong, and what happened last."""
+    failovers = sum(sum(role["failovers"].values()) for role in board.roles)
+    leaderless_s = sum(role["leaderless_s"] for role in board.roles)
+    yield Text(f"\nlast hour: {failovers} failovers, {duration(leaderless_s)} without a leader", style="dim")
+    wrong = [alert for alert in board.alerts if alert["state"] != "ok"]
+    for alert in wrong[:_SHOWN_ALERTS]:
+        style = "bold red" if alert["severity"] == "critical" else "yellow"
+        yield Text(f"{alert['state']}: {visible(alert['summary'])}", style=style)
+    if len(wrong) > _SHOWN_ALERTS:
+        yield Text(f"and {len(wrong) - _SHOWN_ALERTS} more", style="bold red")
+    for event in board.events[:_SHOWN_EVENTS]:
+        what = event["event"] if event["cause"] is None else f"{event['event']} ({event['cause']})"
+        when = (iso(event["at"]) or "")[11:23]
+        yield Text(f"{when} {visible(event['role'])}: {visible(event['node'])} {visible(what)}", style="dim")
+
+
 class _LiveTable:
     """One table that stays in its place."""
 
@@ -117,8 +138,8 @@ class _LiveTable:
         self._live = Live(console=console_for(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._table: Any = Text()
 
-    def show(self, roles: Sequence[RoleStatus], now: float) -> None:
-        self._table = roles_table(roles, self._live.console.width)
+    def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:
+        self._table = Group(roles_table(roles, self._live.console.width), *_beside(board))
         self._draw(Text(f"{(iso(now) or '')[11:19]} UTC, Ctrl-C ends it", style="dim"))
 
     def show_stale(self, error: str, since: float, now: float) -> None:  # noqa: ARG002 - every screen is told
@@ -140,7 +161,7 @@ class _Tables:
         self._shown: list[tuple[Any, ...]] | None = None
         self._is_stale = False
 
-    def show(self, roles: Sequence[RoleStatus], now: float) -> None:
+    def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:  # noqa: ARG002 - as above
         essence = [(role.lock, *_essence(role)) for role in roles]
         if essence != self._shown:
             click.echo(f"{iso(now)}")
@@ -166,7 +187,7 @@ class _JsonLines:
         self._shown: dict[str, RoleStatus] = {}
         self._is_stale = False
 
-    def show(self, roles: Sequence[RoleStatus], now: float) -> None:
+    def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:  # noqa: ARG002 - as above
         if self._is_stale:
             self._print(now, "fresh")
         before, self._shown, self._is_stale = self._shown, {role.lock: role for role in roles}, False

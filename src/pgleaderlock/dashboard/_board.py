@@ -76,6 +76,16 @@ class Board:
         """What is shown of each role."""
         return list(self._roles.values())
 
+    @property
+    def alerts(self) -> list[Json]:
+        """What is wrong, or once for each kind that it is not."""
+        return self._alerts
+
+    @property
+    def events(self) -> list[Json]:
+        """What happened last, the newest first."""
+        return self._events
+
     def show(self, look: Look, new_lines: Iterable[Line] = ()) -> None:
         """Take a look in, and tell everybody what changed."""
         was_stale, self._error, self._stale_since = self._error is not None, None, None

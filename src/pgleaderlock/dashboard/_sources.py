@@ -7,7 +7,7 @@ that ends. Whoever follows it begins anew.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Protocol
 
 from pgleaderlock.backends.base import Backend
@@ -21,7 +21,6 @@ __all__ = ["RegistrySource", "Source", "StoreSource"]
 
 _CALM_S = 0.05
 """Between two looks: news of many nodes at once is one look."""
-_LOOK_AT_LEAST_EVERY_S = 1.0
 _SHARE = 4  # at most this part of the time is spent looking
 _OVERLAP = 500  # what is written by several at once may become visible out of order
 
@@ -41,7 +40,7 @@ class Source(Protocol):
     def can_ask(self) -> bool:
         """Whether a leader can be asked to step down."""
 
-    def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+    def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Look, whenever there may be something new, and say which lines of the history are."""
 
     async def ask_to_step_down(self, lock: str) -> None:
@@ -55,14 +54,22 @@ class RegistrySource:
     can_ask = True
 
     def __init__(
-        self, dsn: str, schema: str, *, where: str, window_s: float, roles: Collection[str] | None = None
+        self,
+        dsn: str,
+        schema: str,
+        *,
+        where: str,
+        window_s: float,
+        roles: Collection[str] | None = None,
+        look_every_s: float = 1.0,
     ) -> None:
+        self._look_every_s = look_every_s
         self._dsn, self._schema = dsn, schema
         self._roles = roles
         self._window_s = window_s
         self.where = where
 
-    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+    async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Read everything once, then what is new."""
         async with open_reader(self._dsn, self._schema) as reader:
             book = _History(self._window_s)
@@ -75,7 +82,7 @@ class RegistrySource:
                 yield Look(at, at - self._window_s, roles, book.lines), new_lines
                 took_s = loop.time() - began
                 await asyncio.sleep(max(_CALM_S, took_s * (_SHARE - 1)))
-                await reader.wait_for_change(_LOOK_AT_LEAST_EVERY_S)
+                await reader.wait_for_change(self._look_every_s)
 
     def _wanted(self, lines: list[Line]) -> list[Line]:
         return lines if self._roles is None else [line for line in lines if line.role in self._roles]
@@ -150,7 +157,7 @@ class StoreSource:
         self._held: dict[str, tuple[Holder, Line]] = {}
         self._lines: dict[str, list[Line]] = {}
 
-    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+    async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Ask each store in turn."""
         import time  # noqa: PLC0415 - the only wall clock here: a store without one of its own is dated by ours
 

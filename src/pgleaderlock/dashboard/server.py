@@ -123,7 +123,7 @@ class Dashboard:
         """Follow the source; when its store goes away, say so, and try again until it is back."""
         while True:
             try:
-                async with contextlib.aclosing(self._source.follow()) as looks:  # type: ignore[type-var]
+                async with contextlib.aclosing(self._source.follow()) as looks:
                     async for look, new_lines in looks:
                         self.board.show(look, new_lines)
             except ConnectionError as error:
