@@ -41,6 +41,10 @@ class ModelSession:
     def facts(self) -> ServerFacts:
         return self._facts
 
+    @property
+    def descriptor(self) -> int | None:
+        return None  # there is no socket behind a model
+
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         words = {"pg_is_in_recovery": "setup", "DO $slice$": "slice", "pg_try_advisory_lock": "attempt"}
         words |= {"DO $claim$": "claim", "t.released_at": "read", "relname = 'terms'": "table"}

@@ -151,6 +151,10 @@ class Election(Gated):
             return 0.0
         return max(0.0, grant.trusted_until - self._clock())
 
+    def lifeline(self) -> tuple[int, ...]:
+        """Return the store's descriptors of which a copy elsewhere outlasts us, as :meth:`Backend.lifeline` has it."""
+        return self._backend.lifeline()
+
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

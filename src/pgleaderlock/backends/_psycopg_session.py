@@ -50,6 +50,11 @@ class PsycopgSession:
         """Whether libpq gave it up, or we did."""
         return self._connection.closed
 
+    @property
+    def descriptor(self) -> int | None:
+        """The one that libpq opened."""
+        return None if self._connection.closed else self._connection.pgconn.socket
+
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         """Run it; without parameters it may be several statements, sent at once."""
         try:

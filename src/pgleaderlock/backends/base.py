@@ -24,7 +24,12 @@ from collections.abc import Mapping
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
 
-__all__ = ["Backend", "leased_grant"]
+__all__ = ["LOST_SHARE", "TRUST_SHARE", "Backend", "leased_grant"]
+
+LOST_SHARE = 2 / 3
+"""The part of a lease after which leadership is declared lost."""
+TRUST_SHARE = 0.9
+"""The part of a lease after which nobody believes in it any more."""
 
 
 def leased_grant(token: int | None, sent: float, lease_s: float) -> Grant:
@@ -33,7 +38,7 @@ def leased_grant(token: int | None, sent: float, lease_s: float) -> Grant:
     The three times of every lease: leadership is declared lost at 2/3, so that work has time to stop; it is not
     believed in past 0.9; and no store gives it to another before the whole is over.
     """
-    return Grant(token, trusted_until=sent + 0.9 * lease_s, lost_at=sent + lease_s * 2 / 3)
+    return Grant(token, trusted_until=sent + TRUST_SHARE * lease_s, lost_at=sent + LOST_SHARE * lease_s)
 
 
 class Backend(ABC):
@@ -85,3 +90,11 @@ class Backend(ABC):
         """
         await asyncio.get_running_loop().create_future()
         raise NotImplementedError  # that future has no result
+
+    def lifeline(self) -> tuple[int, ...]:
+        """Return the open descriptors of which a copy in another process keeps the lock held when this process dies.
+
+        For whoever has to stop work first (``pgleaderlock exec``). A copy is to be kept and closed, never read from or
+        written to. None where a dead process's lock is kept anyway, for what is left of its lease.
+        """
+        return ()

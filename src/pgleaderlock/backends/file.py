@@ -119,6 +119,10 @@ class FileStore(RecordStore):
         """Whether its holder ran on this boot of this host, and is gone."""
         return self._view.is_abandoned(record)
 
+    def lifeline(self) -> tuple[int, ...]:
+        """Return the term's file: a lock of flock(2) lasts until the last copy of its descriptor is closed."""
+        return () if self._live is None or not self._live.descriptor.is_open else (self._live.descriptor.number,)
+
     # --- Writing -----------------------------------------------------------------------------------------------
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:

@@ -200,6 +200,11 @@ class LeasedLockBackend(Backend):
                 watch.cancel()
             await asyncio.wait(watches)
 
+    def lifeline(self) -> tuple[int, ...]:
+        """Return the sockets of both sessions: the server ends neither as long as a copy of it is open."""
+        sessions = [session for session in (self._lock, self._witness) if session is not None]
+        return tuple(session.descriptor for session in sessions if session.descriptor is not None)
+
     # --- Sessions ----------------------------------------------------------------------------------------------
 
     def _session(self) -> Session:

@@ -86,6 +86,10 @@ class PostgresBackend(Backend):
         """Watch as the chosen protocol does."""
         return await self._backend().lost()
 
+    def lifeline(self) -> tuple[int, ...]:
+        """Return what the chosen protocol has."""
+        return () if self._chosen is None else self._chosen.lifeline()
+
     def fence_sql(self, token: int | None) -> str:
         """Return the fence of this term; LockError when no term is written down that it could compare with."""
         if not self._lease.term_table:

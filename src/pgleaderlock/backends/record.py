@@ -114,6 +114,10 @@ class RecordStore(ABC):
         """Whether the store knows for certain that the holder of this record is gone."""
         return False
 
+    def lifeline(self) -> tuple[int, ...]:
+        """Return the descriptors of which a copy keeps :meth:`is_abandoned` False, as a Backend's does."""
+        return ()
+
     async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:  # noqa: ARG002 - for those that can
         """Return when the record may differ from the one that was seen, at the latest after ``timeout_s``.
 
@@ -209,6 +213,10 @@ class RecordBackend(Backend):
         """Say whose name is in the record."""
         record = await self._bounded(self._store.peek())
         return None if record is None or not record.holder else Holder(record.holder, since=record.since)
+
+    def lifeline(self) -> tuple[int, ...]:
+        """Return what the store has."""
+        return self._store.lifeline()
 
     async def explain_absence(self) -> str:
         """Look once more, and say what is odd about a lock that :meth:`holder` found free; empty when nothing is."""

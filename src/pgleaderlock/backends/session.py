@@ -38,6 +38,11 @@ class Session(Protocol):
         """Whether it is over, by whatever end."""
         ...
 
+    @property
+    def descriptor(self) -> int | None:
+        """The socket, to be copied and never used; None when it is closed, or there is none."""
+        ...
+
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         """Run it, and return the first row of its last result. Past the bound the session is closed."""
         ...
