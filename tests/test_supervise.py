@@ -1,0 +1,302 @@
+"""The wrapper's side: times, the terminal, and what becomes of a command when something is wrong. Without a store."""
+
+import asyncio
+import errno
+import math
+import os
+import pty
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pgleaderlock import Grant, LockError
+from pgleaderlock.backends.base import leased_grant
+from pgleaderlock.backends.file import open_file
+from pgleaderlock.supervise import family
+from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor
+from pgleaderlock.supervise.terminal import Terminal
+from pgleaderlock.supervise.timing import KillTimes
+from pgleaderlock.supervise.ward import Job, Outcome, Ward
+from tests.doubles import ScriptedBackend, make_election, until
+
+LEASE_S = 15.0
+TIMES = KillTimes(LEASE_S)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A supervisor ignores signals when it ends, as the end of a process."""
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# --- Times ---
+
+
+@pytest.mark.parametrize("lease_s", [1.0, 1.5, 15.0, 600.0])
+def test_a_command_is_asked_then_killed_then_killed_by_the_wrapper_all_before_trust_ends(lease_s: float):
+    times, grant = KillTimes(lease_s), leased_grant(1, 100.0, lease_s)
+    term_at, kill_at = times.term_at(grant.trusted_until), times.kill_at(grant.trusted_until)
+    assert grant.lost_at < term_at < kill_at < kill_at + times.backstop_s() < grant.trusted_until
+
+
+def test_a_loss_leaves_as_much_time_as_is_safe_or_as_was_asked_for():
+    assert TIMES.kill_at_loss(100.0, 103.5, None) == TIMES.kill_at(103.5)
+    assert TIMES.kill_at_loss(100.0, 103.5, 0.5) == 100.5
+    assert TIMES.kill_at_loss(100.0, 103.5, 60.0) == TIMES.kill_at(103.5)
+    assert TIMES.kill_at_loss(100.0, 99.0, None) == 100.0  # past it: at once
+
+
+def test_without_a_lease_there_is_still_an_end():
+    assert TIMES.kill_at_loss(100.0, math.inf, None) == 110.0
+    assert TIMES.kill_at_loss(100.0, math.inf, 2.0) == 102.0
+    assert TIMES.term_at(math.inf) == math.inf
+
+
+def test_a_lease_too_short_to_kill_in_is_refused():
+    with pytest.raises(ValueError, match="at least 1 s, got"):
+        KillTimes(0.5)
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (7 << 8, 7), (9, 137), (None, 0)])
+def test_exit_codes_are_those_of_a_shell(status: int | None, code: int):
+    assert Outcome(status).code == code
+
+
+# --- The terminal ---
+
+
+def test_a_terminal_that_does_not_control_us_is_left_alone():
+    ours, theirs = pty.openpty()
+    try:
+        terminal = Terminal(theirs)
+        assert not terminal.is_ours
+        terminal.lend(os.getpgrp())
+        assert not terminal.is_lent
+        terminal.take_back()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+# --- A command's life ---
+
+
+class Stage:
+    """A supervisor over a scripted store, and what it said."""
+
+    def __init__(self, command: str, backend: ScriptedBackend | None = None, **words: Any) -> None:
+        self.said: list[str] = []
+        launch = {"launch": words.pop("launch")} if "launch" in words else {}
+        job = Job(
+            (sys.executable, "-I", "-S", "-c", command), TIMES, kill_after_s=words.pop("kill_after_s", None), **launch
+        )
+        self.election, self.backend, self.witness = make_election(backend, **words.pop("settings", {}))
+        self.supervisor = Supervisor(self.election, job, Policy(**words), "role", self._tell)
+
+    def _tell(self, level: str, event: str, text: str, /, **fields: Any) -> None:
+        self.said.append(event)
+
+    @property
+    def ward(self) -> Ward:
+        assert self.supervisor._ward is not None
+        return self.supervisor._ward
+
+
+SLEEP = "import time; time.sleep(60)"
+
+
+async def test_the_lock_is_released_only_when_the_command_has_ended():
+    stage = Stage("raise SystemExit(7)")
+    assert await stage.supervisor.run() == Ending(How.COMMAND, 7)
+    assert stage.backend.verbs[-2:] == ["release", "close"]
+    assert not stage.backend.holds
+    assert stage.said == ["leads", "command_ended"]
+
+
+async def test_a_loss_is_not_over_before_the_family_is_dead_and_another_term_runs_it_again():
+    class Backend(ScriptedBackend):
+        async def close(self) -> None:
+            was_dead_at_close.append(first.ended.done())
+            await super().close()
+
+    was_dead_at_close: list[bool] = []
+    stage = Stage(SLEEP, Backend())
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    first, loss = stage.ward, stage.backend.loss
+    assert loss is not None
+    loss.set_result(LockError("gone"))
+    await until(lambda: stage.said.count("leads") == 2 and stage.ward.group is not None)
+    assert was_dead_at_close == [True]
+    assert first.ended.result().status == signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == Ending(How.COMMAND, 128 + signal.SIGTERM)
+
+
+async def test_with_once_a_loss_is_the_end():
+    stage = Stage(SLEEP, once=True)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    assert stage.backend.loss is not None
+    stage.backend.loss.set_result(LockError("gone"))
+    assert await running == Ending(How.LOST)
+
+
+async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again():
+    """It does not hear of the signal, and is killed by the loss: what was asked for has happened."""
+    stage = Stage("import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP, kill_after_s=0.1)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: stage.supervisor._asked_to_end)
+    assert stage.backend.loss is not None
+    stage.backend.loss.set_result(LockError("gone"))
+    ending = await running
+    assert ending.how is How.COMMAND
+    assert ending.code > 128
+
+
+async def test_a_step_down_from_elsewhere_ends_the_command_first():
+    stage = Stage(SLEEP, once=True)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    ward = stage.ward
+    await stage.election.step_down()
+    assert ward.ended.done()
+    assert (await running).how is How.COMMAND
+
+
+async def test_a_guardian_that_had_no_news_in_time_makes_its_wrapper_step_down():
+    """The store says that all is well, and the command was asked to end all the same: another term begins."""
+    stage = Stage(SLEEP, once=True)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    stage.ward._order({"do": "until", "number": 0, "term_at": 0.0, "kill_at": 0.0})
+    assert await running == Ending(How.LOST)
+    assert "release" in stage.backend.verbs
+
+
+async def test_nothing_can_be_started_and_that_is_said():
+    stage = Stage(SLEEP, launch=("/nonexistent/python",))
+    ending = await stage.supervisor.run()
+    assert ending.how is How.FAILED
+    assert isinstance(ending.error, FileNotFoundError)
+    assert not stage.backend.holds
+
+
+async def test_a_command_that_cannot_be_executed_ends_it():
+    stage = Stage("")
+    stage.supervisor._job = Job(("/nonexistent/command",), TIMES)
+    assert await stage.supervisor.run() == Ending(How.REFUSED, errno.ENOENT)
+
+
+async def test_restarting_goes_on_while_leading_and_ends_when_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.supervise.supervisor._FIRST_PAUSE_S", 0.01)
+    stage = Stage("raise SystemExit(1)", restart=True)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.said.count("restarting") == 3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (await running).code == 128 + signal.SIGTERM
+    assert stage.backend.verbs.count("try_acquire") == 1
+
+
+async def test_a_loss_while_it_waits_to_restart_is_a_loss(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.supervise.supervisor._FIRST_PAUSE_S", 30.0)
+    stage = Stage("raise SystemExit(1)", restart=True, once=True)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: "restarting" in stage.said)
+    assert stage.backend.loss is not None
+    stage.backend.loss.set_result(LockError("gone"))
+    assert await running == Ending(How.LOST)
+
+
+async def test_a_signal_while_waiting_ends_it_and_others_do_not():
+    stage = Stage(SLEEP, ScriptedBackend(try_acquire=[None] * 100))
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: "try_acquire" in stage.backend.verbs)
+    for number in (signal.SIGUSR1, signal.SIGWINCH, signal.SIGCONT):
+        os.kill(os.getpid(), number)
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert await running == Ending(How.SIGNALLED, 128 + signal.SIGHUP)
+    assert stage.said == ["signalled"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "wait_s", "how"),
+    [
+        (None, 0.0, How.NOT_ACQUIRED),
+        (None, 0.05, How.NOT_ACQUIRED),
+        (LockError("no"), 0.0, How.UNREACHABLE),
+        (LockError("no"), 0.05, How.UNREACHABLE),
+    ],
+)
+async def test_waiting_has_an_end_where_one_was_asked_for(answer: Any, wait_s: float, how: How):
+    stage = Stage(SLEEP, ScriptedBackend(try_acquire=[answer] * 100), wait_s=wait_s)
+    assert (await stage.supervisor.run()).how is how
+
+
+async def test_an_election_that_ends_by_itself_ends_it_too():
+    class GivesUp:
+        def next_delay_s(self, ctx: object) -> float | None:
+            return None
+
+    stage = Stage(SLEEP, ScriptedBackend(try_acquire=[None]), settings={"retry_strategy": GivesUp()})
+    assert (await stage.supervisor.run()).how in (How.NOT_ACQUIRED, How.UNREACHABLE)
+
+
+async def test_processes_that_may_not_be_killed_are_told_of():
+    stage = Stage("")
+    stage.supervisor._note(Outcome(0, untouchable=2))
+    assert stage.said == ["processes_left"]
+
+
+async def test_renewals_reach_the_guardian_and_are_answered():
+    grant = Grant(3, math.inf, math.inf)
+    backend = ScriptedBackend(try_acquire=[grant])
+    backend.defaults["renew"] = grant
+    stage = Stage(SLEEP, backend, settings={"health_interval_s": 0.3})
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward._heard >= 3)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await running).code == 128 + signal.SIGINT
+
+
+# --- Lifelines ---
+
+
+async def test_a_lock_in_a_file_has_a_lifeline_while_it_is_held(tmp_path: Any):
+    backend = open_file(tmp_path / "lock")
+    await backend.open()
+    assert backend.lifeline() == ()
+    grant = await backend.try_acquire()
+    assert grant is not None
+    (descriptor,) = backend.lifeline()
+    (live,) = tmp_path.glob("lock.live.*")
+    assert os.path.samestat(os.fstat(descriptor), live.stat())
+    await backend.close()
+    assert backend.lifeline() == ()
+
+
+def test_our_own_children_can_be_spared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(family, "children", lambda: {7, 8, 9})
+    killed: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        killed.append(pid)
+        if pid == 8:
+            raise PermissionError
+        raise ProcessLookupError
+
+    monkeypatch.setattr("os.kill", kill)
+    assert family.kill_children(spare=[7]) == 1
+    assert sorted(killed) == [8, 9]
