@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 from pgleaderlock.backends import _dsn
 
-__all__ = ["DSN_VARIABLE", "URL_VARIABLE", "hide_secrets", "move_secrets_to_environment", "take_out"]
+__all__ = ["DSN_VARIABLE", "MOVED_VARIABLE", "URL_VARIABLE", "hide_secrets", "move_secrets_to_environment", "take_out"]
 
 DSN_VARIABLE = "PG_DSN"
 URL_VARIABLE = "PGLEADERLOCK_URL"
+MOVED_VARIABLE = "PGLEADERLOCK_MOVED"
+"""Names the variables that we set in place of options: they are not for the commands that we start."""
 
 
 def take_out(option: str, arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -53,6 +55,7 @@ def move_secrets_to_environment() -> None:
             rest, moved[variable] = without, value
     if not moved:
         return
+    moved[MOVED_VARIABLE] = " ".join(moved)
     before = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if not sys.executable or sys.orig_argv[len(before) + 1 :] != arguments:
         return  # we do not know how we were started: run as we are rather than start something else

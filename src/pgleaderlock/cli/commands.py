@@ -17,6 +17,7 @@ from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
+from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.cli.nfs import nfs
@@ -307,6 +308,7 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
         asyncio.run(apply_schema(database.dsn, schema, grantee))
 
 
+cli.add_command(exec_command)
 cli.add_command(nfs)
 cli.add_command(alerts)
 cli.add_command(config)

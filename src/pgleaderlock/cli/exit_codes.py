@@ -1,11 +1,18 @@
 """What the exit status of ``pgleaderlock`` means. Scripts depend on these numbers: they do not change."""
 
 __all__ = [
+    "CANNOT_EXECUTE",
     "CLEAN",
+    "EXEC_CODES_HELP",
+    "EXEC_FAILED",
+    "EXEC_LOST",
+    "EXEC_NOT_ACQUIRED",
+    "EXEC_UNREACHABLE",
     "EXIT_CODES_HELP",
     "INTERRUPTED",
     "LEADERSHIP_ENDED",
     "NOT_ACQUIRED",
+    "NOT_FOUND",
     "NOT_HANDED_OVER",
     "OVERLAP",
     "TERMINATED",
@@ -24,6 +31,27 @@ LEADERSHIP_ENDED = 4
 UNFIT = 5
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
+
+# Those of exec stand beside the command's own, which are passed on: so they are numbers that commands seldom use, as
+# sysexits.h (EX_UNAVAILABLE, EX_TEMPFAIL), timeout(1) and the shell have them.
+EXEC_UNREACHABLE = 69
+EXEC_LOST = 75
+EXEC_NOT_ACQUIRED = 124
+EXEC_FAILED = 125
+CANNOT_EXECUTE = 126
+NOT_FOUND = 127
+
+EXEC_CODES_HELP = f"""\b
+Exit codes: the command's own (128 + N if signal N ended it), or
+  {USAGE}    wrong usage: nothing was started
+  {EXEC_UNREACHABLE}   the store could not be reached within --wait
+  {EXEC_LOST}   leadership was lost, with --once
+  {EXEC_NOT_ACQUIRED}  another process led for all of --wait
+  {EXEC_FAILED}  this system could not start one more process
+  {CANNOT_EXECUTE}  the command cannot be executed
+  {NOT_FOUND}  the command was not found
+  128+N a signal came while there was no command to pass it on to
+"""
 
 EXIT_CODES_HELP = f"""\b
 Exit codes:

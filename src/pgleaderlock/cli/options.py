@@ -11,7 +11,15 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, URL_VARIABLE
 
-__all__ = ["dsn_option", "health_interval", "lease_options", "lock_options", "schema_option", "seconds_option"]
+__all__ = [
+    "dsn_option",
+    "health_interval",
+    "lease_options",
+    "lock_options",
+    "naming_options",
+    "schema_option",
+    "seconds_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,6 +93,12 @@ def dsn_option(command: F) -> F:
 
 def lock_options(command: F) -> F:
     """Add the options that say which lock, where, and how to print."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+    return naming_options(as_json(command))
+
+
+def naming_options(command: F) -> F:
+    """Add the options that say which lock, and where."""
     options = (
         dsn_option,
         click.option(
@@ -98,7 +112,6 @@ def lock_options(command: F) -> F:
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
         click.option("--role", metavar="NAME", help="The lock by name instead of by keys, as LeaderLock(role=...)."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout."),
     )
     for option in reversed(options):
         command = option(command)

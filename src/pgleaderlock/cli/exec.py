@@ -1,0 +1,174 @@
+"""``pgleaderlock exec``: run a command only while leading, and have it dead before another leads."""
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from loguru import logger
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.elect import Common, LeaseOptions, elected
+from pgleaderlock.cli.options import health_interval, lease_options, naming_options, seconds_option
+from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
+from pgleaderlock.cli.target import Target
+from pgleaderlock.election import Election
+from pgleaderlock.lock import choose_lease_s
+from pgleaderlock.retry import ExponentialBackoff
+from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor, Tell
+from pgleaderlock.supervise.timing import KillTimes
+from pgleaderlock.supervise.ward import Job
+
+__all__ = ["exec_command"]
+
+_LONGEST_RETRY_S = 5.0  # what runs a command should be up soon after its database is
+_NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
+
+
+class _Command(click.Command):
+    """Takes what follows ``--`` as it is, and insists on the ``--``: our options and the command's must not mix."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See that there is a ``--``, unless help is all that is asked for."""
+        if "--" not in args and not set(args) & set(ctx.help_option_names):
+            raise click.UsageError("put -- before the command: pgleaderlock exec --role NAME -- COMMAND ARGS", ctx)
+        return super().parse_args(ctx, args)
+
+
+@click.command("exec", cls=_Command, epilog=exit_codes.EXEC_CODES_HELP)
+@naming_options
+@health_interval
+@lease_options
+@seconds_option("--wait", "Wait in line for so long, each time; 0 asks once. [default: for ever]", zero_ok=True)
+@seconds_option(
+    "--kill-after",
+    "SIGKILL so long after the SIGTERM of a loss. [default: as late as is safe]",
+    zero_ok=True,
+)
+@click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not wait in line again.")
+@click.option("--restart", is_flag=True, help="Run the command again when it ends by itself, after a growing pause.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors, for cron.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def exec_command(
+    context: click.Context,
+    *,
+    dsn: str | None,
+    url: str | None,
+    key1: int | None,
+    key2: int | None,
+    role: str | None,
+    as_json: bool,
+    health_interval_s: float,
+    lease_s: float | None,
+    settle_s: float | None,
+    wake: Literal["line", "poll"],
+    no_witness: bool,
+    takeover: Literal["fast", "strict"],
+    term_table: bool,
+    schema: str,
+    wait_s: float | None,
+    kill_after_s: float | None,
+    once: bool,
+    restart: bool,
+    quiet: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Wait for leadership, and run COMMAND while it lasts: SIGTERM when it is lost, SIGKILL in time.
+
+    Signals are passed on to the command, and its exit code is ours. In its environment: PGLEADERLOCK_ROLE,
+    PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start.
+    """
+    if (code := _refusal(command[0])) is not None:
+        context.exit(code)
+    try:
+        times = KillTimes(choose_lease_s(lease_s, health_interval_s))
+    except ValueError as error:
+        raise click.UsageError(f"--lease and --health-interval: {error}") from error
+    common = Common(retry_strategy=ExponentialBackoff(0.5, _LONGEST_RETRY_S), health_interval_s=health_interval_s)
+    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    moved = os.environ.get(MOVED_VARIABLE, "").split()
+    job = Job(command, times, unset=(*moved, MOVED_VARIABLE), kill_after_s=kill_after_s)
+    policy = Policy(once=once, restart=restart, wait_s=wait_s, answer_s=ANSWER_TIMEOUT_S)
+    level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
+    tell = _json_teller(quiet=quiet) if as_json else _log
+    try:
+        with elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target):
+            ending = asyncio.run(_supervise(lock, target, job, policy, tell))
+    except UnreachableError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        context.exit(exit_codes.EXEC_UNREACHABLE)
+    context.exit(_code_of(ending, target, command[0], quiet=quiet))
+
+
+async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, tell: Tell) -> Ending:
+    tell("INFO", "waits", f"process {os.getpid()} waits to lead {target.name}", role=target.name)
+    return await Supervisor(lock, job, policy, target.name, tell).run()
+
+
+def _refusal(program: str) -> int | None:
+    """Find out before anybody waits whether the command can be executed at all; say so if not."""
+    if shutil.which(program) is not None:
+        return None
+    if "/" in program and Path(program).exists():
+        return _refuse(program, errno.EACCES)
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = "/" not in program and any(Path(folder, program).is_file() for folder in folders if folder)
+    return _refuse(program, errno.EACCES if found else errno.ENOENT)
+
+
+def _refuse(program: str, why: int) -> int:
+    is_missing = why in _NO_SUCH
+    what = "was not found" if is_missing else f"cannot be executed: {os.strerror(why)}"
+    click.echo(f"Error: {visible(program)} {what}", err=True)
+    return exit_codes.NOT_FOUND if is_missing else exit_codes.CANNOT_EXECUTE
+
+
+def _code_of(ending: Ending, target: Target, program: str, *, quiet: bool) -> int:
+    """Turn the ending into an exit code, with a word on what is not the command's own doing."""
+    if ending.how in (How.COMMAND, How.SIGNALLED):
+        return ending.code
+    if ending.how is How.REFUSED:
+        return _refuse(program, ending.code)
+    code, text = _explain(ending, target)
+    if not (quiet and ending.how is How.NOT_ACQUIRED):  # which is what a cron job on the other hosts should find
+        click.echo(f"Error: {text}", err=True)
+    return code
+
+
+def _explain(ending: Ending, target: Target) -> tuple[int, str]:
+    match ending.how:
+        case How.LOST:
+            return exit_codes.EXEC_LOST, f"leadership of {target.name} was lost"
+        case How.NOT_ACQUIRED:
+            return exit_codes.EXEC_NOT_ACQUIRED, f"another process leads {target.name}"
+        case How.UNREACHABLE:
+            why = str(ending.error or "the store did not answer in time")
+            return exit_codes.EXEC_UNREACHABLE, f"{why} - {target.advice}" if target.advice else why
+        case _:
+            return exit_codes.EXEC_FAILED, f"the command's guardian could not be started: {ending.error}"
+
+
+def _log(level: str, _event: str, text: str, /, **_fields: Any) -> None:
+    logger.log(level, text)
+
+
+def _json_teller(*, quiet: bool) -> Tell:
+    def tell(level: str, event: str, text: str, /, **fields: Any) -> None:
+        if quiet and level != "ERROR":
+            return
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": at, "event": event, "level": level.lower(), "text": text, **fields})
+        click.echo(line, file=sys.stderr)
+
+    return tell

@@ -1,0 +1,332 @@
+"""``pgleaderlock exec`` as a user meets it: processes, a real PostgreSQL, a real terminal."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgleaderlock import LockKey
+from pgleaderlock.backends._pg_status import look_at_lock
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.commands import invoke
+from tests import exec_torture
+from tests.conftest import Postgres
+from tests.exec_torture import Wrapper, one_round
+from tests.processes import Process
+from tests.test_guardian import is_alive
+
+CLI = (sys.executable, "-m", "pgleaderlock.cli", "exec")
+QUICK = ("--settle", "0", "--lease", "3", "--health-interval", "1")
+TIMEOUT_S = 30.0
+_SHOW_DESCRIPTORS = """
+import os, sys
+os.write(int(sys.argv[1]), b"passed on")
+for name in os.listdir("/proc/self/fd"):
+    if os.path.exists("/proc/self/fd/" + name) or os.path.islink("/proc/self/fd/" + name):
+        print(os.readlink("/proc/self/fd/" + name))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_database_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PG_DSN", raising=False)
+
+
+@pytest.fixture
+def role(key: LockKey) -> str:
+    return f"exec-{key.numbers[0]}-{key.numbers[1]}"
+
+
+def words(postgres: Postgres, role: str, *command: str, options: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return (*CLI, "--dsn", postgres.dsn, "--role", role, *QUICK, *options, "--", *command)
+
+
+def run(*arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        arguments,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        **settings,  # type: ignore[call-overload]
+    )
+    return done
+
+
+def is_free(postgres: Postgres, role: str) -> bool:
+    return asyncio.run(look_at_lock(postgres.dsn, LockKey.named(role))) == []
+
+
+# --- What it is for ---
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        exec_torture.kill,
+        exec_torture.freeze,
+        exec_torture.cut_off,
+        exec_torture.kill_guardian,
+        exec_torture.freeze_guardian,
+    ],
+)
+def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
+    postgres: Postgres, role: str, tmp_path: Path, fault: Callable[[Wrapper, str], None]
+):
+    second, _ = one_round(fault, postgres.tcp_dsn, tmp_path, role)
+    assert second.found == "alone"
+
+
+# --- The command's world ---
+
+
+def test_the_command_has_our_input_and_output_and_its_term_and_its_exit_code_is_ours(postgres: Postgres, role: str):
+    program = 'cat; echo "$PGLEADERLOCK_ROLE $PGLEADERLOCK_TOKEN $PGLEADERLOCK_TRUSTED_UNTIL" >&2; exit 7'
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    done = run(*words(postgres, role, "sh", "-c", program, options=("-q",)), input="from outside")
+    assert (done.returncode, done.stdout) == (7, "from outside")
+    name, token, trusted_until = done.stderr.split()
+    assert name == role
+    assert int(token) > 0
+    assert before < float(trusted_until) < time.clock_gettime(time.CLOCK_BOOTTIME) + 3
+    assert is_free(postgres, role)
+
+
+def test_a_command_that_a_signal_ends_gives_the_code_of_a_shell_and_leaves_nothing_behind(
+    postgres: Postgres, role: str
+):
+    """Not even what left its group and its session."""
+    program = "setsid sleep 60 & echo $!; sleep 0.2; kill -9 $$"
+    done = run(*words(postgres, role, "sh", "-c", program, options=("-q",)))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert not is_alive(int(done.stdout))
+    assert done.stderr == ""
+
+
+def test_a_password_that_was_an_option_is_not_in_the_commands_environment(postgres: Postgres, role: str):
+    with_password = f"{postgres.tcp_dsn}?password=hunter2"
+    command = ("sh", "-c", "env")
+    done = run(*CLI, "--dsn", with_password, "--role", role, *QUICK, "-q", "--", *command)
+    assert done.returncode == 0
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "PGLEADERLOCK_MOVED" not in done.stdout
+
+
+def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(postgres: Postgres, role: str):
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as passed_on:
+        command = (sys.executable, "-I", "-S", "-c", _SHOW_DESCRIPTORS, str(theirs))
+        done = run(*words(postgres, role, *command, options=("-q",)), pass_fds=[theirs])
+        os.close(theirs)
+        assert passed_on.read() == b"passed on"
+        assert "pipe:" in done.stdout
+        assert "socket:" not in done.stdout
+
+
+def test_what_happens_is_told_as_json_on_stderr_because_stdout_is_the_commands(postgres: Postgres, role: str):
+    done = run(*words(postgres, role, "echo", "mine", options=("--json",)))
+    assert done.stdout == "mine\n"
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["waits", "leads", "command_ended"]
+    assert lines[2]["code"] == 0
+
+
+# --- Signals ---
+
+
+def test_signals_are_passed_on_and_the_command_decides(postgres: Postgres, role: str):
+    program = "trap 'echo heard' USR1; trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.02; done"
+    with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
+        wrapper.wait_for("ready")
+        wrapper.signal(signal.SIGUSR1)
+        wrapper.wait_for("heard")
+        wrapper.signal(signal.SIGTERM)
+        wrapper.wait_for("bye")
+        assert wrapper.wait() == 5
+    assert is_free(postgres, role)
+
+
+def test_while_another_leads_a_signal_ends_the_waiting_and_waiting_can_be_bounded(postgres: Postgres, role: str):
+    with Process(*words(postgres, role, "sh", "-c", "echo ready; exec sleep 60")) as leader:
+        leader.wait_for("ready")
+        with Process(*words(postgres, role, "echo", "wrong")) as waiting:
+            waiting.wait_for("waits to lead")
+            waiting.wait_for("to=follower")
+            waiting.signal(signal.SIGTERM)
+            assert waiting.wait() == exit_codes.TERMINATED
+        bounded = run(*words(postgres, role, "echo", "wrong", options=("--wait", "0", "-q")))
+        assert (bounded.returncode, bounded.stdout, bounded.stderr) == (exit_codes.EXEC_NOT_ACQUIRED, "", "")
+        leader.signal(signal.SIGINT)
+        assert leader.wait() == 128 + signal.SIGINT
+
+
+def test_nohup_is_respected(postgres: Postgres, role: str):
+    program = "kill -HUP $$; echo alive"
+    ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    done = run(*ignoring, *words(postgres, role, "sh", "-c", program, options=("-q",)))
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+# --- Loss ---
+
+
+def terminate_sessions(postgres: Postgres, role: str) -> None:
+    (holder,) = [one.holder for one in asyncio.run(look_at_lock(postgres.dsn, LockKey.named(role))) if one.granted]
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s)", (holder.pid,))
+
+
+def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres: Postgres, role: str):
+    program = "trap 'echo asked; exit 0' TERM; echo token $PGLEADERLOCK_TOKEN; while :; do sleep 0.02; done"
+    with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
+        first = wrapper.wait_for("token ")
+        terminate_sessions(postgres, role)
+        wrapper.wait_for("asked")
+        second = wrapper.wait_for("token ")
+        assert int(second.split()[1]) > int(first.split()[1])
+        wrapper.signal(signal.SIGTERM)
+        assert wrapper.wait() == 0
+    with Process(*words(postgres, role, "sh", "-c", program, options=("--once",))) as wrapper:
+        wrapper.wait_for("token ")
+        terminate_sessions(postgres, role)
+        assert wrapper.wait() == exit_codes.EXEC_LOST
+
+
+def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path: Path):
+    """Its followers see a death at once: there is no lease to wait for, only the lifeline."""
+    words = (*CLI, "--url", f"file://{tmp_path}/lock", "--lease", "3", "--health-interval", "1", "--")
+    family = (sys.executable, "-I", "-S", str(Path(exec_torture.__file__).with_name("exec_family.py")), str(tmp_path))
+    with Process(*words, *family) as leader:
+        exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 1)
+        with Process(*words, *family) as standby:
+            standby.wait_for("to=follower")
+            leader.signal(signal.SIGKILL)
+            exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 2)
+            assert exec_torture.starts(tmp_path)[1].found == "alone"
+
+
+# --- The terminal ---
+
+
+class Session:
+    """A terminal with a wrapper as its foreground job, as a shell would have it."""
+
+    def __init__(self, *command: str) -> None:
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execv(command[0], command)
+        self._seen = ""
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self._seen:
+            ready, _, _ = select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no {text!r} in {self._seen!r}"
+            self._seen += os.read(self.terminal, 4096).decode()
+        self._seen = self._seen.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    def wait(self, options: int = 0) -> int:
+        return os.waitpid(self.pid, options)[1]
+
+
+@pytest.fixture
+def session(postgres: Postgres, role: str) -> Iterator[Session]:
+    program = 'echo ready; while read -r line; do echo "got $line"; done'
+    made = Session(*words(postgres, role, "sh", "-c", program))
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(made.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(made.pid, 0)
+        os.close(made.terminal)
+
+
+def test_on_a_terminal_the_command_is_in_the_foreground_and_ctrl_c_is_its(session: Session):
+    session.wait_for("ready")
+    session.type("hello\n")
+    session.wait_for("got hello")
+    session.type("\x03")
+    assert os.waitstatus_to_exitcode(session.wait()) == 128 + signal.SIGINT
+
+
+def test_ctrl_z_stops_the_job_and_going_on_gives_the_terminal_back(session: Session):
+    session.wait_for("ready")
+    session.type("\x1a")
+    assert os.WIFSTOPPED(session.wait(os.WUNTRACED))
+    assert os.tcgetpgrp(session.terminal) == session.pid  # for the shell
+    os.kill(session.pid, signal.SIGCONT)
+    exec_torture.until(lambda: os.tcgetpgrp(session.terminal) != session.pid)
+    session.type("again\n")
+    session.wait_for("got again")
+    session.type("\x04")
+    assert os.waitstatus_to_exitcode(session.wait()) == 0
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--role", "a", "--", "nonesuch-command"), exit_codes.NOT_FOUND, "nonesuch-command was not found"),
+        (("--role", "a", "--", "/nonesuch/command"), exit_codes.NOT_FOUND, "was not found"),
+        (("--role", "a", "--", "/etc/passwd"), exit_codes.CANNOT_EXECUTE, "cannot be executed: Permission denied"),
+        (("--role", "a", "--", "/tmp"), exit_codes.CANNOT_EXECUTE, "cannot be executed"),
+        (("--role", "a", "true"), exit_codes.USAGE, "put -- before the command"),
+        (("--role", "a", "--"), exit_codes.USAGE, "COMMAND"),
+        (("--", "true"), exit_codes.USAGE, "name the lock in exactly one way"),
+        (("--role", "a", "--lease", "0.5", "--health-interval", "0.1", "--", "true"), exit_codes.USAGE, "at least 1 s"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anybody_waits(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
+):
+    assert invoke(["exec", "--dsn", "postgresql://127.0.0.1:1/none", *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_on_the_path_that_is_not_executable_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "tool").write_text("not a program")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert invoke(["exec", "--role", "a", "--", "tool"]) == exit_codes.CANNOT_EXECUTE
+
+
+def test_a_program_that_only_the_kernel_refuses_is_told_when_it_is_tried(postgres: Postgres, role: str, tmp_path: Path):
+    script = tmp_path / "script"
+    script.write_text("#!/nonesuch/interpreter\n")
+    script.chmod(0o755)
+    done = run(*words(postgres, role, str(script), options=("-q",)))
+    assert done.returncode == exit_codes.NOT_FOUND
+    assert "was not found" in done.stderr
+
+
+def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]):
+    nobody = ("--dsn", "postgresql://127.0.0.1:1/none", "--role", "a", "--wait", "0", "-q", "--", "true")
+    done = run(*CLI, *nobody)
+    assert done.returncode == exit_codes.EXEC_UNREACHABLE
+    assert "cannot connect" in done.stderr
+
+
+def test_the_help_says_what_the_codes_mean(capsys: pytest.CaptureFixture[str]):
+    assert invoke(["exec", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for code in (exit_codes.EXEC_LOST, exit_codes.EXEC_UNREACHABLE, exit_codes.EXEC_NOT_ACQUIRED):
+        assert f"  {code} " in shown
