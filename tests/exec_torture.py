@@ -7,6 +7,7 @@ the former family alive when it starts (:mod:`tests.exec_family`). Exit code 1 n
 """
 
 import argparse
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,7 +21,9 @@ from pathlib import Path
 
 import psycopg
 
+from pgleaderlock.backends._pg_status import look_at_lock
 from pgleaderlock.embedded import Server
+from pgleaderlock.keys import LockKey
 from pgleaderlock.supervise import family
 from tests.conftest import free_port
 from tests.silent_proxy import SilentProxy
@@ -44,7 +47,7 @@ class Wrapper:
     """One ``pgleaderlock exec`` as a process, with a way through the network that can be cut."""
 
     def __init__(self, dsn: str, role: str, folder: Path, *options: str) -> None:
-        self.folder = folder
+        self.folder, self.role = folder, role
         self.proxy = SilentProxy(dsn, free_port())
         words = ("--role", role, "--lease", str(LEASE_S), "--health-interval", str(LEASE_S / 3), "--settle", "0")
         command = (sys.executable, "-I", "-S", str(_FAMILY), str(folder))
@@ -145,13 +148,10 @@ def freeze_guardian_and_cut_off(leader: Wrapper, _dsn: str) -> None:
 
 
 def end_session(leader: Wrapper, dsn: str) -> None:
-    """The server ends the session that holds the lock."""
+    """The server ends the session that holds the lock, and leaves the witness's."""
+    (holder,) = [one.holder for one in asyncio.run(look_at_lock(dsn, LockKey.named(leader.role))) if one.granted]
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a JOIN pg_locks l USING (pid) "
-            "WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE %s LIMIT 1",
-            (f"%{leader.pid}%",),
-        )
+        connection.execute("SELECT pg_terminate_backend(%s)", (holder.pid,))
 
 
 FAULTS: tuple[Callable[[Wrapper, str], None], ...] = (

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from pgleaderlock.supervise import family
 
-__all__ = ["Guardian", "main"]
+__all__ = ["Guardian", "main", "now"]
 
 _LONGEST_WAIT_S = 0.25  # a wait does not see that the machine slept; the clock does
 _WATCH_S = 0.02  # how often to look who is left, while the family was asked to end
