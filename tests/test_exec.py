@@ -18,8 +18,10 @@ import pytest
 
 from pgleaderlock import LockKey
 from pgleaderlock.backends._pg_status import look_at_lock
+from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.supervise import family
 from tests import exec_torture
 from tests.conftest import Postgres
 from tests.exec_torture import Wrapper, one_round
@@ -79,6 +81,7 @@ def is_free(postgres: Postgres, role: str) -> bool:
         exec_torture.cut_off,
         exec_torture.kill_guardian,
         exec_torture.freeze_guardian,
+        exec_torture.freeze_guardian_and_cut_off,
     ],
 )
 def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
@@ -86,6 +89,36 @@ def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_comma
 ):
     second, _ = one_round(fault, postgres.tcp_dsn, tmp_path, role)
     assert second.found == "alone"
+
+
+def test_the_lock_and_its_witness_outlast_a_killed_wrapper_until_its_guardian_has_done_its_work(
+    postgres: Postgres, role: str
+):
+    """The guardian is held up, so that one can look in between: to the server, nothing has happened yet."""
+    locks = [LockKey.named(role), witness_key(LockKey.named(role))]
+
+    def holders() -> list[int | None]:
+        looks = [asyncio.run(look_at_lock(postgres.dsn, lock)) for lock in locks]
+        return [one.holder.pid for look in looks for one in look if one.granted]
+
+    # Left to the init process, it would be woken: the kernel does not leave a stopped group without relatives so.
+    family.become_subreaper()
+    long_lease = ("--lease", "60", "--health-interval", "10")
+    with Process(*words(postgres, role, "sh", "-c", "echo ready; exec sleep 60", options=long_lease)) as wrapper:
+        wrapper.wait_for("ready")
+        before = holders()
+        assert len(before) == 2
+        guardian = next(one for one in family.descendants(wrapper.pid) if one.parent == wrapper.pid)
+        family.send(guardian, signal.SIGSTOP)
+        try:
+            wrapper.signal(signal.SIGKILL)
+            wrapper.wait()
+            time.sleep(0.3)  # a server sees the end of a socket within a millisecond
+            assert holders() == before
+        finally:
+            family.send(guardian, signal.SIGCONT)
+        exec_torture.until(lambda: holders() == [])
+        os.waitpid(guardian.pid, 0)
 
 
 # --- The command's world ---
@@ -206,10 +239,10 @@ def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres:
 def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path: Path):
     """Its followers see a death at once: there is no lease to wait for, only the lifeline."""
     words = (*CLI, "--url", f"file://{tmp_path}/lock", "--lease", "3", "--health-interval", "1", "--")
-    family = (sys.executable, "-I", "-S", str(Path(exec_torture.__file__).with_name("exec_family.py")), str(tmp_path))
-    with Process(*words, *family) as leader:
+    command = (sys.executable, "-I", "-S", str(Path(exec_torture.__file__).with_name("exec_family.py")), str(tmp_path))
+    with Process(*words, *command) as leader:
         exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 1)
-        with Process(*words, *family) as standby:
+        with Process(*words, *command) as standby:
             standby.wait_for("to=follower")
             leader.signal(signal.SIGKILL)
             exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 2)

@@ -28,7 +28,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import Any, NoReturn
 
@@ -303,7 +302,3 @@ def main(arguments: list[str]) -> int:
         control.set_inheritable(False)
         Guardian(control).run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))
