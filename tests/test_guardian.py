@@ -251,14 +251,22 @@ time.sleep(60)
 def test_a_process_whose_first_thread_has_ended_is_not_taken_for_dead(link: Link):
     """It looks like a zombie, and goes on."""
     program = """
-import ctypes, os, threading, time
+import ctypes, os, signal, threading, time
+read, write = os.pipe()
 if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setsid()
-    threading.Thread(target=lambda: (os.write(1, b"%d\\n" % os.getpid()), time.sleep(60))).start()
-    time.sleep(0.05)
+    def go_on():
+        while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        os.write(1, b"%d\\n" % os.getpid())
+        os.write(write, b".")
+        time.sleep(60)
+    threading.Thread(target=go_on).start()
     ctypes.CDLL(None).pthread_exit(None)
+os.read(read, 1)
 """
-    link.start(*python(program), kill_after_s=300)
+    link.start(*python(program), kill_after_s=0.1)
     odd = int(link.read())
     link.hear("ended")
     assert not Path(f"/proc/{odd}").exists()

@@ -23,7 +23,16 @@ from pgleaderlock.supervise.timing import DEFAULT_KILL_AFTER_S, KillTimes
 
 __all__ = ["Job", "Outcome", "Ward"]
 
-LAUNCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("_launch.py")))
+
+def _launch_words() -> tuple[str, ...]:
+    """A Python that starts at once and reads no settings; but what was said about bytecode holds for it too."""
+    bytecode = ["-B"] if sys.dont_write_bytecode else []
+    if sys.pycache_prefix is not None:
+        bytecode += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    return sys.executable, "-I", "-S", *bytecode, str(Path(__file__).with_name("_launch.py"))
+
+
+LAUNCH = _launch_words()
 _START_S = 10.0  # for a guardian to read its order, which may be long
 _EXIT_S = 2.0
 _HUNT_S = 0.001
