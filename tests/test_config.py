@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pgleaderlock import Event, EventKind, LeaderLock, LockKey, LockState, PgLeaderLockError
+from pgleaderlock._durations import parse_duration, show_duration
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.config import config as config_group
 from pgleaderlock.cli.config import config_options
 from pgleaderlock.config import Config, ConfigError, in_force, load, load_config
-from pgleaderlock.config.durations import parse_duration, show_duration
 from pgleaderlock.config.lines import find_lines
 from pgleaderlock.config.model import ClusterConfig, LeaderElectionConfig, RoleConfig
 from pgleaderlock.config.settings import SETTINGS, Setting
@@ -219,6 +219,7 @@ def test_one_made_in_python_is_held_to_the_same_relations():
     [
         ("500ms", 0.5), ("5s", 5.0), ("1m", 60.0), ("1h", 3600.0), ("1m30s", 90.0), ("1h1m1s1ms", 3661.001),
         ("1.5s", 1.5), ("0s", 0.0), ("90", 90.0), ("2.5", 2.5), (5, 5.0), (0.25, 0.25), (0, 0.0), ("0.1s", 0.1),
+        ("1h 30m", 5400.0), ("1m 0.5s", 60.5),
     ],
 )  # fmt: skip
 def test_durations(written, seconds):
@@ -229,6 +230,7 @@ def test_durations(written, seconds):
     "written",
     [
         "", "s", "5 s", " 5s", "5S", "-5s", "5s1m", "5s5s", "1d", "1e3s", "٥s", "5s\n", "inf", "nan", ".5s", "1ms0.1",
+        "1 h", "1h  ", "1m 1h",
         True, None, [], {}, -1, math.inf, math.nan, 10**400, 1e300, "0.5ms", 1e-9, "9999999999h",
     ],
 )  # fmt: skip

@@ -37,6 +37,7 @@ from pgleaderlock.models import (
 )
 from pgleaderlock.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryStrategy
 from pgleaderlock.term import Term
+from pgleaderlock.ticks import Tick
 
 __all__ = [
     "Callback",
@@ -70,6 +71,7 @@ __all__ = [
     "ShutdownError",
     "StateChangeCallback",
     "Term",
+    "Tick",
     "WorkOverrun",
     "open_backend",
     "suspend_aware_clock",

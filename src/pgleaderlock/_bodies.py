@@ -25,7 +25,7 @@ from pgleaderlock.retry import ExponentialBackoff, RetryCycle
 from pgleaderlock.stream import WORK_FAILED
 from pgleaderlock.term import Term
 
-__all__ = ["AfterWork", "Body", "Host", "Stint", "Work", "WorkPolicy", "is_async", "is_on_a_loop"]
+__all__ = ["AfterWork", "Body", "Host", "Stint", "Work", "WorkPolicy", "is_async", "is_on_a_loop", "takes_argument"]
 
 Work = Callable[..., Any]
 """``fn(term)`` or ``fn()``; ``async``, or plain and then run in a thread."""
@@ -79,7 +79,7 @@ class Body:
     def __init__(self, fn: Work, policy: WorkPolicy, host: Host, name: str | None = None) -> None:
         check_callable("the work", fn)
         self.name = name or getattr(fn, "__qualname__", None) or type(fn).__name__
-        self._takes_term = _takes_term(fn, self.name)
+        self._takes_term = takes_argument(fn, self.name, "a term")
         self.fn = fn
         self.policy = policy
         self.host = host
@@ -259,8 +259,8 @@ def is_on_a_loop() -> bool:
     return True
 
 
-def _takes_term(fn: Work, name: str) -> bool:
-    """Whether it wants its term. Work that could never be called is refused now, not at three in the morning."""
+def takes_argument(fn: Work, name: str, what: str) -> bool:
+    """Whether it wants what it could be given. Work that nobody could call is refused now, not at three at night."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -271,4 +271,4 @@ def _takes_term(fn: Work, name: str) -> bool:
         except TypeError:
             continue
         return bool(arguments)
-    raise TypeError(f"{name}{signature} cannot be called with a term, nor without: it must take one argument or none")
+    raise TypeError(f"{name}{signature} cannot be called with {what}, nor without: it must take one argument or none")

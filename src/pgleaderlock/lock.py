@@ -13,11 +13,12 @@ from pgleaderlock.election import Election
 from pgleaderlock.errors import LeadershipLost
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
+from pgleaderlock.ticks.scheduled import Scheduled, Scheduler
 
 __all__ = ["LeaderLock", "choose_lease_s"]
 
 
-class LeaderLock(Election):
+class LeaderLock(Scheduled, Election):
     """Makes exactly one of N processes the leader, on the PostgreSQL that they share.
 
     The lock is named by ``key1`` and ``key2``, by ``role="billing/scheduler"``, or by a :class:`LockKey`: exactly one
@@ -90,6 +91,7 @@ class LeaderLock(Election):
             hard_fence=hard_fence,
             drain_s=drain_s,
         )
+        self._scheduler = Scheduler(self._gate, self._make_host(), self._key, lease, dsn=dsn, connect_fn=connect_fn)
 
     @overload
     def fence(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...

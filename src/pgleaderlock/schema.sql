@@ -118,3 +118,42 @@ COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened, appended only
 COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance, so that what is sent again is known';
 COMMENT ON COLUMN {schema}.history.within_s IS 'how exactly the time is known';
 COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance before this one could not be kept';
+
+-- The tick ledger: which slot of which scheduled job was claimed in which term, and what became of it. A claim moves
+-- tick_jobs.through and writes its rows in one statement, which a term that is over cannot get through.
+
+CREATE TABLE IF NOT EXISTS {schema}.tick_jobs (
+    lock         text        NOT NULL,
+    job          text        NOT NULL,
+    role         text,
+    schedule     text        NOT NULL,
+    token        bigint      NOT NULL,
+    since        timestamptz NOT NULL,
+    through      timestamptz NOT NULL,
+    PRIMARY KEY (lock, job)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE {schema}.tick_jobs IS 'pgleaderlock: scheduled jobs. A job whose row is deleted begins anew';
+COMMENT ON COLUMN {schema}.tick_jobs.token IS 'the newest term that took the job over: no older one can claim any more';
+COMMENT ON COLUMN {schema}.tick_jobs.through IS 'every slot up to here is accounted for';
+
+CREATE TABLE IF NOT EXISTS {schema}.ticks (
+    lock         text        NOT NULL,
+    job          text        NOT NULL,
+    slot         timestamptz NOT NULL,
+    attempt      integer     NOT NULL,
+    state        text        NOT NULL,
+    token        bigint      NOT NULL,
+    holder       text        NOT NULL,
+    claimed_at   timestamptz NOT NULL,
+    ended_at     timestamptz,
+    skipped_from timestamptz,
+    detail       text,
+    PRIMARY KEY (lock, job, slot, attempt)
+) WITH (fillfactor = 70);
+
+CREATE INDEX IF NOT EXISTS ticks_running ON {schema}.ticks (lock, job) WHERE state = 'running';
+
+COMMENT ON TABLE {schema}.ticks IS 'pgleaderlock: the runs of scheduled jobs, a row per slot and attempt; pruned by whoever leads';
+COMMENT ON COLUMN {schema}.ticks.state IS 'running, done, failed, killed, repeated (killed, and run again as the next attempt) or skipped';
+COMMENT ON COLUMN {schema}.ticks.skipped_from IS 'this row stands for every slot after this time too';

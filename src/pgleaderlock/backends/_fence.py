@@ -5,6 +5,7 @@ that are not about leadership are theirs to see as they are.
 """
 
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import psycopg
@@ -15,7 +16,7 @@ from pgleaderlock.backends.terms import NOT_THE_NEWEST
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import LeadershipLost, LockError
 
-__all__ = ["AsyncConnection", "Connection", "run_fence"]
+__all__ = ["FENCE", "AsyncConnection", "Connection", "FenceWords", "run_fence"]
 
 _SERIALIZATION_FAILURE = "40001"
 _STALE_SNAPSHOT = "concurrent update"  # what it says when the term changed after this transaction's snapshot
@@ -23,56 +24,76 @@ _NOT_ALLOWED = "42501"
 _NO_SUCH_TABLE = ("42P01", "3F000")
 
 
-def run_fence(connection: object, statement: str, lock: str) -> Awaitable[None] | None:
+@dataclass(frozen=True, slots=True)
+class FenceWords:
+    """How whoever called it calls it, for messages."""
+
+    call: str
+    sql_call: str
+    table: str
+    lost: str
+
+
+FENCE = FenceWords(
+    "fence()",
+    "lock.fence_sql()",
+    "term table",
+    "this process does not lead {lock} any more, or its term began after this transaction",
+)
+"""As people call a lock's fence."""
+
+
+def run_fence(connection: object, statement: str, lock: str, words: FenceWords = FENCE) -> Awaitable[None] | None:
     """Run it now on a blocking connection, or return it to be awaited on an async one."""
     if not isinstance(connection, Connection | AsyncConnection):
         raise TypeError(
-            f"fence() takes a psycopg connection, not {type(connection).__name__}: with another driver, execute "
-            "lock.fence_sql() in your transaction"
+            f"{words.call} takes a psycopg connection, not {type(connection).__name__}: with another driver, execute "
+            f"{words.sql_call} in your transaction"
         )
-    _check_in_transaction(connection)
+    _check_in_transaction(connection, words)
     if isinstance(connection, AsyncConnection):
-        return _run(connection, statement, lock)
+        return _run(connection, statement, lock, words)
     try:
         connection.execute(statement.encode())
     except psycopg.Error as error:
-        _translate(error, lock)
+        _translate(error, lock, words)
     return None
 
 
-async def _run(connection: AsyncConnection[Any], statement: str, lock: str) -> None:
+async def _run(connection: AsyncConnection[Any], statement: str, lock: str, words: FenceWords) -> None:
     try:
         await connection.execute(statement.encode())
     except psycopg.Error as error:
-        _translate(error, lock)
+        _translate(error, lock, words)
 
 
-def _check_in_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+def _check_in_transaction(connection: Connection[Any] | AsyncConnection[Any], words: FenceWords) -> None:
     if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
         raise LockError(
-            "fence() outside a transaction protects nothing: the connection is in autocommit mode, so call it inside "
-            "`with connection.transaction():`"
+            f"{words.call} outside a transaction protects nothing: the connection is in autocommit mode, so call it "
+            "inside `with connection.transaction():`"
         )
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
-        raise LockError("fence() in a pipeline would return before it was answered: call it before the pipeline begins")
+        raise LockError(
+            f"{words.call} in a pipeline would return before it was answered: call it before the pipeline begins"
+        )
 
 
-def _translate(error: psycopg.Error, lock: str) -> NoReturn:
+def _translate(error: psycopg.Error, lock: str, words: FenceWords) -> NoReturn:
     is_stale = error.sqlstate == _SERIALIZATION_FAILURE and _STALE_SNAPSHOT in str(error)
     if error.sqlstate == NOT_THE_NEWEST or is_stale:
         raise LeadershipLost(
-            f"this process does not lead {lock} any more, or its term began after this transaction: roll the whole "
-            "transaction back",
+            f"{words.lost.format(lock=lock)}: roll the whole transaction back",
             cause=LossCause.FENCED,
         ) from error
     if error.sqlstate == _NOT_ALLOWED:
         raise LockError(
-            f"this user may not fence for {lock}: it needs SELECT and UPDATE on the term table. As its owner, run "
-            "pgleaderlock schema apply --grant-to this user"
+            f"this user may not use {words.call} of {lock}: it needs SELECT and UPDATE on the {words.table}. As its "
+            "owner, run pgleaderlock schema apply --grant-to this user"
         ) from error
     if error.sqlstate in _NO_SUCH_TABLE:
         raise LockError(
-            f"the term table of {lock} is not in the database of this connection: fence() needs the database that "
-            "the lock is in"
+            f"the {words.table} of {lock} is not in the database of this connection: {words.call} needs the database "
+            "that the lock is in"
         ) from error
     raise error

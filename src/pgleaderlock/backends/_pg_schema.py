@@ -13,8 +13,8 @@ __all__ = ["make_tables"]
 _GRANT = (
     "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
     "GRANT SELECT, INSERT, UPDATE ON {schema}.terms, {schema}.leases TO {grantee}; "
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.nodes, {schema}.candidates, {schema}.leaders, {schema}.history "
-    "TO {grantee}"
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.nodes, {schema}.candidates, {schema}.leaders, {schema}.history, "
+    "{schema}.tick_jobs, {schema}.ticks TO {grantee}"
 )
 
 

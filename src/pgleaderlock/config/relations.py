@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgleaderlock.config.durations import show_duration
+from pgleaderlock._durations import show_duration
 from pgleaderlock.config.lines import KeyPath
 from pgleaderlock.config.values import is_rows
 

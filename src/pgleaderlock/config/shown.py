@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pgleaderlock.config.durations import show_duration
+from pgleaderlock._durations import show_duration
 from pgleaderlock.config.model import Config, RoleConfig
 from pgleaderlock.config.settings import SETTINGS, Setting
 from pgleaderlock.config.sources import Loaded

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, SecretStr
 
 from pgleaderlock import backends
+from pgleaderlock._durations import parse_duration, show_duration
 from pgleaderlock.alerts.rules import check_prefix
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import check_schema
-from pgleaderlock.config.durations import parse_duration, show_duration
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.keys import LockKey
 

@@ -1,7 +1,8 @@
 """Durations as people write them, ``"500ms"``, ``"5s"``, ``"1m30s"``, and as the library counts them, in seconds.
 
-Each unit may appear once, from the largest to the smallest. A number without a unit counts seconds, as in Python.
-Texts and seconds are exact images of each other: what is shown can be pasted into the file.
+Each unit may appear once, from the largest to the smallest; blanks between them may help to read it (``"1h 30m"``). A
+number without a unit counts seconds, as in Python. Texts and seconds are exact images of each other: what is shown
+can be pasted into the file.
 """
 
 import math
@@ -16,6 +17,7 @@ _UNITS = {"h": Fraction(3600), "m": Fraction(60), "s": Fraction(1), "ms": Fracti
 _FIGURE = r"(\d{1,10}(?:\.\d{1,20})?)"
 _WRITTEN = re.compile("(?=.)" + "".join(f"(?:{_FIGURE}{unit})?" for unit in _UNITS), re.ASCII)
 _PLAIN = re.compile(_FIGURE, re.ASCII)
+_BETWEEN = re.compile(r"(?<=[hms]) +(?=\d)", re.ASCII)
 _SHORTEST_S = 0.001  # PostgreSQL counts milliseconds, and nobody waits for less
 _LONGEST_S = 100 * 366 * 24 * 3600.0
 _FORMS = 'must be a duration such as "500ms", "5s" or "1m30s", or a number of seconds'
@@ -43,7 +45,7 @@ def _seconds(written: Any) -> float:
 def _sum_of_units(text: str) -> Fraction:
     if plain := _PLAIN.fullmatch(text):
         return Fraction(plain[1])
-    match = _WRITTEN.fullmatch(text)
+    match = _WRITTEN.fullmatch(_BETWEEN.sub("", text))
     if match is None:
         raise ValueError(_FORMS)
     figures = zip(match.groups(), _UNITS.values(), strict=True)
