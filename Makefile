@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec test-k8s test-nfs test-pg-matrix bench docs lock clean
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ torture-nfs: setup ## The same for locks in a shared folder, on a local disk: 50
 
 torture-exec: setup ## The same for commands under exec that will not end (ARGS="--rounds 10")
 	$(RUN) python -m tests.exec_torture $(ARGS)
+
+torture-ticks: setup ## Kill leaders with scheduled work, and audit the tick ledger (ARGS="--kills 100")
+	$(RUN) python -m tests.ticks_torture $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \

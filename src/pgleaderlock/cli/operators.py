@@ -19,9 +19,10 @@ from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import dsn_option, seconds_option
-from pgleaderlock.cli.place import Place, find_place
+from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
+from pgleaderlock.keys import LockKey
 
 __all__ = ["COMMANDS", "show_all_roles"]
 
@@ -142,6 +143,59 @@ def _only_role(place: Place) -> str:
     if place.roles is None or len(place.roles) != 1:
         raise click.UsageError("say whose leader: --role, or --lock.")
     return place.roles[0]
+
+
+@click.command("ticks", epilog=exit_codes.EXIT_CODES_HELP)
+@_registry_options
+@click.option("--job", metavar="NAME", help="Only this job.")
+@_role_options
+@_since_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Only the newest so many.",
+)
+def ticks(
+    *,
+    dsn: str | None,
+    url: str | None,
+    schema: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    job: str | None,
+    role: str | None,
+    lock: str | None,
+    since: Since,
+    limit: int,
+) -> None:
+    """Show the runs of scheduled jobs, the oldest first: which slot, by whom, and what became of it.
+
+    Times are by the database's clock, in UTC.
+    """
+    from pgleaderlock.cli.ticks import show_ticks  # noqa: PLC0415 - its tables take a while to import
+
+    show_logs("ERROR")
+    key = _key_of(role, lock, config_file)
+    place = find_place(dsn, url, schema, config_file)
+    with open_database(place.dsn) as database:
+        asyncio.run(
+            show_ticks(database.dsn, place.schema, job=job, lock=key, since=since, limit=limit, as_json=as_json)
+        )
+
+
+def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> LockKey | None:
+    """Return the lock that is meant, by its role or as it is printed; None if none is."""
+    if role is not None and lock is not None:
+        raise click.UsageError("--role and --lock name the lock twice: give one of them.")
+    try:
+        if role is not None:
+            return key_in(config_in_force(config_file), role) or LockKey.named(role)
+        return None if lock is None else LockKey.parse(lock)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @click.command("step-down", epilog=exit_codes.EXIT_CODES_HELP)
@@ -277,4 +331,4 @@ def dashboard(
         asyncio.run(command.serve(command.registry_source(database.dsn, place, window_s), serving))
 
 
-COMMANDS = (history, step_down, watch, audit, dashboard)
+COMMANDS = (history, ticks, step_down, watch, audit, dashboard)

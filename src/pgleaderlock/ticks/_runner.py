@@ -118,6 +118,8 @@ class JobRunner:
 
     async def _run(self, term: Term, run: Run) -> None:
         """Run one slot, and write down how that ended."""
+        if term.time_left_s <= 0:
+            return  # this process stood still since it asked for the slot: by now it may be a successor's
         self._begun = run
         error = await self._call(term, run)
         if isinstance(error, LeadershipLost) and term.is_ending:

@@ -1,0 +1,90 @@
+"""``pgleaderlock ticks``: which slots of scheduled jobs were claimed, and what became of them, the oldest first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.roles import print_record, unreachable
+from pgleaderlock.cli.tables import console_for, fitting_table
+from pgleaderlock.cli.times import Since, duration, iso
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.ticks.reading import RecordedTick, open_ledger
+
+__all__ = ["show_ticks"]
+
+_HEADINGS = ("Slot (UTC)", "Job", "State", "Attempt", "Late", "Took", "Token", "Holder", "Detail")
+_STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "yellow"}
+
+
+async def show_ticks(
+    dsn: str, schema: str, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
+) -> None:
+    """Print the newest of one job or of all."""
+    named = None if lock is None else str(lock)
+    try:
+        async with open_ledger(dsn, schema) as ledger:
+            since_at = since.resolve(await ledger.now())
+            ticks = await ledger.ticks(job=job, lock=named, since=since_at, limit=limit + 1)
+    except ConnectionError as error:
+        raise unreachable(error) from error
+    is_cut, ticks = len(ticks) > limit, ticks[-limit:]
+    if as_json:
+        for tick in ticks:
+            print_record(_fields(tick))
+    elif ticks:
+        console = console_for()
+        console.print(_table(ticks, console.width))
+    if is_cut:
+        click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
+    if not ticks:
+        click.echo(f"The ledger has nothing{f' since {iso(since_at)}' if since_at else ''}.", err=True)
+
+
+def _fields(tick: RecordedTick) -> dict[str, Any]:
+    return {
+        "job": tick.job,
+        "schedule": tick.schedule,
+        "role": tick.role,
+        "lock": tick.lock,
+        "slot": iso(tick.slot),
+        "attempt": tick.attempt,
+        "state": tick.state,
+        "token": tick.token,
+        "holder": tick.holder,
+        "claimed_at": iso(tick.claimed_at),
+        "ended_at": iso(tick.ended_at),
+        "late_s": round(tick.late_s, 3),
+        "took_s": None if tick.took_s is None else round(tick.took_s, 3),
+        "skipped_from": iso(tick.skipped_from),
+        "detail": tick.detail,
+    }
+
+
+def _table(ticks: Sequence[RecordedTick], width: int) -> Table:
+    rows = [
+        [
+            Text((iso(tick.slot) or "").replace("T", " ").removesuffix("Z")),
+            Text(visible(tick.job)),
+            Text(visible(tick.state), style=_STYLES.get(tick.state, "")),
+            Text(str(tick.attempt)),
+            Text(duration(max(0.0, tick.late_s))),
+            Text("" if tick.took_s is None else duration(tick.took_s)),
+            Text(str(tick.token)),
+            Text(visible(tick.holder)),
+            Text(visible(_detail(tick))),
+        ]
+        for tick in ticks
+    ]
+    least_first = ("Token", "Holder", "Attempt", "Detail")
+    return fitting_table(_HEADINGS, rows, width, prose=("Holder", "Detail"), least_first=least_first)
+
+
+def _detail(tick: RecordedTick) -> str:
+    if tick.skipped_from is not None:
+        return f"and all before it, back to {iso(tick.skipped_from)}"
+    return tick.detail or ""
