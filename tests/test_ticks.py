@@ -479,6 +479,18 @@ async def test_claims_and_take_overs_come_one_after_the_other(postgres: Postgres
                 await claiming
 
 
+async def test_what_was_claimed_while_a_take_over_waited_is_found_by_it(postgres: Postgres, key: LockKey):
+    async with opened(postgres.dsn, key) as book, await psycopg.AsyncConnection.connect(postgres.dsn) as stale:
+        slot = await book.begin(1)
+        plan = {"through": slot, "run": slot, "skipped": [], "skipped_from": None}
+        await stale.execute(book.ledger._sql["record"].encode(), {**book.ledger._of_job("job", 1), **plan})
+        taking = asyncio.create_task(book.take_over(2))
+        await asyncio.sleep(0.2)
+        assert not taking.done()
+        await stale.commit()
+        assert (await taking).killed == ((Run(slot, 1, 1), False),)
+
+
 async def test_a_job_whose_row_is_gone_is_refused_until_it_is_taken_over_again(postgres: Postgres, key: LockKey):
     async with opened(postgres.dsn, key) as book:
         slot = await book.begin(1)
@@ -704,6 +716,69 @@ async def test_a_claim_whose_answer_was_lost_is_run_once(
         await ticks.until(2)
     assert ticks.seen[0].slot == lost[0].run
     assert (await states(postgres.dsn, key))[:2] == ["done", "done"]
+
+
+async def test_a_run_is_not_begun_again_in_its_term_because_of_a_bug_of_ours(
+    postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    """The work is restarted then, finds the slot running in its own term, and leaves it to the next one."""
+    finish = Ledger.finish
+    failures = 0
+
+    async def fail_once(self: Ledger, *arguments: Any) -> Any:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise RuntimeError("a bug")
+        return await finish(self, *arguments)
+
+    monkeypatch.setattr(Ledger, "finish", fail_once)
+    ticks = Ticks()
+    async with leading(postgres.dsn, key) as lock:
+        lock.every("200ms", ticks, name="job")
+        await lead(lock)
+        await ticks.until(2)
+    slots = [tick.slot for tick in ticks.seen]
+    assert len(set(slots)) == len(slots)
+    assert (await states(postgres.dsn, key))[0] == "running"
+
+
+async def test_a_process_that_stood_still_after_its_claim_does_not_begin(
+    postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    """By its own clock, at once: nobody had the time to tell it that its term is over."""
+    jumped_s = 0.0
+    record = Ledger.record
+
+    async def stand_still(self: Ledger, *arguments: Any) -> Answer:
+        nonlocal jumped_s
+        answer = await record(self, *arguments)
+        if answer.is_ours and not jumped_s:
+            jumped_s = 10.0
+        return answer
+
+    monkeypatch.setattr(Ledger, "record", stand_still)
+    ticks = Ticks()
+    async with leading(postgres.dsn, key, clock=lambda: time.monotonic() + jumped_s) as lock:
+        lock.every("100ms", ticks, name="job")
+        token = await lead(lock)
+        await ticks.until(1)
+    assert all(tick.token > token for tick in ticks.seen)
+    assert (await rows(postgres.dsn, key))[0][2:4] == ("killed", token)
+
+
+async def test_a_run_that_ends_after_a_successor_has_found_it_is_told(
+    postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
+):
+    async with leading(postgres.dsn, key) as lock:
+
+        @lock.every("50ms", name="job")
+        async def work() -> None:
+            await query(postgres.dsn, "UPDATE pgleaderlock.ticks SET state = 'killed' WHERE lock = %s", str(key))
+
+        await lead(lock)
+        await until(lambda: "tick_superseded" in caplog.text, timeout_s=10)
+    assert "recorded=killed" in caplog.text
 
 
 async def test_a_leader_that_the_ledger_refuses_takes_the_job_over_again(
