@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
-from pgleaderlock import LockError, LockKey, LockState, Term, open_backend
+from pgleaderlock import LockError, LockKey, LockState, Term, Tick, open_backend
 from pgleaderlock.sync import Election, LeaderLock
 from tests.conftest import Postgres
+from tests.test_registry import drop
 
 PATIENCE_S = 20
 
@@ -121,3 +122,33 @@ def test_coroutine_functions_are_refused():
         lock.while_leader(work)
     with pytest.raises(TypeError, match="plain function"):
         lock.run_while_leader(work)
+
+
+def test_scheduled_work_runs_in_threads_and_may_ask_for_its_own_end(postgres: Postgres, key: LockKey):
+    schema = f"sync_ticks_{key.numbers[0]}_{key.numbers[1]}"
+    lock = LeaderLock(postgres.dsn, key=key, settle_s=0, term_table=True, schema=schema)
+    ticked, cronned = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    @lock.every("100ms", name="quick")
+    def quick(tick: Tick) -> None:
+        threads.append(threading.current_thread())
+        assert lock.is_in_gated_work
+        if not ticked.is_set():
+            ticked.set()
+            lock.shutdown()
+
+    @lock.cron("* * * * *", name="minutely")
+    def minutely() -> None:
+        cronned.set()
+
+    async def never() -> None: ...
+
+    with pytest.raises(TypeError, match="plain function"):
+        lock.every("5m", never)
+    try:
+        with lock:
+            assert ticked.wait(PATIENCE_S)
+        assert threads[0] is not threading.main_thread()
+    finally:
+        drop(postgres.dsn, schema)

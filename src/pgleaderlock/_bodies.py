@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -34,7 +35,7 @@ AfterWork = Literal["restart", "step_down", "stop"]
 
 _STEADY_S = 60.0  # work that ran for so long begins anew without the pauses of its earlier failures
 _PAUSES = ExponentialBackoff(base_s=1.0, max_s=30.0)
-_thread = threading.local()  # whose work a thread does
+_whose: ContextVar["Stint | None"] = ContextVar("pgleaderlock_stint", default=None)  # its threads and tasks inherit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Stint:
     @property
     def is_here(self) -> bool:
         """Whether the caller is this very work, where waiting for its end would be waiting for itself."""
-        return getattr(_thread, "stint", None) is self or (is_on_a_loop() and asyncio.current_task() is self._task)
+        return _whose.get() is self
 
     def over_here(self) -> asyncio.Future[Any] | None:
         """Return what is done when this is over, on the loop of the caller; None if it is."""
@@ -162,6 +163,7 @@ class Stint:
             self.over.set_result(None)
 
     async def _live(self) -> None:
+        _whose.set(self)
         if self._before is not None:
             self._body.host.logger.warning("work_still_running", work=self.name)
             await asyncio.wait({self._before})
@@ -226,7 +228,6 @@ class Stint:
         return thread.result()
 
     def _call_here(self) -> object:
-        _thread.stint = self
         try:
             return self._body.call(self._term)
         finally:

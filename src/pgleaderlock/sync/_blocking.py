@@ -21,7 +21,7 @@ from pgleaderlock.sync._callback_thread import CallbackThread
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
 from pgleaderlock.term import Term
 
-__all__ = ["BlockingElection"]
+__all__ = ["BlockingElection", "refuse_coroutines"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Election)
@@ -119,7 +119,7 @@ class BlockingElection(Generic[A]):
         """
 
         def register(work: W) -> W:
-            _refuse_coroutines("gated work", work)
+            refuse_coroutines("gated work", work)
             self._on_the_loop(self._engine.while_leader(name=name, on_return=on_return, on_failure=on_failure), work)
             return work
 
@@ -138,7 +138,7 @@ class BlockingElection(Generic[A]):
         Starts the election unless it runs, and then also shuts it down when the caller is interrupted (Ctrl-C). What
         the work returned is returned; what it raised is raised, if that is why the election stopped (``stop``).
         """
-        _refuse_coroutines("gated work", fn)
+        refuse_coroutines("gated work", fn)
         if self._callbacks.is_here or self.is_in_gated_work:
             raise LockError("run_while_leader() in a callback or in gated work would wait for itself")
 
@@ -267,7 +267,7 @@ class BlockingElection(Generic[A]):
     def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
         self._check_process()
         check_callable(what, fn)
-        _refuse_coroutines(what, fn)
+        refuse_coroutines(what, fn)
 
         async def on_own_thread(*arguments: Any) -> None:
             await self._callbacks.run(functools.partial(fn, *arguments))
@@ -364,7 +364,8 @@ class BlockingElection(Generic[A]):
         return f"<pgleaderlock.sync.{type(self).__name__} {self._labels_text()} {self.state.value}>"
 
 
-def _refuse_coroutines(what: str, fn: Callable[..., Any]) -> None:
+def refuse_coroutines(what: str, fn: Callable[..., Any]) -> None:
+    """A coroutine function has no event loop here to run on."""
     if is_async(fn):
         raise TypeError(f"{what} of pgleaderlock.sync must be a plain function, not a coroutine function")
 

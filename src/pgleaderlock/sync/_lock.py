@@ -1,15 +1,19 @@
 """``sync.LeaderLock``: the blocking election on a PostgreSQL advisory lock."""
 
-from typing import Any, Literal, Unpack
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from pgleaderlock.backends._fence import Connection
 from pgleaderlock.backends.postgres import ConnectFn
 from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
-from pgleaderlock.sync._blocking import BlockingElection
+from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
 from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
+from pgleaderlock.ticks.scheduled import JobOptions
 
 __all__ = ["LeaderLock", "LockSettings"]
+
+W = TypeVar("W", bound=Callable[..., Any])
 
 
 class LockSettings(ElectionSettings, total=False):
@@ -58,6 +62,39 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
     def key(self) -> LockKey:
         """Which lock this is about."""
         return self._engine.key
+
+    @overload
+    def every(self, interval: str | float, fn: W, **options: Unpack[JobOptions]) -> W: ...
+    @overload
+    def every(self, interval: str | float, **options: Unpack[JobOptions]) -> Callable[[W], W]: ...
+    def every(self, interval: str | float, fn: W | None = None, **options: Unpack[JobOptions]) -> W | Callable[[W], W]:
+        """Run ``fn(tick)``, or ``fn()``, in a thread at every multiple of the interval, in whichever process leads.
+
+        Each slot is claimed in a ledger before it is run, by one term only: a failover runs none twice, and forgets
+        none. :meth:`pgleaderlock.LeaderLock.every` says more. Needs ``term_table=True``.
+        """
+        return self._schedule(self._engine.every(interval, **options), fn)
+
+    @overload
+    def cron(self, expression: str, fn: W, *, tz: str = "UTC", **options: Unpack[JobOptions]) -> W: ...
+    @overload
+    def cron(self, expression: str, *, tz: str = "UTC", **options: Unpack[JobOptions]) -> Callable[[W], W]: ...
+    def cron(
+        self, expression: str, fn: W | None = None, *, tz: str = "UTC", **options: Unpack[JobOptions]
+    ) -> W | Callable[[W], W]:
+        """Run ``fn(tick)``, or ``fn()``, at the times of a cron expression in a time zone; otherwise as :meth:`every`.
+
+        Needs the extra ``cron``.
+        """
+        return self._schedule(self._engine.cron(expression, tz=tz, **options), fn)
+
+    def _schedule(self, schedule: Callable[[W], W], fn: W | None) -> W | Callable[[W], W]:
+        def register(work: W) -> W:
+            refuse_coroutines("a job", work)
+            self._on_the_loop(schedule, work)
+            return work
+
+        return register if fn is None else register(fn)
 
     def fence(self, connection: Connection[Any]) -> None:
         """Make the transaction of this psycopg connection fail unless we are still the newest leader.
