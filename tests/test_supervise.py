@@ -8,6 +8,7 @@ import pty
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,11 +151,13 @@ async def test_with_once_a_loss_is_the_end():
     assert await running == Ending(How.LOST)
 
 
-async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again():
+async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_path: Path):
     """It does not hear of the signal, and is killed by the loss: what was asked for has happened."""
-    stage = Stage("import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP, kill_after_s=0.1)
+    is_deaf = tmp_path / "is deaf"
+    program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
+    stage = Stage(program, kill_after_s=0.1)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    await until(is_deaf.exists)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: stage.supervisor._asked_to_end)
     assert stage.backend.loss is not None
