@@ -17,6 +17,7 @@ from pgleaderlock.errors import (
     LockError,
     MissingExtra,
     PgLeaderLockError,
+    ServiceFailed,
     ShutdownError,
     WorkOverrun,
 )
@@ -36,6 +37,7 @@ from pgleaderlock.models import (
     StateChangeCallback,
 )
 from pgleaderlock.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryStrategy
+from pgleaderlock.services import LeaderServices
 from pgleaderlock.term import Term
 from pgleaderlock.ticks import Tick
 
@@ -58,6 +60,7 @@ __all__ = [
     "LeaderElectionService",
     "LeaderGroup",
     "LeaderLock",
+    "LeaderServices",
     "LeadershipLost",
     "Listener",
     "LockError",
@@ -68,6 +71,7 @@ __all__ = [
     "PgLeaderLockError",
     "RetryContext",
     "RetryStrategy",
+    "ServiceFailed",
     "ShutdownError",
     "StateChangeCallback",
     "Term",

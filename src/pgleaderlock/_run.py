@@ -81,12 +81,14 @@ class Run:
         self.later: set[asyncio.Task[None]] = set()
         """What callbacks asked for and could not wait for; kept, because asyncio does not."""
         self.stop_asked = False
+        self.is_leaving = False
+        """Whether its end is only a matter of time: work is finished first, and then it is asked to stop."""
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
 
     def ask_to_stop(self) -> None:
         """Ask for the end of this run."""
-        self.stop_asked = True
+        self.stop_asked = self.is_leaving = True
         self.inbox.put(Input.STOP_REQUESTED)
 
     def end_term(self) -> None:

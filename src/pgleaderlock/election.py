@@ -155,6 +155,12 @@ class Election(Gated):
         """Return the store's descriptors of which a copy elsewhere outlasts us, as :meth:`Backend.lifeline` has it."""
         return self._backend.lifeline()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its end was asked for, and it is on its way there. A step-down is none, nor is a loss."""
+        run = self._running
+        return run is not None and run.is_leaving
+
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -177,6 +183,7 @@ class Election(Gated):
         run = self._run_here()
         if run is None:
             return
+        run.is_leaving = True
         if self._is_inside(run):
             self._ask_once_drained(run, run.ask_to_stop)
             return
@@ -334,6 +341,7 @@ class Election(Gated):
     def _leave_for_work(self, how: AfterWork) -> None:
         run = self._running
         if run is not None:
+            run.is_leaving = run.is_leaving or how == "stop"
             leave = run.ask_to_stop if how == "stop" else partial(self._ask_to_release, run, run.yielded)
             self._ask_once_drained(run, leave)
 
@@ -733,6 +741,7 @@ def _loss_cause(fact: Fact) -> LossCause:
 
 async def _relay(event: asyncio.Event, run: Run, drain: Callable[[Run, None], Awaitable[None]]) -> None:
     await event.wait()
+    run.is_leaving = True
     await drain(run, None)
     run.ask_to_stop()
 

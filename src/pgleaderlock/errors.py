@@ -7,6 +7,7 @@
     ├── LockError            the store answered, and the answer is an error: acquire, release or retry failed
     │   └── LeadershipLost   the store said for certain that the lock is no longer ours
     ├── WorkOverrun          gated work still ran when leadership could no longer be trusted
+    ├── ServiceFailed        a service could not be started or stopped, or not in time
     ├── ShutdownError        shutdown() ran out of time and ended the session by force
     ├── MissingExtra         a backend needs a package that is not installed
     ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
@@ -29,6 +30,7 @@ __all__ = [
     "LockError",
     "MissingExtra",
     "PgLeaderLockError",
+    "ServiceFailed",
     "ShutdownError",
     "WorkOverrun",
 ]
@@ -68,6 +70,14 @@ class WorkOverrun(PgLeaderLockError):  # noqa: N818 - named after what happened
     def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.names = names
+
+
+class ServiceFailed(PgLeaderLockError):  # noqa: N818 - named after what happened
+    """A service could not be started or stopped, or not in time. ``name`` says which; its own error is the cause."""
+
+    def __init__(self, message: str = "", *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class MissingExtra(PgLeaderLockError, ImportError):  # noqa: N818 - named after what is missing

@@ -50,6 +50,11 @@ class Gate:
         """What may still run, of this term and of earlier ones."""
 
     @property
+    def host(self) -> Host:
+        """The election that all of it belongs to."""
+        return self._host
+
+    @property
     def term(self) -> Term | None:
         """The term that is open, if one is."""
         return self._term

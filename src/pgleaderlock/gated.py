@@ -13,7 +13,7 @@ from pgleaderlock.callbacks import Callbacks
 from pgleaderlock.gate import Gate
 from pgleaderlock.term import Term
 
-__all__ = ["Gated"]
+__all__ = ["Gated", "gate_of"]
 
 W = TypeVar("W", bound=Work)
 
@@ -122,3 +122,8 @@ class Gated(Callbacks):
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Stop."""
         raise NotImplementedError
+
+
+def gate_of(election: Gated) -> Gate:
+    """Return the gate of an election, for whatever of this library runs more than a function under it."""
+    return election._gate  # noqa: SLF001 - of its own class

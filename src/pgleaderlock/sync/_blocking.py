@@ -79,6 +79,11 @@ class BlockingElection(Generic[A]):
         return self._engine.time_left_s
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether its end was asked for, and it is on its way there. A step-down is none, nor is a loss."""
+        return not self._is_forked and self._engine.is_stopping
+
+    @property
     def term(self) -> Term | None:
         """The term that this process leads in. None when not leading."""
         return None if self._is_forked else self._engine.term
