@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,12 @@ torture-exec: setup ## The same for commands under exec that will not end (ARGS=
 
 torture-ticks: setup ## Kill leaders with scheduled work, and audit the tick ledger (ARGS="--kills 100")
 	$(RUN) python -m tests.ticks_torture $(ARGS)
+
+torture-uvicorn: setup ## Kill four uvicorn workers in turn under load, and look for a job that runs twice (ARGS="--seconds 30")
+	$(RUN) python -m tests.uvicorn_torture $(ARGS)
+
+torture-beat: setup ## Kill one of two Celery beats under exec again and again, and count ticks (ARGS="--seconds 60"; redis-server)
+	$(RUN) python -m tests.beat_torture $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \

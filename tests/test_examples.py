@@ -44,6 +44,33 @@ def test_the_worker_ticks_in_one_process_and_goes_on_in_another_when_that_one_is
             assert second.wait() == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("asyncio_signals.py", "piece in process"), ("apscheduler_jobs.py", "job in process")],
+)
+def test_work_runs_in_one_process_until_a_signal_hands_it_over(postgres: Postgres, name: str, line: str):
+    with example(name, PG_DSN=postgres.dsn) as first:
+        first.wait_for(f"{line} {first.pid}", 30)
+        with example(name, PG_DSN=postgres.dsn) as second:
+            second.wait_for("taking part")
+            first.signal(signal.SIGTERM)
+            first.wait_for("stopped")
+            assert first.wait() == 0
+            assert ("finished what it was at" in first.lines) == (name == "asyncio_signals.py")
+            second.wait_for(f"{line} {second.pid}")
+            second.signal(signal.SIGTERM)
+            assert second.wait() == 0
+
+
+def test_the_beat_in_code_sends_from_one_process(postgres: Postgres, tmp_path: Path):
+    settings = {"PG_DSN": postgres.dsn, "BROKER": "memory://", "SCHEDULE_FILE": str(tmp_path / "schedule")}
+    with example("celery_app.py", **settings) as process:
+        process.wait_for(f"process {process.pid} sends celery_app.tick", 30)
+        process.signal(signal.SIGTERM)
+        process.wait_for("stopped")
+        assert process.wait() == 0
+
+
 @pytest.fixture
 def state_folder() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pgll-state-") as folder:
@@ -63,8 +90,10 @@ def test_without_a_database_of_ones_own_there_is_an_embedded_one(state_folder: s
     assert not (folder / "data" / "postmaster.pid").exists()
 
 
-def test_every_example_is_run_here():
-    this = Path(__file__).read_text(encoding="utf-8")
+def test_every_example_is_run_here_or_by_the_test_of_its_framework():
+    here = Path(__file__).parent
+    this = "".join((here / name).read_text(encoding="utf-8") for name in ("test_examples.py", "uvicorn_torture.py"))
+    this = this.replace("fastapi_app:app", '"fastapi_app.py"')
     assert all(f'"{path.name}"' in this for path in EXAMPLES.glob("*.py"))
 
 

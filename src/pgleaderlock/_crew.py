@@ -22,7 +22,7 @@ from pgleaderlock._bodies import is_async
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ServiceFailed
 
-__all__ = ["Crew", "Keeper", "Report", "Service", "Span"]
+__all__ = ["Crew", "Keeper", "Report", "Service", "Span", "Step", "to_the_end"]
 
 Step = Callable[[], Any]
 """``start()`` or ``stop()``; ``async``, or plain and then run in a thread."""
@@ -174,7 +174,7 @@ class Keeper:
         finally:
             crew.settle(self)  # whatever came of it
             try:
-                await _to_the_end(self._see_stop(crew, starting))
+                await to_the_end(self._see_stop(crew, starting))
             finally:
                 over.set_result(None)
 
@@ -249,7 +249,7 @@ async def _call(step: Step, name: str) -> None:
         await answer
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Await this whatever happens: it is bounded by its own means. A cancellation is heard afterwards."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
