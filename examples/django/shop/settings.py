@@ -1,0 +1,9 @@
+"""Settings, as few as Django needs."""
+
+import os
+
+SECRET_KEY = "only an example"  # noqa: S105 - it protects nothing
+USE_TZ = True
+INSTALLED_APPS = ["pgleaderlock.integrations.django", "shop"]
+DATABASES: dict[str, dict[str, object]] = {}
+PGLEADERLOCK = {"role": "examples/django", "dsn": os.environ.get("PG_DSN", "")}

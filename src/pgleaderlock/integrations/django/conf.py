@@ -1,0 +1,61 @@
+"""What the settings of a Django project say of the lock: its role, and where it is kept.
+
+``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ...}``, all of it optional. ``dsn`` is libpq's, and wins;
+``database`` is an alias in ``DATABASES``, ``"default"`` by default.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from psycopg import ProgrammingError
+from psycopg.conninfo import make_conninfo
+
+__all__ = ["find_dsn", "find_role"]
+
+_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+_KEYS = frozenset({"role", "dsn", "database"})
+
+
+def find_role() -> str | None:
+    """Return the role that the settings name, if they do."""
+    role: str | None = _ours().get("role")
+    return role
+
+
+def find_dsn(database: str | None = None) -> str:
+    """Return where the lock is kept. It may hold a password: not for output, nor for a command line."""
+    ours = _ours()
+    if database is None and ours.get("dsn"):
+        return str(ours["dsn"])
+    alias = database or ours.get("database") or "default"
+    try:
+        chosen = settings.DATABASES[alias]
+    except KeyError:
+        raise ImproperlyConfigured(f"there is no database {alias!r} in DATABASES to keep the lock in") from None
+    if "postg" not in chosen.get("ENGINE", ""):
+        raise ImproperlyConfigured(
+            f"the database {alias!r} is no PostgreSQL: name another with --database, or set PGLEADERLOCK['dsn']"
+        )
+    return _dsn_of(chosen)
+
+
+def _ours() -> Mapping[str, Any]:
+    ours = getattr(settings, "PGLEADERLOCK", {})
+    unknown = sorted(set(ours) - _KEYS)
+    if unknown:
+        raise ImproperlyConfigured(f"PGLEADERLOCK has no {', '.join(unknown)}; there are {', '.join(sorted(_KEYS))}")
+    return dict(ours)
+
+
+def _dsn_of(chosen: Mapping[str, Any]) -> str:
+    words = {theirs: chosen[name] for name, theirs in _NAMES.items() if chosen.get(name)}
+    # OPTIONS mixes libpq's with Django's own, such as "pool": whatever libpq does not know is not for us.
+    for name, value in (chosen.get("OPTIONS") or {}).items():
+        try:
+            make_conninfo(**{name: value})
+        except (ProgrammingError, TypeError):
+            continue
+        words[name] = value
+    return make_conninfo(**words)

@@ -1,0 +1,123 @@
+"""Django, the real one: what leader_exec refuses at once, what it becomes, and a project that runs it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import django
+import psycopg
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from pgleaderlock.integrations.django.conf import find_dsn
+
+PROJECT = Path(__file__).parent.parent / "examples" / "django"
+POSTGRESQL = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": "shop",
+    "USER": "app",
+    "PASSWORD": "it's secret",
+    "HOST": "db",
+    "PORT": 5433,
+    "OPTIONS": {"sslmode": "require", "pool": True, "isolation_level": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT))
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    if not settings.configured:
+        django.setup()  # type: ignore[attr-defined] # our own package of that name confuses mypy
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the process would have become."""
+    seen: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: seen.extend(arguments))
+    return seen
+
+
+def exec_of(became: list[Any], *words: str, **changes: Any) -> list[str]:
+    with override_settings(PGLEADERLOCK={"role": "shop", "dsn": "host=db password=secret", **changes}):
+        call_command("leader_exec", *words)
+    arguments: list[str] = became[1]
+    return arguments
+
+
+def test_it_becomes_exec_around_the_command_and_no_password_is_on_the_command_line(became: list[Any]):
+    options = ["--lease", "5", "--wait", "0", "--once", "--restart"]
+    arguments = exec_of(became, *options, "--", "run_scheduler", "--every", "5m")
+    assert arguments[:6] == [sys.executable, "-m", "pgleaderlock.cli", "exec", "--role", "shop"]
+    assert arguments[6:13] == [*options, "--"]
+    assert arguments[-3:] == ["run_scheduler", "--every", "5m"]
+    assert "secret" not in " ".join(arguments)
+    assert became[2]["PG_DSN"] == "host=db password=secret"
+
+
+def test_a_role_on_the_command_line_wins(became: list[Any]):
+    assert exec_of(became, "--role", "other", "run_scheduler")[5] == "other"
+
+
+def test_a_function_is_run_by_this_command_once_more(became: list[Any]):
+    arguments = exec_of(became, "--call", "shop.jobs:nightly")
+    assert arguments[-3:] == ["leader_exec", "--call-now", "shop.jobs:nightly"]
+
+
+def test_and_then_it_is_called(capfd: pytest.CaptureFixture[str]):
+    call_command("leader_exec", "--call-now", "shop.jobs:nightly")
+    assert f"nightly job in process {os.getpid()}" in capfd.readouterr().out
+
+
+def test_without_a_manage_py_it_is_django_s_own(became: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["django-admin-of-nowhere"])
+    assert exec_of(became, "run_scheduler")[-3:] == ["-m", "django", "run_scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "text"),
+    [
+        (["--", "run_schedular"], {}, "did you mean run_scheduler"),
+        (["--", "xyzzy"], {}, "no management command 'xyzzy'"),
+        ([], {}, "which command"),
+        (["run_scheduler"], {"role": None}, "which lock"),
+        (["run_scheduler"], {"rolle": "x"}, "has no rolle"),
+        (["--call", "shop.jobs.yearly"], {}, "yearly"),
+        (["--call", "shop.jobs.os"], {}, "no function"),
+        (["--call", "shop.jobs.nightly", "run_scheduler"], {}, "not both"),
+        (["--database", "other", "run_scheduler"], {}, "no database 'other'"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anybody_waits(became: list[Any], words, changes, text: str):
+    with pytest.raises(CommandError, match=text):
+        exec_of(became, *words, **changes)
+    assert became == []
+
+
+def test_without_the_command_line_it_says_what_to_install(became: list[Any], monkeypatch: pytest.MonkeyPatch):
+    from pgleaderlock.integrations.django.management.commands import leader_exec
+
+    monkeypatch.setattr(leader_exec, "find_spec", lambda _: None)
+    with pytest.raises(CommandError, match=r"pgleaderlock\[django,cli\]"):
+        exec_of(became, "run_scheduler")
+
+
+def test_the_lock_is_kept_in_the_project_s_database_unless_it_says_otherwise(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(settings, "DATABASES", {"default": POSTGRESQL, "locks": {**POSTGRESQL, "NAME": "locks"}})
+    with override_settings(PGLEADERLOCK={}):
+        found = psycopg.conninfo.conninfo_to_dict(find_dsn())
+    assert found == {
+        "dbname": "shop", "user": "app", "password": "it's secret", "host": "db", "port": "5433", "sslmode": "require",
+    }  # fmt: skip
+    with override_settings(PGLEADERLOCK={"database": "locks"}):
+        assert "dbname=locks" in find_dsn()
+
+
+def test_another_database_is_refused(became: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(settings, "DATABASES", {"default": {"ENGINE": "django.db.backends.sqlite3"}})
+    with pytest.raises(CommandError, match="no PostgreSQL"):
+        exec_of(became, "run_scheduler", dsn="")
