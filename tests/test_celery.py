@@ -11,6 +11,7 @@ from celery import Celery, signals
 from pgleaderlock import ConnectionError, FixedInterval, Grant, LeadershipLost, LockState
 from pgleaderlock.integrations import celery as ours
 from pgleaderlock.integrations.celery import gate_beat
+from tests.beat_torture import Verdict, judge
 from tests.doubles import ScriptedBackend, make_election, until
 
 EVERY_S = 0.05
@@ -87,3 +88,17 @@ async def test_the_schedule_is_kept_now_and_then(app: Celery, sent: list[str], t
     async with election:
         await until(lambda: len(sent) >= 3)
     assert ours.__all__ == ["gate_beat"]
+
+
+def test_the_count_of_the_torture_sees_two_beats_and_every_tick():
+    """Slots of five seconds from 50 on: on time, missing, late, twice, and one from before that does not count."""
+    times = [49.0, 50.1, 61.0, 65.1, 66.0]
+    lines = [f"{at} {7 + (at > 65)} sent {at}" for at in times] + ["65.5 7 beat 0.0"]
+    verdict = Verdict(failovers=3, in_broker=5)
+    judge(lines, verdict, 10, 14)
+    assert (verdict.slots, verdict.on_time, verdict.missing, verdict.late, verdict.twice) == (4, 2, 1, 1, 1)
+    assert len(verdict.overlaps) == 1
+    assert not verdict.is_good
+    verdict.overlaps, verdict.twice = [], 0
+    assert verdict.is_good
+    assert "1 missing" in str(verdict)

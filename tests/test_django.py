@@ -1,6 +1,7 @@
 """Django, the real one: what leader_exec refuses at once, what it becomes, and a project that runs it."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,16 @@ from typing import Any
 import django
 import psycopg
 import pytest
+from django.apps import apps as registry
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from pgleaderlock.integrations.django import apps
 from pgleaderlock.integrations.django.conf import find_dsn
+from tests.conftest import Postgres, free_port
+from tests.processes import Process
 
 PROJECT = Path(__file__).parent.parent / "examples" / "django"
 POSTGRESQL = {
@@ -26,10 +32,14 @@ POSTGRESQL = {
 }
 
 
+MANAGE = str(PROJECT / "manage.py")
+
+
 @pytest.fixture(autouse=True)
 def _project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT))
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    monkeypatch.setattr(sys, "argv", [MANAGE, "check"])  # no process that serves
     if not settings.configured:
         django.setup()  # type: ignore[attr-defined] # our own package of that name confuses mypy
 
@@ -121,3 +131,53 @@ def test_another_database_is_refused(became: list[Any], monkeypatch: pytest.Monk
     monkeypatch.setattr(settings, "DATABASES", {"default": {"ENGINE": "django.db.backends.sqlite3"}})
     with pytest.raises(CommandError, match="no PostgreSQL"):
         exec_of(became, "run_scheduler", dsn="")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "expected"),
+    [
+        (["/venv/bin/gunicorn", "shop.wsgi"], {}, True),
+        (["manage.py", "migrate"], {}, False),
+        (["/srv/manage.py"], {}, False),
+        (["/venv/lib/django/__main__.py", "migrate"], {}, False),
+        (["/venv/lib/uvicorn/__main__.py", "shop.asgi:app"], {}, True),
+        (["manage.py", "runserver"], {}, False),
+        (["manage.py", "runserver"], {"RUN_MAIN": "true"}, True),
+        (["manage.py", "runserver", "--noreload"], {}, True),
+    ],
+)
+def test_work_runs_in_processes_that_serve(argv: list[str], environment: dict[str, str], expected: bool):
+    assert apps._serves(argv, environment) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"while_leader": "shop.jobs.consume"}, "list"), ({"while_leader": ["x"], "role": ""}, "no role")],
+)
+def test_work_that_cannot_be_found_ends_the_start_of_the_server(changes: dict[str, Any], text: str):
+    with override_settings(PGLEADERLOCK={"role": "shop", **changes}), pytest.raises(ImproperlyConfigured, match=text):
+        registry.get_app_config("pgleaderlock").ready()
+
+
+def test_the_application_takes_part_and_stops(postgres: Postgres, monkeypatch: pytest.MonkeyPatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["gunicorn"])
+    config = registry.get_app_config("pgleaderlock")
+    work = {"dsn": postgres.dsn, "role": f"django/{os.getpid()}", "while_leader": ["shop.jobs:consume"]}
+    with override_settings(PGLEADERLOCK=work):
+        config.ready()
+    assert config.lock.wait_for_leadership(30)
+    config.lock.shutdown(10)
+    assert f"consumes in process {os.getpid()}" in capfd.readouterr().out
+
+
+def test_one_of_two_servers_consumes_and_the_other_goes_on_when_it_is_killed(postgres: Postgres):
+    def server() -> Process:
+        words = [sys.executable, "-u", MANAGE, "runserver", "--noreload", f"127.0.0.1:{free_port()}"]
+        return Process(*words, env={"PG_DSN": postgres.dsn})
+
+    with server() as first:
+        first.wait_for(f"consumes in process {first.pid}", 30)
+        with server() as second:
+            second.wait_for("Quit the server")
+            first.signal(signal.SIGKILL)
+            second.wait_for(f"consumes in process {second.pid}", 30)

@@ -6,4 +6,10 @@ SECRET_KEY = "only an example"  # noqa: S105 - it protects nothing
 USE_TZ = True
 INSTALLED_APPS = ["pgleaderlock.integrations.django", "shop"]
 DATABASES: dict[str, dict[str, object]] = {}
-PGLEADERLOCK = {"role": "examples/django", "dsn": os.environ.get("PG_DSN", "")}
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
+PGLEADERLOCK = {
+    "role": "examples/django",
+    "dsn": os.environ.get("PG_DSN", ""),
+    "while_leader": ["shop.jobs.consume"],
+}

@@ -1,7 +1,7 @@
 """What the settings of a Django project say of the lock: its role, and where it is kept.
 
-``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ...}``, all of it optional. ``dsn`` is libpq's, and wins;
-``database`` is an alias in ``DATABASES``, ``"default"`` by default.
+``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ..., "while_leader": [...]}``, all of it optional. ``dsn`` is
+libpq's, and wins; ``database`` is an alias in ``DATABASES``, ``"default"`` by default.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,26 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import make_conninfo
 
-__all__ = ["find_dsn", "find_role"]
+__all__ = ["find_dsn", "find_role", "find_work"]
 
 _NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
-_KEYS = frozenset({"role", "dsn", "database"})
+_KEYS = frozenset({"role", "dsn", "database", "while_leader"})
 
 
 def find_role() -> str | None:
     """Return the role that the settings name, if they do."""
     role: str | None = _ours().get("role")
     return role
+
+
+def find_work() -> list[str]:
+    """Return the functions that the settings want to be run while leading, as dotted paths."""
+    work = _ours().get("while_leader") or []
+    if isinstance(work, str):
+        raise ImproperlyConfigured("PGLEADERLOCK['while_leader'] must be a list of dotted paths")
+    if work and not find_role():
+        raise ImproperlyConfigured("PGLEADERLOCK has work for the leader, but no role to name the lock by")
+    return list(work)
 
 
 def find_dsn(database: str | None = None) -> str:

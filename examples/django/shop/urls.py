@@ -1,0 +1,3 @@
+"""No pages: this example is about what runs beside them."""
+
+urlpatterns: list[object] = []
