@@ -162,7 +162,12 @@ def test_work_that_cannot_be_found_ends_the_start_of_the_server(changes: dict[st
 def test_the_application_takes_part_and_stops(postgres: Postgres, monkeypatch: pytest.MonkeyPatch, capfd):
     monkeypatch.setattr(sys, "argv", ["gunicorn"])
     config = registry.get_app_config("pgleaderlock")
-    work = {"dsn": postgres.dsn, "role": f"django/{os.getpid()}", "while_leader": ["shop.jobs:consume"]}
+    work = {
+        "dsn": postgres.dsn,
+        "role": f"django/{os.getpid()}",
+        "while_leader": ["shop.jobs:consume"],
+        "options": {"settle_s": 0},
+    }
     with override_settings(PGLEADERLOCK=work):
         config.ready()
     assert config.lock.wait_for_leadership(30)
@@ -181,3 +186,25 @@ def test_one_of_two_servers_consumes_and_the_other_goes_on_when_it_is_killed(pos
             second.wait_for("Quit the server")
             first.signal(signal.SIGKILL)
             second.wait_for(f"consumes in process {second.pid}", 30)
+
+
+def leader_exec(postgres: Postgres, *words: str) -> Process:
+    timing = ["--lease", "3", "--health-interval", "1", "--settle", "0"]
+    return Process(sys.executable, "-u", MANAGE, "leader_exec", *timing, *words, env={"PG_DSN": postgres.dsn})
+
+
+def test_a_management_command_runs_in_one_of_two_and_goes_on_in_the_other(postgres: Postgres):
+    role = f"django/exec/{os.getpid()}"
+    with leader_exec(postgres, "--role", role, "--", "run_scheduler") as first:
+        term = int(first.wait_for("scheduled in process", 30).split()[-1])
+        with leader_exec(postgres, "--role", role, "--", "run_scheduler") as second:
+            second.wait_for("waits to lead", 30)
+            first.signal(signal.SIGTERM)
+            assert first.wait() == 128 + signal.SIGTERM
+            assert int(second.wait_for("scheduled in process", 30).split()[-1]) > term
+
+
+def test_a_function_runs_while_leading_and_its_end_is_the_end(postgres: Postgres):
+    with leader_exec(postgres, "--role", f"django/call/{os.getpid()}", "--call", "shop.jobs.nightly") as process:
+        process.wait_for("nightly job in process", 30)
+        assert process.wait() == 0

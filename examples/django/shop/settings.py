@@ -12,4 +12,5 @@ PGLEADERLOCK = {
     "role": "examples/django",
     "dsn": os.environ.get("PG_DSN", ""),
     "while_leader": ["shop.jobs.consume"],
+    "options": {"health_interval_s": 1.0},
 }

@@ -18,7 +18,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.utils.module_loading import import_string
 
-from pgleaderlock.integrations.django.conf import find_dsn, find_role, find_work
+from pgleaderlock.integrations.django.conf import find_dsn, find_options, find_role, find_work
 from pgleaderlock.sync import LeaderLock
 
 __all__ = ["LeaderLockConfig"]
@@ -40,7 +40,7 @@ class LeaderLockConfig(AppConfig):  # type: ignore[misc] # Django has no types
         work = find_work()
         if not work or not _serves(sys.argv, os.environ):
             return
-        lock = LeaderLock(find_dsn(), role=find_role())
+        lock = LeaderLock(find_dsn(), role=find_role(), **find_options())
         for path in work:
             lock.while_leader(name=path)(import_string(path.replace(":", ".")))
         lock.start()

@@ -1,7 +1,8 @@
 """What the settings of a Django project say of the lock: its role, and where it is kept.
 
-``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ..., "while_leader": [...]}``, all of it optional. ``dsn`` is
-libpq's, and wins; ``database`` is an alias in ``DATABASES``, ``"default"`` by default.
+``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ..., "while_leader": [...], "options": {...}}``, all of it
+optional. ``dsn`` is libpq's, and wins; ``database`` is an alias in ``DATABASES``, ``"default"`` by default; ``options``
+are keywords of ``LeaderLock`` for the lock that runs ``while_leader``.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import make_conninfo
 
-__all__ = ["find_dsn", "find_role", "find_work"]
+__all__ = ["find_dsn", "find_options", "find_role", "find_work"]
 
 _NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
-_KEYS = frozenset({"role", "dsn", "database", "while_leader"})
+_KEYS = frozenset({"role", "dsn", "database", "while_leader", "options"})
 
 
 def find_role() -> str | None:
@@ -32,6 +33,11 @@ def find_work() -> list[str]:
     if work and not find_role():
         raise ImproperlyConfigured("PGLEADERLOCK has work for the leader, but no role to name the lock by")
     return list(work)
+
+
+def find_options() -> dict[str, Any]:
+    """Return the keywords of ``LeaderLock`` that the settings want."""
+    return dict(_ours().get("options") or {})
 
 
 def find_dsn(database: str | None = None) -> str:

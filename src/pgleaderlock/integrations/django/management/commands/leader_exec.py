@@ -36,6 +36,8 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
         parser.add_argument("--role", help="which lock; by default PGLEADERLOCK['role'] in the settings")
         parser.add_argument("--database", help="an alias in DATABASES; by default PGLEADERLOCK['dsn'], or 'default'")
         parser.add_argument("--lease", metavar="SECONDS", help="how long a silent leader keeps the lock")
+        parser.add_argument("--health-interval", metavar="SECONDS", help="how often leadership is confirmed")
+        parser.add_argument("--settle", metavar="SECONDS", help="how long after the server's start nobody leads")
         parser.add_argument("--wait", metavar="SECONDS", help="wait in line for so long; 0 asks once")
         parser.add_argument("--once", action="store_true", help="exit after a loss instead of waiting in line again")
         parser.add_argument("--restart", action="store_true", help="run the command again when it ends by itself")
@@ -71,8 +73,11 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
 
 
 def _passed_on(options: dict[str, Any]) -> list[str]:
-    valued = [word for name in ("lease", "wait") if options[name] for word in (f"--{name}", options[name])]
-    return [*valued, *(f"--{name}" for name in ("once", "restart") if options[name])]
+    words = []
+    for name in ("lease", "health_interval", "settle", "wait"):
+        if options[name] is not None:
+            words += [f"--{name.replace('_', '-')}", options[name]]
+    return [*words, *(f"--{name}" for name in ("once", "restart") if options[name])]
 
 
 def _words_of(options: dict[str, Any]) -> list[str]:
