@@ -3,6 +3,8 @@
 import contextlib
 import json
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from pgleaderlock import LockKey, nfs
 from pgleaderlock.cli.commands import cli
+from pgleaderlock.sync import LeaderLock
 from tests.json_shapes import assert_shape, documented, samples
 from tests.processes import Process
 from tests.test_cli import CLI
@@ -193,9 +196,38 @@ def _alerts_export(scene: Scene) -> Records:
     return records(run("alerts", "export", "--config", alerts_file(scene), "--out", str(scene.folder / "o"), "--json"))
 
 
+def _exec(scene: Scene, event: str = "command_ended") -> Records:
+    program = subprocess.run(
+        [*CLI, "exec", *scene.lock, "--settle", "0", "--json", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
+    said = [json.loads(line) for line in program.stderr.splitlines() if line.startswith("{")]
+    return [record for record in said if record["event"] == event]
+
+
+def _exec_leads(scene: Scene) -> Records:
+    return _exec(scene, "leads")
+
+
+def _ticks(scene: Scene) -> Records:
+    schema = scene.hand.options[3]
+    lock = LeaderLock(scene.dsn, role=scene.role, settle_s=0, term_table=True, schema=schema)
+    ticked = threading.Event()
+    lock.every("100ms", ticked.set, name="job")
+    with lock:
+        assert ticked.wait(20)
+    return records(run("ticks", "--dsn", scene.dsn, "--schema", schema, "--json"))
+
+
 REAL: dict[str, Callable[[Scene], Records]] = {
     "run": _run,
     "run --config": _run_configured,
+    "exec": _exec,
+    "exec leads": _exec_leads,
+    "ticks": _ticks,
     "acquire": _acquire,
     "acquire held_by_another": _acquire_held,
     "acquire released": _acquire_released,

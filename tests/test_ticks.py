@@ -740,7 +740,7 @@ async def test_a_run_is_not_begun_again_in_its_term_because_of_a_bug_of_ours(
         await ticks.until(2)
     slots = [tick.slot for tick in ticks.seen]
     assert len(set(slots)) == len(slots)
-    assert (await states(postgres.dsn, key))[0] == "running"
+    assert (await states(postgres.dsn, key)).count("running") == 1
 
 
 async def test_a_process_that_stood_still_after_its_claim_does_not_begin(
