@@ -52,6 +52,15 @@ class Diary:
         return [at for at, said in self.lines if said == word]
 
 
+async def be_deaf_until(free: asyncio.Event) -> None:
+    """Swallow every cancellation."""
+    while not free.is_set():
+        try:
+            await free.wait()
+        except asyncio.CancelledError:
+            continue
+
+
 def leased(**settings):
     """An election whose grants last for ten seconds from when they were asked for; lost two seconds earlier."""
     backend = ScriptedBackend()
@@ -145,11 +154,7 @@ async def test_work_that_does_not_stop_is_an_overrun_when_trust_has_run_out(how:
     free, thread_free = asyncio.Event(), threading.Event()
 
     async def deaf() -> None:
-        while not free.is_set():
-            try:
-                await free.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf_until(free)
 
     def deaf_thread() -> None:
         thread_free.wait()
@@ -180,11 +185,7 @@ async def test_an_overrun_is_an_event_that_callbacks_hear():
 
     @election.while_leader(name="deaf")
     async def deaf() -> None:
-        while not free.is_set():
-            try:
-                await free.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf_until(free)
 
     await election.start()
     await election.wait_for_leadership()
@@ -207,11 +208,7 @@ async def test_a_new_term_waits_for_the_work_of_the_old_one(caplog):
     @election.while_leader
     async def deaf() -> None:
         diary.enter()
-        while not free.is_set():
-            try:
-                await free.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf_until(free)
         diary.leave()
 
     await election.start()
@@ -240,11 +237,7 @@ async def test_a_stale_start_never_outlives_its_term():
     @election.while_leader
     async def work(term: Term) -> None:
         tokens.append(term.token)
-        while not free.is_set():
-            try:
-                await free.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf_until(free)
 
     for count in (1, 2):
         await election.start()
@@ -344,11 +337,7 @@ async def test_a_shutdown_that_runs_out_of_time_says_what_still_ran(caplog):
 
     @election.while_leader(name="deaf")
     async def deaf() -> None:
-        while not free.is_set():
-            try:
-                await free.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf_until(free)
 
     await election.start()
     await election.wait_for_leadership()
