@@ -343,6 +343,28 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released"), ("two", "acquired")))
 
 
+async def test_an_ask_that_comes_during_a_write_does_not_wait_for_the_next_heartbeat(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
+        await eventually(lambda: leader_of(reader))
+        database = one.registry._database
+        asked = asyncio.Event()
+
+        async def write_and_be_asked() -> None:
+            if not asked.is_set():
+                await reader.ask_to_step_down(str(key), "ops")
+                while not database._heard:
+                    await database.fetch("SELECT 1")
+                asked.set()
+
+        monkeypatch.setattr(one.registry, "_heartbeat_s", 3600.0)
+        monkeypatch.setattr(one.registry, "_beat", write_and_be_asked)
+        assert one.registry._news is not None
+        one.registry._news.set()
+        await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released")))
+
+
 @pytest.mark.parametrize(
     "payload",
     ["", "{", "[]", "7", '{"ask": "step_down"}', '{"ask": 1, "schema": 2, "lock": {}}', "[" * 7990],

@@ -282,6 +282,8 @@ class Registry:
     async def _rest(self) -> None:
         """Until there is news, something is asked of us, or it is time for the next sign of life."""
         assert self._news is not None  # noqa: S101 - there is one while the task lives
+        if self._heed_all():  # what came while we wrote shows on no socket any more
+            return
         failures = min(self._failures, len(_RETRY_S))
         rest_s = _RETRY_S[failures - 1] if failures else max(0.0, self._beat_at + self._heartbeat_s - self._clock())
         if failures:
@@ -290,8 +292,7 @@ class Registry:
             async with asyncio.timeout(rest_s):
                 await self._news.wait()
         self._news.clear()
-        for payload in self._database.notifications():
-            self._heed(payload)
+        self._heed_all()
 
     # --- Rows ----------------------------------------------------------------------------------------------------
 
@@ -370,6 +371,13 @@ class Registry:
             self._news.set()
 
     # --- Asks ----------------------------------------------------------------------------------------------------
+
+    def _heed_all(self) -> bool:
+        """Do what was asked of us since; False if nothing was."""
+        payloads = self._database.notifications()
+        for payload in payloads:
+            self._heed(payload)
+        return bool(payloads)
 
     def _heed(self, payload: str) -> None:
         """Do what an operator asks for, if it is about us. What cannot be read is nobody's ask."""
