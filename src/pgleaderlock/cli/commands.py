@@ -16,6 +16,7 @@ from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.demo import demo
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
 from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import manifest
@@ -312,6 +313,7 @@ cli.add_command(exec_command)
 cli.add_command(nfs)
 cli.add_command(alerts)
 cli.add_command(config)
+cli.add_command(demo)
 for _command in COMMANDS:
     cli.add_command(_command)
 

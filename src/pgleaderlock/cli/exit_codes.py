@@ -19,6 +19,7 @@ __all__ = [
     "UNFIT",
     "UNREACHABLE",
     "USAGE",
+    "of_signal",
 ]
 
 CLEAN = 0
@@ -31,6 +32,12 @@ LEADERSHIP_ENDED = 4
 UNFIT = 5
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
+
+
+def of_signal(number: int) -> int:
+    """Return what shells show for a process that this signal ended."""
+    return 128 + number
+
 
 # Those of exec stand beside the command's own, which are passed on: so they are numbers that commands seldom use, as
 # sysexits.h (EX_UNAVAILABLE, EX_TEMPFAIL), timeout(1) and the shell have them.

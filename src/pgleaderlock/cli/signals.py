@@ -7,34 +7,41 @@ After: they are ignored, because what is left is a short and bounded tidying up 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from pgleaderlock.cli import exit_codes
 
-__all__ = ["call_on_signal", "unwind_on_signal"]
+__all__ = ["call_on_signal", "unwind_on_hangup", "unwind_on_signal"]
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def unwind_on_signal() -> None:
     """Let SIGTERM unwind the stack as Python's own KeyboardInterrupt does."""
-    signal.signal(signal.SIGTERM, _exit_terminated)
+    signal.signal(signal.SIGTERM, _exit_on)
 
 
-def _exit_terminated(_signal_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(exit_codes.TERMINATED)
+def unwind_on_hangup() -> None:
+    """The same for SIGHUP, for what must not outlive its terminal; unless that is ignored, as by nohup."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _exit_on)
+
+
+def _exit_on(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(exit_codes.of_signal(number))
 
 
 @contextlib.contextmanager
-def call_on_signal(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
+def call_on_signal(handler: Callable[[signal.Signals], None], also: Iterable[signal.Signals] = ()) -> Iterator[None]:
     """Call ``handler`` in the running loop for each signal; ignore them from the end of the block on."""
     loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
+    numbers = (*_STOP_SIGNALS, *(each for each in also if signal.getsignal(each) is not signal.SIG_IGN))
+    for number in numbers:
         loop.add_signal_handler(number, handler, number)
     try:
         yield
     finally:
-        for number in _STOP_SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)

@@ -21,12 +21,12 @@ from pgleaderlock.dashboard._security import Guard, refusal
 from pgleaderlock.dashboard._sources import Source
 from pgleaderlock.dashboard._streams import Listener, TooManyListeners
 from pgleaderlock.election import Election
-from pgleaderlock.errors import MissingExtra, PgLeaderLockError
+from pgleaderlock.errors import LockError, MissingExtra, PgLeaderLockError
 
 __all__ = ["Action", "make_app"]
 
 Action = Callable[[Mapping[str, Any]], Awaitable[str]]
-"""What a button of the demo does; returns what to say about it."""
+"""What a button of the demo does; returns what to say about it. A LockError, which says why not now, is a 409."""
 
 _TYPES = {
     ".html": "text/html",
@@ -159,7 +159,10 @@ class _Pages:
             return JSONResponse({"error": "there is no such action"}, 404)
 
         async def act(body: Mapping[str, Any]) -> Response:
-            return JSONResponse({"text": await action(body)}, 202)
+            try:
+                return JSONResponse({"text": await action(body)}, 202)
+            except LockError as error:
+                return JSONResponse({"error": str(error)}, 409)
 
         return await self._ask(request, act)
 

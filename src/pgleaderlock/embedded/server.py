@@ -81,6 +81,11 @@ class Server:
         return f"postgresql://postgres@/postgres?host={host}&port={self._port}"
 
     @property
+    def socket_path(self) -> Path:
+        """The Unix socket itself, for those who pass connections on."""
+        return self._socket_folder / f".s.PGSQL.{self._port}"
+
+    @property
     def tcp_dsn(self) -> str:
         """How to connect, through TCP on this machine."""
         if self._tcp_port is None:

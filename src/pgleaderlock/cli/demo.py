@@ -1,0 +1,90 @@
+"""``pgleaderlock demo``: the words. What they do is imported when it is needed, and needs extras of its own."""
+
+import click
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import show_logs
+from pgleaderlock.cli.options import seconds_option
+from pgleaderlock.errors import MissingExtra
+
+__all__ = ["demo", "parse_script"]
+
+_ACTIONS = ("kill", "freeze", "cut", "step-down")
+_ROUNDS = 5
+_SHORTEST_LEASE_S = 0.5
+_MOST_NODES = 26  # one for each letter
+
+
+def parse_script(text: str) -> tuple[str, ...]:
+    """Return the actions of a script, such as ``kill,step-down``; ValueError says which is none."""
+    words = [word.strip().replace("_", "-") for word in text.split(",")]
+    for word in words:
+        if word not in _ACTIONS:
+            raise ValueError(f"{word!r} is nothing that can be done to a leader here: {', '.join(_ACTIONS)}")
+    return tuple(word.replace("-", "_") for word in words)
+
+
+def _check_script(context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    try:
+        return () if value is None else parse_script(value)
+    except ValueError as error:
+        raise click.UsageError(f"--script: {error}", context) from error
+
+
+@click.command("demo", epilog=exit_codes.EXIT_CODES_HELP)
+@click.option(
+    "--nodes",
+    type=click.IntRange(2, _MOST_NODES),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How many processes stand for the role.",
+)
+@seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Of the page; 0 is any free one. [default: 8765, or any if that is taken; with --script no page]",
+)
+@click.option("--no-browser", is_flag=True, help="Print the page's address, and do not open it.")
+@click.option(
+    "--script",
+    callback=_check_script,
+    metavar="ACTIONS",
+    help=f"Instead of showing buttons, do this to the leader, measure, print a table and exit: {','.join(_ACTIONS)}",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 10_000), metavar="N", help=f"How often, for each action. [default: {_ROUNDS}]"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per action on stdout, in place of the table.")
+@click.pass_context
+def demo(
+    context: click.Context,
+    *,
+    nodes: int,
+    lease_s: float,
+    port: int | None,
+    no_browser: bool,
+    script: tuple[str, ...],
+    rounds: int | None,
+    as_json: bool,
+) -> None:
+    """See a failover: three real processes, a PostgreSQL of their own, and a page with buttons to break the leader.
+
+    Kill it with -9, freeze it, cut it off from PostgreSQL, ask it to step down; each time you see how many milliseconds
+    it took until another led, and whether ever two did. Ctrl-C ends everything and removes it.
+
+    Exit code 1 if two led at once, or if nobody took over in a --script.
+    """
+    if not script and (as_json or rounds is not None):
+        raise click.UsageError("--rounds and --json go with --script.")
+    if lease_s < _SHORTEST_LEASE_S:
+        raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
+    try:
+        from pgleaderlock.cli import demo_show as show  # noqa: PLC0415 - it needs extras of its own
+    except MissingExtra as error:
+        raise click.UsageError(str(error)) from error
+    show_logs("ERROR")
+    options = show.DemoOptions(nodes, lease_s, port, not no_browser, script, rounds or _ROUNDS, as_json)
+    context.exit(show.run_demo(options))

@@ -1,0 +1,124 @@
+"""One node of the demo, as the stage sees it: a name, a way to PostgreSQL, and the process that plays it now."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pgleaderlock.demo._relay import Relay
+
+__all__ = ["Actor"]
+
+_LOG_LINES = 15
+
+Hear = Callable[["Actor", int, dict[str, Any]], None]
+
+
+class Actor:
+    """A node: started, harmed, mended and stopped by its process id."""
+
+    def __init__(self, name: str, relay: Relay, log_path: Path, settings: dict[str, Any], hear: Hear) -> None:
+        self.name = name
+        self.relay = relay
+        self._log_path = log_path
+        self._settings = {**settings, "node": name, "dsn": relay.dsn}
+        self._hear = hear
+        self._process: asyncio.subprocess.Process | None = None
+        self.is_frozen = False
+        self.is_ready = False
+        """Whether it leads, or stands in line, as far as it has said since it was last harmed."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process that plays it now; None between two."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def last_pid(self) -> int:
+        """The id of the process that played it last."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it is as it should be."""
+        return self.pid is not None and self.is_ready and not self.is_frozen and not self.relay.is_cut
+
+    async def run(self) -> None:
+        """Play until the process ends, and hear all that it says. Whoever is cancelled here goes on to :meth:`stop`."""
+        self.is_ready = self.is_frozen = False
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        with self._log_path.open("ab") as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # what lies about in the current folder is nobody's module
+                "-m",
+                "pgleaderlock.demo._node",
+                json.dumps(self._settings),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=env,
+                # A group of its own: Ctrl-C is not for it. In our session: if we are killed while it is frozen, its
+                # group is an orphan, and the kernel wakes it up and hangs up on it.
+                process_group=0,
+            )
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        async for line in process.stdout:
+            with contextlib.suppress(ValueError):  # the last line of one who was killed may be half a line
+                self._hear(self, process.pid, json.loads(line))
+        await process.wait()
+
+    def kill(self) -> None:
+        """End it with -9."""
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Let it stand still, as a host does that swaps or a guest that is paused."""
+        self.is_frozen, self.is_ready = True, False
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.is_frozen = False
+        self._signal(signal.SIGCONT)
+
+    def cut_off(self) -> None:
+        """Cut it off from PostgreSQL."""
+        self.is_ready = False
+        self.relay.cut()
+
+    def ask_to_end(self) -> None:
+        """Mend what was done to it, and let its stdin end, which it takes as a request to leave in order."""
+        self.relay.heal()
+        self.thaw()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Wait for its end; after this time, do not wait for it."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.communicate()
+        except TimeoutError:
+            self.kill()
+            await process.communicate()
+
+    def last_words(self) -> str:
+        """Return the end of its log, for those who wonder why it does not start."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+        return ""
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)

@@ -1,0 +1,98 @@
+"""Where a demo lives: a folder for itself alone, with a PostgreSQL in it, and nothing of it left afterwards.
+
+A demo that is killed with -9 cannot tidy up: its server goes on, in a folder that nobody uses. The next demo of this
+user removes both. It tells them from those of the living by a lock in the folder, which the kernel lets go of with the
+process that held it.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pgleaderlock.embedded import Server, shared_folder
+
+__all__ = ["own_server", "remove_orphans"]
+
+_PREFIX = "pgleaderlock-demo-"
+_OWNER = "owner.lock"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[Server]:
+    """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be."""
+    root = _root()
+    remove_orphans(root)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    try:
+        if os.geteuid() == 0:  # the account that the server runs as has to get to its data
+            folder.chmod(0o755)
+        (folder / "nodes").mkdir(mode=0o700)
+        with _owned(folder):
+            server = Server(folder / "server")
+            try:
+                server.start()
+                yield server
+            finally:
+                with _undisturbed():
+                    server.stop("immediate")  # there is nothing to keep
+    finally:
+        with _undisturbed():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_orphans(root: Path) -> list[Path]:
+    """Stop and remove what demos of this user left there that were killed. Return their folders."""
+    removed = []
+    for folder in root.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _OWNER).open("rb") as owner:
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody lives there
+            Server(folder / "server").stop("immediate")
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def _root() -> Path:
+    """The system's folder for such things, or the one that was chosen for embedded servers."""
+    return shared_folder() if os.environ.get("PGLEADERLOCK_STATE_DIR") else Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Show that somebody lives here. The file gets its name when it is locked: nobody finds it before."""
+    new = folder / f"{_OWNER}.new"
+    with new.open("wb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        new.rename(folder / _OWNER)
+        yield
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Tidy up to the end: a second Ctrl-C is no reason to leave half of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[signal.Signals, Any] = {}
+
+    def wait(_number: int, _frame: FrameType | None) -> None:
+        """It ends soon."""
+
+    for number in _SIGNALS:
+        before[number] = signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

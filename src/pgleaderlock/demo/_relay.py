@@ -1,0 +1,96 @@
+"""The way from one node to PostgreSQL, which can be cut.
+
+Each node reaches the server through a relay of its own: a Unix socket in a folder that only this user can enter. A TCP
+port would let everybody on this machine in, as the superuser of a server that asks for no password.
+
+Cut, it holds back every byte and the end of either side, as a network does whose cable was pulled: nobody is told
+anything. Healed, what was held back arrives, late.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from pathlib import Path
+from urllib.parse import quote
+
+__all__ = ["Relay"]
+
+_SOCKET = ".s.PGSQL.5432"
+_CHUNK = 65536
+
+
+class Relay:
+    """Passes on what a node and PostgreSQL say to each other, unless it is cut."""
+
+    def __init__(self, folder: Path, server_socket: Path) -> None:
+        self._folder = folder
+        self._server_socket = server_socket
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+
+    @property
+    def dsn(self) -> str:
+        """How a node connects."""
+        return f"postgresql://postgres@/postgres?host={quote(str(self._folder), safe='')}&port=5432"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing gets through."""
+        return not self._passes.is_set()
+
+    async def start(self) -> None:
+        """Listen."""
+        self._folder.mkdir(mode=0o700)
+        self._server = await asyncio.start_unix_server(self._accept, self._folder / _SOCKET)
+
+    def cut(self) -> None:
+        """Let nothing through from now on, and say so to nobody."""
+        self._passes.clear()
+
+    def heal(self) -> None:
+        """Let through what waits, and what comes."""
+        self._passes.set()
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        if self._server is not None:
+            self._server.close()
+        for link in self._links:
+            link.cancel()
+        if self._links:
+            await asyncio.wait(self._links)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.get_running_loop().create_task(self._link(reader, writer))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+
+    async def _link(self, from_node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(to_node.close)
+            await self._passes.wait()
+            with contextlib.suppress(OSError):  # the server is not there, or one side has hung up
+                from_server, to_server = await asyncio.open_unix_connection(self._server_socket)
+                stack.callback(to_server.close)
+                await _first_of(self._pump(from_node, to_server), self._pump(from_server, to_node))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(_CHUNK):
+                await self._passes.wait()
+                sink.write(data)
+                await sink.drain()
+        await self._passes.wait()  # that one side has hung up is news, too
+
+
+async def _first_of(*ways: Coroutine[None, None, None]) -> None:
+    """Run both; when one side has ended, so has the conversation."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,362 @@
+"""The stage: the nodes of a demo, whoever leads among them, and the harm that is done to it, with a stopwatch.
+
+One harm at a time is measured. Mending goes on beside it: whoever was killed is replaced, whoever was frozen or cut off
+comes back when another leads.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA
+from pgleaderlock.clock import suspend_aware_clock as clock
+from pgleaderlock.demo._actor import Actor
+from pgleaderlock.demo._ledger import Belief, Ledger, Overlap
+from pgleaderlock.demo._relay import Relay
+from pgleaderlock.embedded import Server
+from pgleaderlock.errors import LockError, PgLeaderLockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.models import EventKind
+from pgleaderlock.registry.reading import open_reader
+
+__all__ = ["ACTIONS", "ROLE", "Failover", "Said", "Stage"]
+
+ROLE = "demo"
+"""What the nodes stand for."""
+ACTIONS = ("kill", "freeze", "cut", "step_down")
+"""What can be done to a leader."""
+
+_START_S = 60.0
+_SLACK_S = 10.0
+_REPLACED_AFTER_S = 0.5
+_OWN_WORD_S = 0.25
+_LEAVE_S = 3.0
+_MOST_STILLBORN = 3
+_MS_PER_S = 1000
+
+_HARMED = {
+    "kill": "{node} is killed (kill -9)",
+    "freeze": "{node} is frozen (SIGSTOP)",
+    "cut": "{node} is cut off from PostgreSQL",
+    "step_down": "{node} is asked to step down",
+}
+_DONE = {
+    "kill": "{heir} leads {ms} after {node} was killed: its sessions ended with it, and the next in line had the lock",
+    "freeze": (
+        "{heir} leads {ms} after {node} froze: the lease, {lease}, had to run out, for nobody could tell a frozen "
+        "leader from a slow one"
+    ),
+    "cut": (
+        "{heir} leads {ms} after {node} was cut off: the lease, {lease}, had to run out, for nobody could tell a "
+        "leader that is cut off from a slow one"
+    ),
+    "step_down": "{heir} leads {ms} after {node} was asked: it ended its work, released, and the next in line had it",
+}
+_BACK = {
+    "freeze": "{node} is awake again: it knew at once that its time was over, and stands in line",
+    "cut": "{node} is connected again, and stands in line",
+    "kill": "{node} is back, as a new process, and stands in line",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Something to be told to whoever watches."""
+
+    text: str
+    action: str | None = None
+    node: str | None = None
+    """Who took over."""
+    from_node: str | None = None
+    failover_ms: float | None = None
+    stopped_ms: float | None = None
+    is_alarm: bool = False
+    """Whether it should not be."""
+    is_overlap: bool = False
+    """Whether it is the one thing that must never be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """What one action did. Times are in milliseconds since the action."""
+
+    action: str
+    from_node: str
+    to_node: str | None
+    failover_ms: float | None
+    """Until the next node believed; None if nobody did in time."""
+    stopped_ms: float | None
+    """Until the old one ceased to believe, by its own word; None if it had none (yet)."""
+
+
+class Stage:
+    """A server's nodes. Also an async context manager.
+
+    ``hear`` is told what happens. ``linger_s`` is how long a leader that was frozen or cut off stays so after it was
+    replaced, for people to see.
+    """
+
+    def __init__(
+        self, server: Server, *, nodes: int, lease_s: float, hear: Callable[[Said], None], linger_s: float = 2.0
+    ) -> None:
+        self._server = server
+        self._lease_s = lease_s
+        self._tell = hear
+        self._linger_s = linger_s
+        self._ledger = Ledger()
+        self._told: set[tuple[int, int]] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._under_way: str | None = None
+        self._failure: PgLeaderLockError | None = None
+        folder = server.folder.parent / "nodes"
+        socket = server.socket_path
+        settings = {"role": ROLE, "lease_s": lease_s}
+        self._actors = {
+            name: Actor(name, Relay(folder / name, socket), folder / f"{name}.log", settings, self._heed)
+            for name in (f"node-{chr(ord('a') + number)}" for number in range(nodes))
+        }
+
+    # --- What one may ask ---
+
+    @property
+    def lease_s(self) -> float:
+        """How long a silent leader keeps the lock."""
+        return self._lease_s
+
+    @property
+    def process_ids(self) -> dict[str, int | None]:
+        """The processes that play the nodes now."""
+        return {actor.name: actor.pid for actor in self._actors.values()}
+
+    @property
+    def leader(self) -> str | None:
+        """The node that believes, as far as it has said."""
+        believer = self._ledger.believer()
+        return None if believer is None else believer.node
+
+    @property
+    def overlaps(self) -> list[Overlap]:
+        """Where two believed at once: none, if the library keeps its promise."""
+        return self._ledger.overlaps
+
+    # --- Lifecycle ---
+
+    async def start(self) -> None:
+        """Start the nodes, and return when one leads and all others stand in line."""
+        for actor in self._actors.values():
+            await actor.relay.start()
+            self._spawn(self._keep_alive(actor))
+        await self.wait_until_whole(_START_S)
+
+    async def close(self) -> None:
+        """End every process, whatever was done to it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        actors = self._actors.values()
+        for actor in actors:
+            actor.ask_to_end()
+        await asyncio.gather(*(actor.stop(_LEAVE_S) for actor in actors))
+        for actor in actors:
+            await actor.relay.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def wait_until_whole(self, timeout_s: float = 30.0) -> None:
+        """Return when one leads, and all the others stand in line. LockError if that takes too long."""
+        try:
+            await self._until(self._is_whole, timeout_s)
+        except TimeoutError:
+            ill = [actor for actor in self._actors.values() if not actor.is_well]
+            who = ", ".join(actor.name for actor in ill) or "a leader"
+            words = "".join(f"\n{actor.last_words()}" for actor in ill).rstrip()
+            raise LockError(f"the demo's nodes are not ready after {timeout_s:g} s, for want of {who}{words}") from None
+
+    async def wait_until_failed(self) -> None:
+        """Wait for what ends a demo by itself: a node that does not start. Raises LockError then."""
+        await self._until(lambda: False, None)
+
+    # --- Harm ---
+
+    def begin(self, action: str) -> str:
+        """Begin to harm the leader, and return what to say about it. LockError if that cannot be now."""
+        believer = self._choose(action)
+        self._spawn(self._measure(action, believer))
+        return _HARMED[action].format(node=believer.node)
+
+    async def act(self, action: str) -> Failover:
+        """Harm the leader, and return what came of it. LockError if that cannot be now."""
+        return await self._measure(action, self._choose(action))
+
+    def _choose(self, action: str) -> Belief:
+        """Return whom to harm, and let nobody else begin meanwhile."""
+        if self._under_way is not None:
+            raise LockError(
+                f"one at a time: {_HARMED[self._under_way].format(node='the leader')}, and nobody leads yet"
+            )
+        believer = self._ledger.believer()
+        if believer is None or not self._actors[believer.node].is_well:
+            raise LockError("nobody leads at this moment: try again when somebody does")
+        others = [actor for actor in self._actors.values() if actor.name != believer.node]
+        if not any(actor.is_well for actor in others):
+            away = ", ".join(actor.name for actor in others)
+            raise LockError(f"nobody stands in line to take over yet: {away} will be back in a moment")
+        self._under_way = action
+        return believer
+
+    async def _measure(self, action: str, believer: Belief) -> Failover:
+        actor = self._actors[believer.node]
+        try:
+            self._tell(Said(_HARMED[action].format(node=actor.name), action, from_node=actor.name))
+            at = await self._harm(action, actor)
+            with contextlib.suppress(TimeoutError):
+                await self._until(lambda: self._ledger.successor(believer.token) is not None, self._lease_s + _SLACK_S)
+            if action in ("cut", "step_down"):  # these can say so by now
+                with contextlib.suppress(TimeoutError):
+                    await self._until(lambda: believer.has_ceased, _OWN_WORD_S)
+        finally:
+            self._under_way = None
+            self._spawn(self._mend(action, actor))
+        failover = _failover(action, at, believer, self._ledger.successor(believer.token))
+        self._tell(self._outcome(failover))
+        return failover
+
+    async def _harm(self, action: str, actor: Actor) -> float:
+        """Do it, and return when it was begun."""
+        if action == "step_down":
+            async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
+                at = clock()
+                await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo")
+                return at
+        at = clock()
+        {"kill": actor.kill, "freeze": actor.freeze, "cut": actor.cut_off}[action]()
+        return at
+
+    async def _mend(self, action: str, actor: Actor) -> None:
+        """Undo it. Whoever was killed is replaced by :meth:`_keep_alive`."""
+        if action in ("freeze", "cut"):
+            await asyncio.sleep(self._linger_s)
+            actor.thaw()
+            actor.relay.heal()
+        if action in _BACK:
+            await self._until(lambda: actor.is_well, None)
+            self._tell(Said(_BACK[action].format(node=actor.name), action))
+
+    def _outcome(self, failover: Failover) -> Said:
+        if failover.failover_ms is None:
+            text = f"nobody has taken over from {failover.from_node}: that should not be"
+            return Said(text, failover.action, from_node=failover.from_node, is_alarm=True)
+        text = _DONE[failover.action].format(
+            heir=failover.to_node,
+            node=failover.from_node,
+            ms=_readable(failover.failover_ms),
+            lease=f"{self._lease_s:g} s",
+        )
+        if failover.stopped_ms is not None:
+            text += f". {failover.from_node} itself ceased to believe after {_readable(failover.stopped_ms)}"
+        return Said(
+            text, failover.action, failover.to_node, failover.from_node, failover.failover_ms, failover.stopped_ms
+        )
+
+    # --- The nodes ---
+
+    def _is_whole(self) -> bool:
+        return self.leader is not None and all(actor.is_well for actor in self._actors.values())
+
+    async def _keep_alive(self, actor: Actor) -> None:
+        """Start a node, and another in its place whenever it has ended."""
+        stillborn = 0
+        while True:
+            await actor.run()
+            self._ledger.died(actor.last_pid)
+            stillborn = 0 if actor.is_ready else stillborn + 1
+            if stillborn == _MOST_STILLBORN:
+                self._failure = LockError(f"{actor.name} does not start:\n{actor.last_words()}")
+            actor.is_ready = False
+            self._wake()
+            await asyncio.sleep(_REPLACED_AFTER_S)
+
+    def _heed(self, actor: Actor, pid: int, line: dict[str, Any]) -> None:
+        """Take in what a node says."""
+        match line:
+            case {"says": "believes", "token": int(token), "at": float(at)}:
+                self._ledger.began(actor.name, pid, token, at)
+                actor.is_ready = True
+            case {"says": "worked", "token": int(token), "at": float(at)}:
+                self._ledger.worked(pid, token, at)
+            case {"says": "ceased", "token": int(token), "at": float(at)}:
+                self._ledger.ceased(pid, token, at)
+                actor.is_ready = False  # it stands in line when it has been refused
+            case {"says": "event", "event": EventKind.ACQUIRE_FAILED.value}:  # asked, refused, and so in line
+                actor.is_ready = not actor.is_frozen and not actor.relay.is_cut
+            case _:
+                pass
+        self._raise_alarm()
+        self._wake()
+
+    def _raise_alarm(self) -> None:
+        for overlap in self._ledger.overlaps:
+            if overlap.pair not in self._told:
+                self._told.add(overlap.pair)
+                self._tell(
+                    Said(str(overlap), node=overlap.second, from_node=overlap.first, is_alarm=True, is_overlap=True)
+                )
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """What goes wrong beside the scene ends the demo, and says why."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failure is None:
+            self._failure = error if isinstance(error, PgLeaderLockError) else LockError(f"the demo failed: {error!r}")
+            self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> None:
+        """Return when it is so; TimeoutError if it is not in time, and whatever ends the demo."""
+        async with asyncio.timeout(timeout_s):
+            while not is_so():
+                if self._failure is not None:
+                    raise self._failure
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+
+
+def _failover(action: str, at: float, before: Belief, after: Belief | None) -> Failover:
+    ended_at = before.seen_at if before.has_ceased and action != "kill" else None
+    return Failover(
+        action,
+        before.node,
+        None if after is None else after.node,
+        None if after is None else round((after.began_at - at) * 1000, 1),
+        None if ended_at is None else round(max(0.0, ended_at - at) * 1000, 1),
+    )
+
+
+def _readable(ms: float) -> str:
+    return f"{ms / 1000:.2f} s" if ms >= _MS_PER_S else f"{ms:.1f} ms"
