@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pgleaderlock import ConnectionError, FixedInterval, Holder, LeaderLock, LockKey, LockState, open_backend
+from pgleaderlock import ConnectionError, FixedInterval, Holder, LeaderLock, LockError, LockKey, LockState, open_backend
 from pgleaderlock.cli.watch import _beside
 from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource
@@ -140,7 +141,8 @@ def make_board(**settings: Any) -> Board:
     return Board(kind="registry", where="here", can={"step_down": False, "demo": []}, **settings)
 
 
-def parsed(message: str) -> tuple[str, dict[str, Any]]:
+def parsed(message: str | None) -> tuple[str, dict[str, Any]]:
+    assert message is not None
     fields = dict(each.split(": ", 1) for each in message.strip().split("\n"))
     return fields["event"], json.loads(fields["data"])
 
@@ -383,6 +385,15 @@ async def test_actions_of_a_demo():
         assert (await client.get("/api/state")).json()["can"]["demo"] == ["kill"]
 
 
+async def test_an_action_that_cannot_be_now_says_why():
+    async def kill(_body: Any) -> str:
+        raise LockError("nobody leads")
+
+    async with serving(FixedSource(), token=TOKEN, actions={"kill": kill}) as (_, client):
+        answer = await client.post("/api/demo/kill", json={}, headers={"X-Pgleaderlock-Token": TOKEN})
+        assert (answer.status_code, answer.json()) == (409, {"error": "nobody leads"})
+
+
 async def test_what_load_balancers_and_orchestrators_ask(key: LockKey, postgres: Postgres):
     lock = LeaderLock(postgres.dsn, key=key, settle_s=0)
     source = FixedSource()
@@ -479,6 +490,16 @@ async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody
             for _, writer in streams:
                 writer.close()
         await until(lambda: len(dashboard.board.streams) == 0)
+
+
+async def test_an_open_stream_ends_with_the_dashboard_and_is_no_error(caplog):
+    async with Dashboard(FixedSource(), port=0) as dashboard:
+        reader, writer = await open_stream(int(dashboard.url.rpartition(":")[2].strip("/")))
+        await read_until(reader, b"event: snapshot")
+    async with asyncio.timeout(10):
+        await reader.read()
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_too_many_streams_are_refused():

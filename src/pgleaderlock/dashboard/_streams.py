@@ -26,6 +26,7 @@ class Listener:
         self._afresh = afresh
         self._queue: deque[str] = deque()
         self._is_behind = True  # who has just come knows nothing
+        self._has_ended = False
         self._news = asyncio.Event()
         self._news.set()
 
@@ -40,9 +41,16 @@ class Listener:
             self._queue.append(message)
         self._news.set()
 
-    async def get(self) -> str:
-        """Wait for the next message."""
+    def end(self) -> None:
+        """Say no more."""
+        self._has_ended = True
+        self._news.set()
+
+    async def get(self) -> str | None:
+        """Wait for the next message; None when there will be none."""
         await self._news.wait()
+        if self._has_ended:
+            return None
         if self._is_behind:
             self._is_behind = False
             message = self._afresh()
@@ -80,3 +88,8 @@ class Streams:
         """Tell everybody."""
         for listener in self._listeners:
             listener.put(message)
+
+    def end(self) -> None:
+        """Let everybody go."""
+        for listener in self._listeners:
+            listener.end()

@@ -106,8 +106,8 @@ class _Pages:
     async def _tell(self, listener: Listener) -> AsyncIterator[str]:
         try:
             yield "retry: 1000\n\n"
-            while True:
-                yield await listener.get()
+            while (message := await listener.get()) is not None:
+                yield message
         finally:
             self._board.streams.close(listener)
 

@@ -92,7 +92,8 @@ class Dashboard:
         await self._server.listens.wait()
 
     async def close(self) -> None:
-        """Stop: open streams are ended."""
+        """Stop: open streams are ended, each by itself; cut off by the server, they would be logged as errors."""
+        self.board.streams.end()
         self._server.should_exit = self._server.force_exit = True
         for task in self._tasks[1:]:
             task.cancel()
