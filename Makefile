@@ -29,8 +29,8 @@ setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it 
 	$(UV) sync --frozen --quiet --all-extras
 	@touch $@
 
-run: setup ## Take part in an election on an embedded PostgreSQL; run it again in a second terminal
-	@exec .venv/bin/pgleaderlock run --quiet --role demo --settle 0 --retry-base 0.5 --retry-max 0.5 $(ARGS)
+run: setup ## See a failover: a page with a leader, and buttons to kill, freeze and cut it off (ARGS="--no-browser")
+	@exec .venv/bin/pgleaderlock demo $(ARGS)
 
 # Six at a time, on two cores too: most of what they do is wait.
 test: setup ## Run all tests (ARGS="-k name" for some)

@@ -192,6 +192,12 @@ def _config_check(scene: Scene) -> Records:
     return good + bad
 
 
+def _demo(scene: Scene) -> Records:
+    words = ("--script", "step-down", "--rounds", "1", "--nodes", "2", "--lease", "1", "--json")
+    done = subprocess.run([*CLI, "demo", *words], capture_output=True, text=True, check=True, timeout=50)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def _alerts_export(scene: Scene) -> Records:
     return records(run("alerts", "export", "--config", alerts_file(scene), "--out", str(scene.folder / "o"), "--json"))
 
@@ -244,6 +250,7 @@ REAL: dict[str, Callable[[Scene], Records]] = {
     "config show": _config_show,
     "config check": _config_check,
     "alerts export": _alerts_export,
+    "demo": _demo,
 }
 
 

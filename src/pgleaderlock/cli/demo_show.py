@@ -186,7 +186,7 @@ def _fields(result: ActionResult) -> dict[str, Any]:
         "max_ms": result.figure("max"),
         "overlaps": result.overlaps,
         "problems": result.problems,
-        "rounds_played": [
+        "measured": [
             {"from": each.from_node, "to": each.to_node, "failover_ms": each.failover_ms, "stopped_ms": each.stopped_ms}
             for each in result.failovers
         ],

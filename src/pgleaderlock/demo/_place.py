@@ -23,30 +23,37 @@ __all__ = ["own_server", "remove_orphans"]
 
 _PREFIX = "pgleaderlock-demo-"
 _OWNER = "owner.lock"
+_LONGEST_ROOT = 50  # in bytes: sockets in there cannot have longer names
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def own_server() -> Iterator[Server]:
     """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be."""
-    root = _root()
-    remove_orphans(root)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    try:
+    with contextlib.ExitStack() as stack:
+        with _signals_held():  # one that came between the two would leave the folder
+            root = _root()
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+            stack.callback(_remove, folder)
         if os.geteuid() == 0:  # the account that the server runs as has to get to its data
             folder.chmod(0o755)
         (folder / "nodes").mkdir(mode=0o700)
-        with _owned(folder):
-            server = Server(folder / "server")
-            try:
-                server.start()
-                yield server
-            finally:
-                with _undisturbed():
-                    server.stop("immediate")  # there is nothing to keep
-    finally:
-        with _undisturbed():
-            shutil.rmtree(folder, ignore_errors=True)
+        stack.enter_context(_owned(folder))
+        remove_orphans(root)
+        server = Server(folder / "server")
+        stack.callback(_stop, server)
+        server.start()
+        yield server
+
+
+def _stop(server: Server) -> None:
+    with _undisturbed():
+        server.stop("immediate")  # there is nothing to keep
+
+
+def _remove(folder: Path) -> None:
+    with _undisturbed():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_orphans(root: Path) -> list[Path]:
@@ -65,7 +72,10 @@ def remove_orphans(root: Path) -> list[Path]:
 
 def _root() -> Path:
     """The system's folder for such things, or the one that was chosen for embedded servers."""
-    return shared_folder() if os.environ.get("PGLEADERLOCK_STATE_DIR") else Path(tempfile.gettempdir())
+    if os.environ.get("PGLEADERLOCK_STATE_DIR"):
+        return shared_folder()
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours
 
 
 @contextlib.contextmanager
@@ -76,6 +86,16 @@ def _owned(folder: Path) -> Iterator[None]:
         fcntl.flock(owner, fcntl.LOCK_EX)
         new.rename(folder / _OWNER)
         yield
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let signals wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
