@@ -1,0 +1,101 @@
+// What the server said last. Knows no document; tells which roles an answer changed.
+
+const EVENTS_KEPT = 200;
+
+export class Store {
+  roles = new Map();
+  nodes = [];
+  alerts = [];
+  events = [];
+  source = null;
+  can = { step_down: false, demo: [] };
+  span = 3600;
+  seq = -1;
+  isBlank = true; // nothing was said yet, or by a server that had not yet looked
+  version = "";
+
+  // Both return {changed: locks, gone: locks, moved: [{role, from, to}]}.
+  replace(state) {
+    const before = this.roles;
+    const isFirst = this.seq < 0;
+    this.roles = new Map(state.roles.map((role) => [role.lock, role]));
+    this.nodes = state.nodes ?? [];
+    this.alerts = state.alerts ?? [];
+    this.events = state.events ?? [];
+    this.source = state.source ?? null;
+    this.can = { step_down: Boolean(state.can?.step_down), demo: state.can?.demo ?? [] };
+    this.isBlank = !state.at;
+    this.span = Math.max(60, state.at - state.since);
+    this.version = state.version ?? "";
+    this.seq = state.seq;
+    return {
+      changed: [...this.roles.keys()],
+      gone: [...before.keys()].filter((lock) => !this.roles.has(lock)),
+      moved: isFirst ? [] : moves(before, this.roles.values()),
+    };
+  }
+
+  update(change) {
+    if (change.seq < this.seq) return { changed: [], gone: [], moved: [] };
+    this.seq = change.seq;
+    const changed = change.roles ?? [];
+    const moved = moves(this.roles, changed);
+    for (const role of changed) this.roles.set(role.lock, role);
+    for (const lock of change.gone ?? []) this.roles.delete(lock);
+    this.nodes = change.nodes ?? this.nodes;
+    this.alerts = change.alerts ?? this.alerts;
+    this.source = change.source ?? this.source;
+    if (change.events?.length) this.events = [...change.events, ...this.events].slice(0, EVENTS_KEPT);
+    return { changed: changed.map((role) => role.lock), gone: change.gone ?? [], moved };
+  }
+}
+
+function moves(before, roles) {
+  const found = [];
+  for (const role of roles) {
+    const old = before.get(role.lock);
+    if (!old || sameTerm(old.leader, role.leader)) continue;
+    found.push({ lock: role.lock, role: role.role, from: old.leader, to: role.leader });
+  }
+  return found;
+}
+
+const sameTerm = (a, b) => a === b || (a && b && a.node === b.node && a.instance === b.instance && a.token === b.token);
+
+// How a role is, the worst first: what lists are sorted by, and what their dots say.
+export const HEALTH = {
+  overlap: { rank: 0, kind: "bad", word: "Two led at once" },
+  none: { rank: 1, kind: "bad", word: "No leader" },
+  silent: { rank: 2, kind: "risk", word: "Leader not heard of" },
+  overdue: { rank: 3, kind: "risk", word: "Renewal overdue" },
+  alone: { rank: 4, kind: "good", word: "Healthy, nobody stands by" },
+  good: { rank: 5, kind: "good", word: "Healthy" },
+};
+
+export function healthOf(role, now) {
+  const leader = role.leader;
+  if (role.overlaps > 0) return HEALTH.overlap;
+  if (!leader) return HEALTH.none;
+  if (!leader.is_alive) return HEALTH.silent;
+  if (leader.lease_until !== null && leader.lease_until !== undefined && now > leader.lease_until + 0.5) return HEALTH.overdue;
+  const others = role.candidates.filter((each) => each.instance !== leader.instance && each.is_alive);
+  return others.length || !role.candidates.length ? HEALTH.good : HEALTH.alone;
+}
+
+// What is left of the lease, as a part of all of it; null where nothing expires.
+export function leaseOf(leader, now) {
+  if (!leader || leader.lease_until === null || leader.lease_until === undefined) return null;
+  const whole = Math.max(0.001, leader.lease_until - leader.renewed_at);
+  const left = Math.max(0, leader.lease_until - now);
+  return { whole, left, part: Math.min(1, left / whole), renewedAgo: Math.max(0, now - leader.renewed_at) };
+}
+
+export const failoversOf = (role) => Object.values(role.failovers ?? {}).reduce((sum, n) => sum + n, 0);
+
+// Since when nobody leads: the gap that is still open, or the end of the last term.
+export function leaderlessSince(role) {
+  const open = role.gaps.find((gap) => gap.ended_at === null);
+  if (open) return open.began_at;
+  const ends = role.terms.map((term) => term.ended_at).filter((at) => at !== null);
+  return ends.length ? Math.max(...ends) : null;
+}
