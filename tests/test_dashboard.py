@@ -71,8 +71,8 @@ def test_a_role_shows_its_terms_the_gaps_between_them_and_their_causes():
         ("b", 25.0, 30.0),
     ]
     assert shown["gaps"] == [
-        {"began_at": 20.0, "ended_at": 25.0, "cause": "connection_lost"},
-        {"began_at": 30.0, "ended_at": None, "cause": "released"},
+        {"began_at": 20.0, "ended_at": 25.0, "cause": "connection_lost", "at_most": False},
+        {"began_at": 30.0, "ended_at": None, "cause": "released", "at_most": False},
     ]
     assert shown["failovers"] == {"lost:connection_lost": 1}
     assert shown["leaderless_s"] == pytest.approx(175.0)
@@ -81,7 +81,13 @@ def test_a_role_shows_its_terms_the_gaps_between_them_and_their_causes():
 def test_a_term_that_the_history_does_not_have_yet_is_shown():
     shown = record(RoleStatus("l", "role", leader("b", 2, 150.0)), [line("acquired", 10.0), line("released", 20.0)])
     assert [term["node"] for term in shown["terms"]] == ["a", "b"]
-    assert shown["gaps"] == [{"began_at": 20.0, "ended_at": 150.0, "cause": "released"}]
+    assert shown["gaps"] == [{"began_at": 20.0, "ended_at": 150.0, "cause": "released", "at_most": False}]
+
+
+def test_a_leader_that_vanished_leaves_a_gap_of_at_most_so_long():
+    lines = [line("acquired", 10.0), line("vanished", 20.0), line("acquired", 21.0, "b", 2)]
+    shown = record(RoleStatus("l", "role", leader("b", 2, 21.0)), lines)
+    assert [(gap["began_at"], gap["ended_at"], gap["at_most"]) for gap in shown["gaps"]] == [(20.0, 21.0, True)]
 
 
 def test_a_term_inside_another_makes_no_gap():

@@ -130,7 +130,13 @@ def _gaps(terms: Sequence[Term], *, is_led: bool) -> list[Json]:
 
 
 def _gap(before: Term, ended_at: float | None) -> Json:
-    return {"began_at": before.ended_at, "ended_at": ended_at, "cause": before.cause or before.end}
+    """A leader that died said nothing: it led until it was last heard of, or longer, so that the gap is at most this."""
+    return {
+        "began_at": before.ended_at,
+        "ended_at": ended_at,
+        "cause": before.cause or before.end,
+        "at_most": before.end == "vanished",
+    }
 
 
 def node_records(roles: Iterable[RoleStatus]) -> list[Json]:
