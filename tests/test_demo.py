@@ -245,7 +245,6 @@ def test_whoever_believed_after_another_had_begun_is_an_overlap(how: str):
     ledger.began("b", 2, 11, 2.0)
     assert ledger.overlaps == []
     getattr(ledger, how)(1, 10, 2.004)  # said late, as by one who was frozen
-    ledger.worked(2, 11, 2.5)
     [overlap] = ledger.overlaps
     assert str(overlap) == "TWO LEADERS AT ONCE: a and b both believed for 4.0 ms"
 

@@ -103,6 +103,8 @@ class _Demo:
                     return await (self._play(stage) if options.script else self._show(stage, address))
         except PgLeaderLockError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:  # such as: one process more cannot be had
+            raise click.ClickException(f"the demo failed: {error}") from error
 
     def _hear(self, said: Said) -> None:
         self.had_overlap = self.had_overlap or said.is_overlap

@@ -91,6 +91,7 @@ class Ledger:
         for place, first in enumerate(ordered):
             for second in ordered[place + 1 :]:
                 if first.process_id != second.process_id and first.seen_at > second.began_at:
-                    seconds = min(first.seen_at, second.seen_at) - second.began_at
+                    until = min(first.seen_at, second.seen_at) if second.has_ceased else first.seen_at
+                    seconds = until - second.began_at
                     pair = (first.token, second.token)
                     self._overlaps[pair] = Overlap(first.node, second.node, seconds, pair)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from pgleaderlock.embedded import Server, shared_folder
+from pgleaderlock.embedded.folders import told_plainly
 
 __all__ = ["own_server", "remove_orphans"]
 
@@ -31,14 +32,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def own_server() -> Iterator[Server]:
     """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be."""
     with contextlib.ExitStack() as stack:
-        with _signals_held():  # one that came between the two would leave the folder
-            root = _root()
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-            stack.callback(_remove, folder)
-        if os.geteuid() == 0:  # the account that the server runs as has to get to its data
-            folder.chmod(0o755)
-        (folder / "nodes").mkdir(mode=0o700)
-        stack.enter_context(_owned(folder))
+        root = _root()
+        with told_plainly(root):
+            with _signals_held():  # one that came between the two would leave the folder
+                folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+                stack.callback(_remove, folder)
+            if os.geteuid() == 0:  # the account that the server runs as has to get to its data
+                folder.chmod(0o755)
+            (folder / "nodes").mkdir(mode=0o700)
+            stack.enter_context(_owned(folder))
         remove_orphans(root)
         server = Server(folder / "server")
         stack.callback(_stop, server)
@@ -74,7 +76,8 @@ def _root() -> Path:
     """The system's folder for such things, or the one that was chosen for embedded servers."""
     if os.environ.get("PGLEADERLOCK_STATE_DIR"):
         return shared_folder()
-    usual = Path(tempfile.gettempdir())
+    with _signals_held():  # it tries a file there
+        usual = Path(tempfile.gettempdir())
     return usual if len(os.fsencode(usual)) <= _LONGEST_ROOT else Path("/tmp")  # noqa: S108 - mkdtemp makes it ours
 
 

@@ -255,7 +255,8 @@ class Stage:
             actor.relay.heal()
         if action in _BACK:
             await self._until(lambda: actor.is_well, None)
-            self._tell(Said(_BACK[action].format(node=actor.name), action))
+            text = "{node} is back" if self.overlaps else _BACK[action]
+            self._tell(Said(text.format(node=actor.name), action))
 
     def _outcome(self, failover: Failover) -> Said:
         if failover.failover_ms is None:
