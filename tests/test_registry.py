@@ -28,6 +28,7 @@ from pgleaderlock.registry import Registry
 from pgleaderlock.registry._book import Book, Standing
 from pgleaderlock.registry._outbox import Happening, Outbox
 from pgleaderlock.registry._server_clock import ServerClock
+from pgleaderlock.registry._sql import statements
 from pgleaderlock.registry.audit import Line, audit, terms_of
 from pgleaderlock.registry.reading import RegistryReader, open_reader
 from tests.conftest import Postgres
@@ -37,6 +38,9 @@ from tests.test_postgres import terminate_holder
 
 _numbers = itertools.count(1)
 BEAT_S = 0.2
+BLOCKED = """
+SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%' || %s || '".leaders%%'
+"""
 HOLDER = """
 SELECT pid FROM pg_locks
  WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND objsubid = 2
@@ -341,6 +345,33 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
             await two.lock.wait_for_leadership(10)
             assert two.lock.is_leader
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released"), ("two", "acquired")))
+
+
+async def test_a_leader_that_says_good_bye_at_this_moment_has_not_vanished_and_stays_a_candidate(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
+        leader = await eventually(lambda: leader_of(reader))
+        await one.registry.close()  # what it would write is written by hand
+        row = {"lock": str(key), "role": "scheduler", "state": "follower", "since": leader.acquired_at}
+        by = {"instance": leader.instance, "locks": [str(key)], "rows": json.dumps([row])}
+        sql = statements(schema)
+        async with await psycopg.AsyncConnection.connect(postgres.dsn) as old:
+            await old.execute(sql["clear"].encode(), by)
+            await old.execute(sql["stand"].encode(), by)
+            async with Node(postgres.dsn, schema, key, "two"):
+                await one.lock.step_down()
+                await eventually(lambda: _answers(postgres.dsn, BLOCKED, schema))  # the heir writes, and waits
+                await old.commit()
+                heir = await eventually(lambda: leader_of(reader))
+                assert heir.node == "two"
+                assert "vanished" not in {line.event for line in await reader.history()}
+                candidates = await query(postgres.dsn, f'SELECT instance::text, state FROM "{schema}".candidates')
+                assert (leader.instance, "follower") in candidates
+
+
+async def _answers(dsn: str, statement: str, *parameters: Any) -> bool:
+    return bool((await query(dsn, statement, *parameters))[0][0])
 
 
 async def test_an_ask_that_comes_during_a_write_does_not_wait_for_the_next_heartbeat(

@@ -19,6 +19,10 @@ SELECT lock, role, %(node)s, %(instance)s, number, event, cause, token, to_times
     ON CONFLICT (instance, number) DO NOTHING
 """
 
+# Before the next one, and apart from it, so that the next one sees what was written meanwhile: whoever says good-bye at
+# this moment is waited for. It has not vanished, and is not to be forgotten as a candidate.
+_AWAIT = "SELECT FROM {schema}.leaders WHERE lock = ANY(%(locks)s) ORDER BY lock FOR UPDATE"
+
 # The row of one who did not say good-bye: when it was seen last is all that anybody knows of its end.
 _LEAD = """
 WITH led AS (
@@ -108,6 +112,7 @@ SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM
 
 _STATEMENTS = {
     "append": _APPEND,
+    "await": _AWAIT,
     "lead": _LEAD,
     "renew": _RENEW,
     "clear": _CLEAR,

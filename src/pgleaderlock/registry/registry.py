@@ -301,6 +301,7 @@ class Registry:
         if batch:
             work.append((self._sql["append"], {**self._identity, "rows": json.dumps(self._history_rows(batch))}))
         if changes.led:
+            work.append((self._sql["await"], {"locks": list(changes.led)}))
             rows = json.dumps(self._leader_rows(list(changes.led)))
             work.append((self._sql["lead"], {**self._node_row(), "rows": rows}))
         if changes.cleared:
