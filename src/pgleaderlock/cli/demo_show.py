@@ -127,7 +127,7 @@ class _Demo:
                 raise click.UsageError(f"{error}; --port 0 is any free one.") from error
             dashboard = self._make_dashboard(stage, 0, token)
             await dashboard.start()
-        self._listeners.append(lambda said: dashboard.board.streams.say(message("demo", json.dumps(_record(said)))))
+        self._listeners.append(lambda said: None if said.is_aside else _say_on_page(dashboard, said))
         try:
             yield f"{dashboard.url}#token={token}"
         finally:
@@ -167,8 +167,8 @@ def _button(stage: Stage, action: str) -> Callable[[Mapping[str, Any]], Awaitabl
     return press
 
 
-def _record(said: Said) -> dict[str, Any]:
-    return {
+def _say_on_page(dashboard: Dashboard, said: Said) -> None:
+    record = {
         "action": said.action,
         "node": said.node,
         "from": said.from_node,
@@ -177,6 +177,7 @@ def _record(said: Said) -> dict[str, Any]:
         "text": said.text,
         "alarm": said.is_alarm,
     }
+    dashboard.board.streams.say(message("demo", json.dumps(record)))
 
 
 def _fields(result: ActionResult) -> dict[str, Any]:

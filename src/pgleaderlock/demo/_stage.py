@@ -53,7 +53,7 @@ _DONE = {
         "{heir} leads {ms} after {node} was cut off: the lease, {lease}, had to run out, for nobody could tell a "
         "leader that is cut off from a slow one"
     ),
-    "step_down": "{heir} leads {ms} after {node} was asked: it ended its work, released, and the next in line had it",
+    "step_down": "{heir} leads {ms} after {node} was asked: it ended its work, and then released",
 }
 _BACK = {
     "freeze": "{node} is awake again: it knew at once that its time was over, and stands in line",
@@ -75,6 +75,8 @@ class Said:
     stopped_ms: float | None = None
     is_alarm: bool = False
     """Whether it should not be."""
+    is_aside: bool = False
+    """Whether it is said by the way, and must not cover what was measured before it."""
     is_overlap: bool = False
     """Whether it is the one thing that must never be."""
 
@@ -256,7 +258,7 @@ class Stage:
         if action in _BACK:
             await self._until(lambda: actor.is_well, None)
             text = "{node} is back" if self.overlaps else _BACK[action]
-            self._tell(Said(text.format(node=actor.name), action))
+            self._tell(Said(text.format(node=actor.name), action, is_aside=True))
 
     def _outcome(self, failover: Failover) -> Said:
         if failover.failover_ms is None:
@@ -269,7 +271,7 @@ class Stage:
             lease=f"{self._lease_s:g} s",
         )
         if failover.stopped_ms is not None:
-            text += f". {failover.from_node} itself ceased to believe after {_readable(failover.stopped_ms)}"
+            text += f"; {failover.from_node} itself had ceased to believe after {_readable(failover.stopped_ms)}"
         return Said(
             text, failover.action, failover.to_node, failover.from_node, failover.failover_ms, failover.stopped_ms
         )
