@@ -130,7 +130,7 @@ def _gaps(terms: Sequence[Term], *, is_led: bool) -> list[Json]:
 
 
 def _gap(before: Term, ended_at: float | None) -> Json:
-    """A leader that died said nothing: it led until it was last heard of, or longer, so that the gap is at most this."""
+    """A leader that died said nothing: it led until it was last heard of, or longer. So the gap is at most this."""
     return {
         "began_at": before.ended_at,
         "ended_at": ended_at,
