@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -99,7 +99,7 @@ class StagedSource:
         self._shown: dict[str, int] = {}
         self.news = asyncio.Event()
 
-    async def follow(self) -> AsyncIterator[tuple[Look, list[Line]]]:
+    async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """One look after another."""
         while True:
             if self.is_broken:
@@ -151,7 +151,7 @@ class PageServer:
         async def die() -> None:
             if self.dashboard is not None:
                 for connection in list(self.dashboard._server.server_state.connections):
-                    connection.transport.abort()  # type: ignore[union-attr]
+                    connection.transport.abort()
                 await self.dashboard.close()
             self.dashboard = None
 
