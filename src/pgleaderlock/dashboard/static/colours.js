@@ -15,7 +15,8 @@ export function colourOf(name) {
   const number = numbers.get(name);
   const round = Math.floor(number / HUES.length);
   // Beyond the first ten the hues come again, shifted and of another strength.
-  const hue = (HUES[number % HUES.length] + round * 13) % 360;
+  const shifted = (HUES[number % HUES.length] + round * 13) % 360;
+  const hue = shifted < 42 ? shifted + 42 : shifted;
   // Yellows are browns when they are as dark as a blue may be.
   const lift = hue > 55 && hue < 125 ? 0.1 : 0;
   const light = (isDark ? 0.74 : 0.6 + lift) - 0.06 * (round % 3);

@@ -69,7 +69,8 @@ export class Timeline {
     const { plot } = parts;
     plot.addEventListener("pointermove", (event) => this.#point(event));
     plot.addEventListener("pointerdown", (event) => this.#point(event));
-    plot.addEventListener("pointerleave", () => this.#isByKey || this.#choose(null));
+    // A finger that is lifted leaves too; what it touched stays explained until the next touch.
+    plot.addEventListener("pointerleave", (event) => this.#isByKey || event.pointerType === "touch" || this.#choose(null));
     plot.addEventListener("blur", () => this.#choose(null));
     plot.addEventListener("focus", () => plot.matches(":focus-visible") && this.#choose(this.#shown.at(-1) ?? null, true));
     plot.addEventListener("keydown", (event) => this.#key(event));
@@ -103,7 +104,9 @@ export class Timeline {
     for (const each of this.#shown) each.node === undefined ? this.#drawGap(context, each, width, colours) : this.#drawTerm(context, each, width);
     setData(plot, "bars", String(this.#shown.filter((each) => each.node !== undefined).length));
     setData(plot, "gaps", String(this.#shown.filter((each) => each.node === undefined).length));
-    if (this.#chosen) this.#drawChosen(context, width);
+    if (!this.#chosen) return;
+    this.#drawChosen(context, width);
+    this.#fillTooltip();
   }
 
   #inWindow() {
@@ -231,7 +234,6 @@ export class Timeline {
     if (each === this.#chosen) return;
     this.#chosen = each;
     setHidden(this.#parts.tooltip, !each);
-    if (each) this.#fillTooltip();
     this.draw(this.#now);
     this.#describe();
   }
