@@ -28,6 +28,7 @@ from tests.test_registry import drop
 ROLE = "billing/scheduler"
 SECOND_MS = 1000
 PATIENT_MS = 15_000
+LIVE = "body[data-link=live]:not([data-mode=empty])"
 HOSTILE = (
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(2)>",
@@ -62,7 +63,8 @@ class Visitor:
         self._browser, self._stack = browser, stack
         self.complaints: list[str] = []
 
-    def open(self, url: str, *, wait: bool = True, **settings: Any) -> Page:
+    def open(self, url: str, *, until: str = LIVE, time_of_day: str | None = None, **settings: Any) -> Page:
+        """Open the page and wait until it shows something; with a time of day, on a clock that the test moves."""
         context = self._browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **settings})
         self._stack.callback(context.close)
         page = context.new_page()
@@ -72,9 +74,10 @@ class Visitor:
         page.on(
             "console", lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None
         )
+        if time_of_day is not None:
+            page.clock.install(time=time_of_day)
         page.goto(url)
-        if wait:
-            page.wait_for_selector("body[data-link=live]:not([data-mode=empty])")
+        page.wait_for_selector(until)
         page.evaluate("() => { window.wasHereAllTheTime = true; }")
         return page
 
@@ -185,10 +188,7 @@ def test_nothing_but_a_change_of_leader_is_announced(server, visitor):
 
 def test_durations_count_on_by_themselves_whatever_the_browsers_time_of_day_is(server, visitor):
     show(server, one_role())
-    page = visitor.open(server.url, wait=False)
-    page.clock.install(time="2001-01-01T00:00:00Z")
-    page.reload()
-    page.wait_for_selector("body[data-link=live]")
+    page = visitor.open(server.url, time_of_day="2001-01-01T00:00:00Z")
     expect(page.locator("#sentence")).to_contain_text("for 3 min")
     before = page.inner_text("#tenure")
     page.clock.run_for(3000)
@@ -250,10 +250,7 @@ def test_a_server_that_goes_away_is_shown_and_recovered_from(server, visitor):
 
 def test_a_silent_server_counts_as_gone(server, visitor):
     show(server, one_role())
-    page = visitor.open(server.url, wait=False)
-    page.clock.install()
-    page.reload()
-    page.wait_for_selector("body[data-link=live]")
+    page = visitor.open(server.url, time_of_day="2030-01-01T00:00:00Z")
     page.route("**/events", lambda route: route.abort())  # the open stream stays as it is; no other is to be had
     page.clock.run_for(10_500)
     assert page.get_attribute("body", "data-link") == "stale"
@@ -270,11 +267,24 @@ def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, 
     page.wait_for_selector("body[data-link=live]")
 
 
+def test_a_page_that_was_open_before_the_store_answered_shows_everything_once_it_does(server, visitor):
+    source = StagedSource(one_role())
+    source.is_broken = True
+    server.serve(source)
+    page = visitor.open(server.url, until="body[data-link=stale]")
+    expect(page.locator("#stale")).to_contain_text("connection refused")
+    server.look_again()
+    page.wait_for_selector(LIVE)
+    assert sentence(page).startswith("node-b leads")
+    expect(page.locator("#ranges [aria-checked=true]")).to_have_text("1 h")
+
+
 # --- By hand ---
 
 
 def test_everything_can_be_reached_by_keyboard(server, visitor):
-    show(server, many_roles(12, nodes=5, terms=4))
+    stage = many_roles(12, nodes=5, terms=4)
+    show(server, stage)
     page = visitor.open(server.url)
     page.keyboard.press("?")
     expect(page.locator("#help-dialog")).to_be_visible()
@@ -303,6 +313,14 @@ def test_everything_can_be_reached_by_keyboard(server, visitor):
     expect(second).to_be_focused()
     outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid", "what has the focus is seen to have it"
+    name = second.locator(".cell.role .name").inner_text()
+    page.keyboard.press("/")
+    page.keyboard.press("Escape")
+    page.locator("#rows .row", has_text=name).focus()
+    stage.move(name, None)
+    server.look_again()
+    expect(page.locator("#rows .row").first).to_contain_text(name)
+    expect(page.locator("#rows .row").first).to_be_focused()
 
 
 def test_the_list_is_filtered_and_sorted(server, visitor):
@@ -409,29 +427,26 @@ def test_the_demo_counts_while_it_breaks_things_and_keeps_what_was_measured(serv
 # --- How it looks, and how fast ---
 
 
+def take_picture(page: Page, path: Path, scheme: Any, size: Any, *, full_page: bool = False) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(size)
+    page.wait_for_timeout(100)  # a frame or two: the timeline is drawn anew when its size has changed
+    assert is_within_width(page)
+    page.screenshot(path=path, full_page=full_page)
+
+
 def test_both_themes_a_phone_and_many_roles_are_kept_as_pictures(server, visitor, screenshots):
-    show(server, one_role(), "kill", "freeze", "cut", "step_down")
     wide, phone = {"width": 1280, "height": 900}, {"width": 320, "height": 700}
-    for name, settings in {
-        "one-role-light": {"color_scheme": "light", "viewport": wide},
-        "one-role-dark": {"color_scheme": "dark", "viewport": wide},
-        "one-role-phone": {"color_scheme": "dark", "viewport": phone},
-    }.items():
-        page = visitor.open(f"{server.url}#token={TOKEN}", reduced_motion="reduce", **settings)
-        assert is_within_width(page)
-        page.screenshot(path=screenshots / f"{name}.png", full_page=True)
-        page.close()
+    show(server, one_role(), "kill", "freeze", "cut", "step_down")
+    page = visitor.open(f"{server.url}#token={TOKEN}", reduced_motion="reduce")
+    for name, scheme, size in (("light", "light", wide), ("dark", "dark", wide), ("phone", "dark", phone)):
+        take_picture(page, screenshots / f"one-role-{name}.png", scheme, size, full_page=True)
+    page.close()
     server.stop()
     show(server, many_roles(60, nodes=12, terms=8))
-    for name, settings in {
-        "many-roles-light": {"color_scheme": "light", "viewport": wide},
-        "many-roles-dark": {"color_scheme": "dark", "viewport": wide},
-        "many-roles-phone": {"color_scheme": "light", "viewport": phone},
-    }.items():
-        page = visitor.open(server.url, reduced_motion="reduce", **settings)
-        assert is_within_width(page)
-        page.screenshot(path=screenshots / f"{name}.png")
-        page.close()
+    page = visitor.open(server.url, reduced_motion="reduce")
+    for name, scheme, size in (("light", "light", wide), ("dark", "dark", wide), ("phone", "light", phone)):
+        take_picture(page, screenshots / f"many-roles-{name}.png", scheme, size)
     assert len(list(screenshots.glob("*.png"))) >= 6
 
 
