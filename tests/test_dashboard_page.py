@@ -29,6 +29,13 @@ ROLE = "billing/scheduler"
 SECOND_MS = 1000
 PATIENT_MS = 15_000
 LIVE = "body[data-link=live]:not([data-mode=empty])"
+NAMES_OUTSIDE_THEIR_CELLS = """() => [...document.querySelectorAll("#rows .name, #candidates .name, #lanes .name")]
+    .filter((name) => {
+        const [inner, outer] = [name.getBoundingClientRect(), name.parentElement.getBoundingClientRect()];
+        return inner.right > outer.right + 1 || inner.height > 30;
+    }).map((name) => name.textContent.slice(0, 40))"""
+PART_OF_THE_TIMELINE_THAT_IS_PLOT = """() => document.getElementById("plot").clientWidth
+    / document.getElementById("timeline").clientWidth"""
 HOSTILE = (
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(2)>",
@@ -113,6 +120,11 @@ def sentence(page: Page) -> str:
 
 def bars(page: Page) -> int:
     return int(page.get_attribute("#plot", "data-bars") or 0)
+
+
+def seen_from(page: Page) -> str:
+    """Return from when it is what a stale page shows."""
+    return page.inner_text("#stale").partition("from ")[2][: len("12:34:56")]
 
 
 def was_not_reloaded(page: Page) -> bool:
@@ -212,6 +224,8 @@ def test_hostile_names_stay_text_and_inside_their_boxes(server, visitor):
     for index in range(len(HOSTILE)):
         page.locator("#rows .row").nth(index).click()
         assert is_within_width(page)
+        assert page.evaluate(NAMES_OUTSIDE_THEIR_CELLS) == []
+        assert page.evaluate(PART_OF_THE_TIMELINE_THAT_IS_PLOT) > 0.5
     text = page.inner_text("#rows")
     assert "<script>alert(1)</script>" in text
     assert "\\u202enode-b\\u2066" in text, "what turns a line around is shown as what it is"
@@ -235,9 +249,10 @@ def test_a_server_that_goes_away_is_shown_and_recovered_from(server, visitor):
     page.wait_for_selector("body[data-link=stale]", timeout=2 * SECOND_MS)
     expect(page.locator("#link-text")).to_have_text("Stale")
     expect(page.locator("#stale")).to_contain_text("No connection to the dashboard's server")
-    shown = page.inner_text("#tenure")
+    shown, seen = page.inner_text("#tenure"), seen_from(page)
     page.wait_for_timeout(1100)
     assert page.inner_text("#tenure") == shown, "what is not known does not count on"
+    assert seen_from(page) == seen
     assert page.title().startswith("Stale")
     stage.move(ROLE, "node-a")
     show(server, stage)

@@ -12,7 +12,7 @@ const COLUMNS = [
   { key: "leader", label: "Leader", sorts: (a, b) => byName(a.leader?.node ?? "", b.leader?.node ?? "") },
   { key: "tenure", label: "For", sorts: (a, b) => (b.leader?.acquired_at ?? 0) - (a.leader?.acquired_at ?? 0) },
   { key: "lease", label: "Lease" },
-  { key: "strip", label: "Who led when" },
+  { key: "strip", label: "History" },
   { key: "leaderless", label: "Leaderless", sorts: (a, b) => b.leaderless_s - a.leaderless_s },
   { key: "failovers", label: "Fail-overs", sorts: (a, b) => failoversOf(b) - failoversOf(a) },
 ];
