@@ -144,7 +144,7 @@ def test_the_page_says_who_leads_for_how_long_and_who_else_would(server, visitor
     expect(page.locator("#sentence")).to_contain_text("for 3 min")
     assert sentence(page).startswith("node-b leads billing/scheduler for 3 min")
     expect(page.locator("#facts")).to_contain_text("4005")
-    expect(page.locator("#lease-left")).to_contain_text("left of 15 s")
+    expect(page.locator("#lease-left")).to_contain_text("s left")
     expect(page.locator("#health")).to_have_text("Healthy")
     expect(page.locator("#candidates li")).to_have_count(3)
     expect(page.locator("#candidates li", has_text="node-b")).to_contain_text("leads")
@@ -433,9 +433,17 @@ def test_the_demo_counts_while_it_breaks_things_and_keeps_what_was_measured(serv
         expect(page.locator("#demo-big")).to_have_text(f"{measured_ms:g} ms")
     expect(buttons.nth(1)).to_be_enabled()
     assert page.locator("#demo-table td").all_inner_texts() == ["3", "4.2 ms", "5.1 ms", "9.7 ms"]
-    expect(page.locator("#demo-log li")).to_have_count(3)
+    expect(page.locator("#demo-log li:not([data-kind=note])")).to_have_count(3)
+    server.say("demo", {"action": None, "node": "node-b", "failover_ms": None, "text": "node-b is back"})
+    expect(page.locator("#demo-log li").first).to_contain_text("node-b is back")
     expect(page.locator("#demo-text")).to_have_text("<b>node-c</b> leads")
-    assert [name for name, _ in server.did] == ["kill"] * 3
+    buttons.nth(1).click()
+    server.say(
+        "demo", {"action": "freeze", "node": None, "failover_ms": None, "text": "nobody took over", "alarm": True}
+    )
+    expect(page.locator("#demo-reason")).to_have_text("nobody took over")
+    expect(buttons.first).to_be_enabled()
+    assert [name for name, _ in server.did] == ["kill"] * 3 + ["freeze"]
     assert server.did[0][1] == {"role": ROLE}
 
 

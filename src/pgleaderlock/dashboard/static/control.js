@@ -1,6 +1,6 @@
 // The few things one may ask for: a step-down, and in the demo worse. All of it needs the token.
 
-import { byId, isolated, make, makeName, reconcile, setHidden, setName, setText } from "./dom.js";
+import { byId, isolated, make, makeName, readable, reconcile, setData, setHidden, setName, setText } from "./dom.js";
 import * as words from "./words.js";
 
 const KEY = "pgleaderlock.token";
@@ -45,6 +45,7 @@ export class Control {
   #token = takeToken();
   #running = new Map();
   #measured = [];
+  #log = [];
   #timer = null;
 
   constructor(store, role) {
@@ -191,30 +192,33 @@ export class Control {
   }
 
   hear(message) {
-    if (message.failover_ms === null || message.failover_ms === undefined) {
-      if (message.text) setName(byId("demo-text"), message.text);
-      return;
+    const isMeasured = message.failover_ms !== null && message.failover_ms !== undefined;
+    this.#log.unshift({ ...message, isMeasured, number: (this.#log[0]?.number ?? 0) + 1 });
+    this.#log.length = Math.min(this.#log.length, LOG_KEPT);
+    if (isMeasured) {
+      this.#measured.push(message);
+      setHidden(byId("demo-results"), false);
+      setText(byId("demo-big"), words.milliseconds(message.failover_ms));
+      setName(byId("demo-text"), message.text ?? "");
     }
-    this.#measured.unshift({ ...message, number: (this.#measured[0]?.number ?? 0) + 1 });
-    this.#finish(message.action);
+    if (message.alarm) this.refusal = readable(message.text);
+    if (isMeasured || message.alarm) this.#finish(message.action);
     this.#showMeasured();
+    this.update();
   }
 
   #showMeasured() {
-    const [newest] = this.#measured;
-    setHidden(byId("demo-results"), false);
-    setText(byId("demo-big"), words.milliseconds(newest.failover_ms));
-    setName(byId("demo-text"), newest.text ?? "");
-    const actions = [...new Set(this.#measured.map((each) => each.action))];
+    const actions = this.#actions.filter((action) => this.#measured.some((each) => each.action === action));
     reconcile(byId("demo-table"), actions, (action) => action, makeFigures, (row, action) => {
       const all = this.#measured.filter((each) => each.action === action).map((each) => each.failover_ms).sort((a, b) => a - b);
       const values = [labelOf(action), String(all.length), ...[all[0], median(all), all.at(-1)].map(words.milliseconds)];
       values.forEach((value, index) => setText(row.children[index], value));
     });
-    reconcile(byId("demo-log"), this.#measured.slice(0, LOG_KEPT), (each) => each.number, makeLine, (line, each) => {
-      setText(line.children[0], labelOf(each.action));
+    reconcile(byId("demo-log"), this.#log, (each) => each.number, makeLine, (line, each) => {
+      setText(line.children[0], each.isMeasured ? labelOf(each.action) : "");
       setName(line.children[1], each.text ?? each.node);
-      setText(line.children[2], words.milliseconds(each.failover_ms));
+      setText(line.children[2], each.isMeasured ? words.milliseconds(each.failover_ms) : "");
+      setData(line, "kind", each.alarm ? "bad" : each.isMeasured ? "" : "note");
     });
   }
 }

@@ -121,7 +121,7 @@ export class Detail {
       return;
     }
     byId("lease-fill").style.transform = `scaleX(${lease.part.toFixed(4)})`;
-    const left = lease.left > 0 ? `Lease: ${lease.left.toFixed(lease.whole < 10 ? 1 : 0)} s left of ${words.took(lease.whole)}` : "Lease: renewal overdue";
+    const left = lease.left > 0 ? `Lease: ${lease.left.toFixed(lease.whole < 10 ? 1 : 0)} s left` : "Lease: renewal overdue";
     setText(byId("lease-left"), left);
     byId("lease-track").setAttribute("aria-label", left);
     setText(byId("lease-renewed"), `renewed ${lease.renewedAgo < 1 ? "just now" : `${words.span(lease.renewedAgo)} ago`}`);

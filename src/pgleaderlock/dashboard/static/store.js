@@ -45,7 +45,11 @@ export class Store {
     this.nodes = change.nodes ?? this.nodes;
     this.alerts = change.alerts ?? this.alerts;
     this.source = change.source ?? this.source;
-    if (change.events?.length) this.events = [...change.events, ...this.events].slice(0, EVENTS_KEPT);
+    if (change.events?.length) {
+      // Some are written late, by a leader that was frozen or cut off: they belong where they happened.
+      const all = [...change.events, ...this.events].sort((a, b) => b.at - a.at);
+      this.events = all.slice(0, EVENTS_KEPT);
+    }
     return { changed: changed.map((role) => role.lock), gone: change.gone ?? [], moved };
   }
 }

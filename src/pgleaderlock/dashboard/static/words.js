@@ -64,6 +64,9 @@ const CAUSES = {
   fenced: "a newer leader was seen",
   stepped_down: "it was asked to step down",
   aborted: "it was cut short",
+  health_failed: "a health check failed",
+  acquire_succeeded: "", // as it should be: nothing to explain
+  release_succeeded: "",
   seen_gone: "it was not seen to hold it any more",
   unknown: "for a reason unknown",
 };
@@ -83,6 +86,7 @@ const EVENTS = {
   reconnecting: "lost its connection and tries to keep the lead",
   stopped: "stopped",
   vanished: "vanished",
+  error: "reports an error",
   step_down_asked: "was asked to step down",
   overrun: "still runs work although it may not lead",
   overlap: "led while another did",
