@@ -163,7 +163,8 @@ async def test_whoever_comes_is_told_everything_and_then_what_changes():
     assert event == "snapshot"
     assert [role["role"] for role in state["roles"]] == ["role", "other"]
     assert state["source"]["is_fresh"]
-    assert json.loads(board.snapshot()) == state
+    assert {**json.loads(board.snapshot()), "at": 0} == {**state, "at": 0}
+    assert state["at"] == pytest.approx(200.0, abs=5)
 
     board.show(Look(201.0, 0.0, roles, lines))
     new = line("lost", 201.5)

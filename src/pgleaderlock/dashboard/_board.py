@@ -129,16 +129,16 @@ class Board:
         self.streams.say(message("beat", json.dumps({"at": self.now})))
 
     def snapshot(self) -> str:
-        """Return the whole as JSON. Made once for each change."""
+        """Return the whole as JSON, of this moment. All but the time is made once for each change."""
         if self._snapshot[0] != self._number:
             self._snapshot = (self._number, self._encode())
-        return self._snapshot[1]
+        return f'{{"at":{self.now!r},{self._snapshot[1]}'
 
     def _encode(self) -> str:
+        """Everything but the time, and without the brace that it begins with."""
         rest = _dumps(
             {
                 "seq": self._number,
-                "at": self._at,
                 "since": self._since,
                 "version": __version__,
                 "source": self._source(),
@@ -148,7 +148,7 @@ class Board:
                 "events": self._events,
             }
         )
-        return f'{rest[:-1]},"roles":[{",".join(self._texts.values())}]}}'
+        return f'{rest[1:-1]},"roles":[{",".join(self._texts.values())}]}}'
 
     def _source(self) -> Json:
         return {
@@ -187,7 +187,7 @@ class Board:
 
     def _say_change(self, changed: list[str], parts: Json) -> None:
         self._number += 1
-        rest = _dumps({"seq": self._number, "at": self._at, **parts})
+        rest = _dumps({"seq": self._number, "at": self.now, "since": self._since, **parts})
         roles = ",".join(self._texts[lock] for lock in changed)
         self.streams.say(message("change", f'{rest[:-1]},"roles":[{roles}]}}', self._number))
 

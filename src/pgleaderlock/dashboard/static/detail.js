@@ -187,9 +187,11 @@ export class Detail {
     const failovers = failoversOf(role);
     const how = Object.entries(role.failovers ?? {}).map(([each, n]) => `${n} × ${words.failoverWord(each)}`);
     const within = `In the last ${words.span(this.#store.span)}`;
+    const isAtMost = role.leaderless_s > 0 && role.gaps.some((gap) => gap.at_most);
+    const exactness = isAtMost ? "\nA leader that vanished led until it was last heard of, or longer" : "";
     showFacts(byId("figures"), [
-      ["Leaderless", role.leaderless_s > 0 ? words.took(role.leaderless_s) : "never", within, role.leaderless_s > 0 ? "" : "good"],
-      ["Led", words.percent(role.availability ?? 1), within],
+      ["Leaderless", role.leaderless_s > 0 ? `${isAtMost ? "≤ " : ""}${words.took(role.leaderless_s)}` : "never", within + exactness, role.leaderless_s > 0 ? "" : "good"],
+      ["Led", `${isAtMost ? "≥ " : ""}${words.percent(role.availability ?? 1)}`, within + exactness],
       ["Fail-overs", String(failovers), how.join("\n") || within],
       ["Two at once", role.overlaps ? `${role.overlaps} ×` : "never", within, role.overlaps ? "bad" : "good"],
     ]);

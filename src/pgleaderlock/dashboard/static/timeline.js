@@ -160,11 +160,14 @@ export class Timeline {
     const x = Math.min(box.x, width - box.width);
     const isShort = box.width < 3;
     context.fillStyle = colours.gap;
-    context.globalAlpha = isShort ? 0.45 : 0.2;
+    // A leader that vanished may have led on, unheard of: its gap is at most this long, and paler.
+    const certainty = gap.at_most ? 0.5 : 1;
+    context.globalAlpha = certainty * (isShort ? 0.45 : 0.2);
     // Where there are many, the marks at the top must do: lines would hide what they are between.
     if (!isShort || !this.#isCrowded) context.fillRect(x, 0, isShort ? 1.5 : box.width, height);
-    context.globalAlpha = 1;
+    context.globalAlpha = certainty;
     context.fillRect(x - (isShort ? 0.75 : 0), 0, isShort ? 3 : box.width, 4);
+    context.globalAlpha = 1;
   }
 
   #drawChosen(context, width) {
@@ -302,7 +305,9 @@ function linesFor(each, now) {
   const until = each.ended_at === null ? "now" : words.clock(each.ended_at);
   const from = `${words.dayAndClock(each.began_at, now)} – ${until}`;
   if (each.node === undefined) {
-    return [`for ${words.took(lasted)}${each.ended_at === null ? " so far" : ""}`, from, words.causeWord(each.cause)].filter(Boolean);
+    const howLong = `for ${each.at_most ? "at most " : ""}${words.took(lasted)}${each.ended_at === null ? " so far" : ""}`;
+    const why = each.at_most ? "since the leader was last heard of" : words.causeWord(each.cause);
+    return [howLong, from, why].filter(Boolean);
   }
   const token = each.token === null ? "" : `token ${each.token}`;
   const led = each.ended_at === null ? `leads for ${words.took(lasted)}` : `led for ${words.took(lasted)}`;
@@ -332,7 +337,7 @@ export function showTermsTable(body, role, now) {
     setData(row, "kind", isGap ? "bad" : "");
     setName(cells[0].firstChild, isGap ? "nobody" : each.node);
     setText(cells[1], words.dayAndClock(each.began_at, now));
-    setText(cells[2], words.took(endOf(each, now) - each.began_at));
+    setText(cells[2], `${each.at_most ? "≤ " : ""}${words.took(endOf(each, now) - each.began_at)}`);
     setText(cells[3], each.ended_at === null ? (isGap ? "not yet over" : "leads") : isGap ? words.causeWord(each.cause) : words.endWord(each.end, each.cause));
     setText(cells[4], isGap || each.token === null ? "" : String(each.token));
   };
