@@ -185,8 +185,14 @@ def test_status_says_of_a_leader_that_it_is_silent(hand: Hand):
 def test_status_of_an_empty_registry_says_so(hand: Hand):
     result = run("status", *hand.options)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no role" in result.stderr
+    assert "no role. Only nodes that keep a registry are in it" in result.stderr
+    assert "nobody leads" not in result.stderr  # which an empty registry cannot know
     assert run("status", *hand.options, "--json").stdout == ""
+
+
+def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
+    with Process(*CLI, "watch", *hand.options) as process:
+        process.wait_for("Only nodes that keep a registry are in it")
 
 
 @pytest.mark.parametrize("command", ["status", "history", "watch", "audit", "step-down"])

@@ -28,6 +28,7 @@ __all__ = [
     "opened",
     "print_record",
     "role_fields",
+    "roles_picture",
     "roles_table",
     "show_roles",
     "silence_s",
@@ -37,6 +38,9 @@ __all__ = [
 _ADVICE = "check --dsn or $PG_DSN, --schema or --config, and that the server is up and lets this user in."
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _SHOWN_NAMES = 10
+_WHO_IS_IN_IT = (  # an empty registry does not mean that nobody leads: most locks are held without one
+    "Only nodes that keep a registry are in it; who holds a lock without one, pgleaderlock status --role NAME shows."
+)
 
 
 async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
@@ -51,7 +55,12 @@ async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
         console.print(roles_table(roles, console.width))
     else:
         of_them = "" if place.roles is None else " of this configuration"
-        click.echo(f"The registry shows no role{of_them}: nobody leads, and nobody stands for anything.", err=True)
+        click.echo(f"The registry shows no role{of_them}. {_WHO_IS_IN_IT}", err=True)
+
+
+def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:
+    """Return the table, or what an empty one would leave people to guess."""
+    return roles_table(roles, width) if roles else Text(f"The registry shows no role. {_WHO_IS_IN_IT}")
 
 
 # --- Reading ---

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import print_record, role_fields, roles_table, silence_s, unreachable
+from pgleaderlock.cli.roles import print_record, role_fields, roles_picture, silence_s, unreachable
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.tables import console_for
 from pgleaderlock.cli.times import duration, iso
@@ -139,7 +139,7 @@ class _LiveTable:
         self._table: Any = Text()
 
     def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:
-        self._table = Group(roles_table(roles, self._live.console.width), *_beside(board))
+        self._table = Group(roles_picture(roles, self._live.console.width), *_beside(board))
         self._draw(Text(f"{(iso(now) or '')[11:19]} UTC, Ctrl-C ends it", style="dim"))
 
     def show_stale(self, error: str, since: float, now: float) -> None:  # noqa: ARG002 - every screen is told
@@ -166,7 +166,7 @@ class _Tables:
         if essence != self._shown:
             click.echo(f"{iso(now)}")
             console = console_for()
-            console.print(roles_table(roles, console.width))
+            console.print(roles_picture(roles, console.width))
         elif self._is_stale:
             click.echo(f"{iso(now)} fresh again, and nothing has changed")
         self._shown, self._is_stale = essence, False
