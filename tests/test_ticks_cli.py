@@ -98,7 +98,7 @@ async def test_people_get_a_table_that_obeys_nobody(postgres: Postgres, key: Loc
     assert "newest 1 (--limit)" in cut.stderr
     nothing = await show(*here, "--job", "nobody's", "--since", "1h")
     assert nothing.exit_code == 0
-    assert "The ledger has nothing since" in nothing.stderr
+    assert f"The ledger in schema pgleaderlock has nothing of job nobody's of lock {key} since 2" in nothing.stderr
 
 
 async def test_a_lock_can_be_named_by_its_role(postgres: Postgres):

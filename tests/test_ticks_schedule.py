@@ -64,8 +64,9 @@ def test_every_process_finds_the_same_slots_wherever_it_begins(ms, begun_us):
 
 @pytest.mark.parametrize("interval", ["", "5 parsecs", 0, "0s", -1, None, True])
 def test_an_interval_that_is_none_is_refused(interval):
-    with pytest.raises(ValueError, match="the interval must be"):
+    with pytest.raises(ValueError, match="the interval must be") as refused:
         Every(interval)
+    assert repr(interval) in str(refused.value)
 
 
 def test_an_interval_is_written_as_people_do():

@@ -42,7 +42,9 @@ async def show_ticks(
     if is_cut:
         click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
     if not ticks:
-        click.echo(f"The ledger has nothing{f' since {iso(since_at)}' if since_at else ''}.", err=True)
+        of_them = "".join(f" of {what}" for what in (job and f"job {visible(job)}", named and f"lock {named}") if what)
+        since_then = f" since {iso(since_at)}" if since_at else ""
+        click.echo(f"The ledger in schema {visible(schema)} has nothing{of_them}{since_then}.", err=True)
 
 
 def _fields(tick: RecordedTick) -> dict[str, Any]:

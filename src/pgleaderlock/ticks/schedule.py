@@ -42,9 +42,9 @@ class Every:
         try:
             seconds = parse_duration(interval)
         except ValueError as error:
-            raise ValueError(f"the interval {error}") from None
+            raise ValueError(f"the interval {error}, not {interval!r}") from None
         if seconds == 0:
-            raise ValueError("the interval must be longer than nothing")
+            raise ValueError(f"the interval must be longer than nothing, not {interval!r}")
         self._interval = timedelta(seconds=seconds)
         self.written = f"every {show_duration(seconds)}"
 
