@@ -52,7 +52,7 @@ def run_fence(connection: object, statement: str, lock: str, words: FenceWords =
         )
     _check_in_transaction(connection, words)
     if isinstance(connection, AsyncConnection):
-        return _run(connection, statement, lock, words)
+        return _fence_to_be_awaited(connection, statement, lock, words)
     try:
         connection.execute(statement.encode())
     except psycopg.Error as error:
@@ -60,7 +60,8 @@ def run_fence(connection: object, statement: str, lock: str, words: FenceWords =
     return None
 
 
-async def _run(connection: AsyncConnection[Any], statement: str, lock: str, words: FenceWords) -> None:
+async def _fence_to_be_awaited(connection: AsyncConnection[Any], statement: str, lock: str, words: FenceWords) -> None:
+    """Run it; Python says this name to whoever forgets the await."""
     try:
         await connection.execute(statement.encode())
     except psycopg.Error as error:
