@@ -317,7 +317,12 @@ def test_ctrl_z_stops_the_job_and_going_on_gives_the_terminal_back(session: Sess
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--role", "a", "--", "nonesuch-command"), exit_codes.NOT_FOUND, "nonesuch-command was not found"),
+        (
+            ("--role", "a", "--", "nonesuch-command"),
+            exit_codes.NOT_FOUND,
+            "nonesuch-command was not found in $PATH, which",
+        ),
+        (("--json", "--role", "a", "--", "nonesuch"), exit_codes.NOT_FOUND, '"event": "failed", "level": "error"'),
         (("--role", "a", "--", "/nonesuch/command"), exit_codes.NOT_FOUND, "was not found"),
         (("--role", "a", "--", "/etc/passwd"), exit_codes.CANNOT_EXECUTE, "cannot be executed: Permission denied"),
         (("--role", "a", "--", "/tmp"), exit_codes.CANNOT_EXECUTE, "cannot be executed"),
@@ -348,7 +353,7 @@ def test_a_program_that_only_the_kernel_refuses_is_told_when_it_is_tried(postgre
     script.chmod(0o755)
     done = run(*words(postgres, role, str(script), options=("-q",)))
     assert done.returncode == exit_codes.NOT_FOUND
-    assert "was not found" in done.stderr
+    assert "was not found by the system, although it is there" in done.stderr
 
 
 def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]):
@@ -356,6 +361,13 @@ def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.Capt
     done = run(*CLI, *nobody)
     assert done.returncode == exit_codes.EXEC_UNREACHABLE
     assert "cannot connect" in done.stderr
+
+
+def test_a_program_that_reads_json_finds_nothing_else_when_it_fails():
+    nobody = ("--dsn", "postgresql://127.0.0.1:1/none", "--role", "a", "--wait", "0", "--json", "--", "true")
+    last = [json.loads(line) for line in run(*CLI, *nobody).stderr.splitlines()][-1]
+    assert (last["event"], last["level"], last["code"]) == ("failed", "error", exit_codes.EXEC_UNREACHABLE)
+    assert "cannot connect" in last["text"]
 
 
 def test_the_help_says_what_the_codes_mean(capsys: pytest.CaptureFixture[str]):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,8 @@ __all__ = ["exec_command"]
 
 _LONGEST_RETRY_S = 5.0  # what runs a command should be up soon after its database is
 _NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
+_Complain = Callable[[int, str], int]
+"""Say why we end with this exit code, and return it."""
 
 
 class _Command(click.Command):
@@ -89,8 +92,9 @@ def exec_command(
     Signals are passed on to the command, and its exit code is ours. In its environment: PGLEADERLOCK_ROLE,
     PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start.
     """
-    if (code := _refusal(command[0])) is not None:
-        context.exit(code)
+    complain = _json_complaint if as_json else _complaint
+    if (why := _why_refused(command[0])) is not None:
+        context.exit(_refuse(command[0], why, complain))
     try:
         times = KillTimes(choose_lease_s(lease_s, health_interval_s))
     except ValueError as error:
@@ -106,9 +110,8 @@ def exec_command(
         with elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target):
             ending = asyncio.run(_supervise(lock, target, job, policy, tell))
     except UnreachableError as error:
-        click.echo(f"Error: {error.message}", err=True)
-        context.exit(exit_codes.EXEC_UNREACHABLE)
-    context.exit(_code_of(ending, target, command[0], quiet=quiet))
+        context.exit(complain(exit_codes.EXEC_UNREACHABLE, error.message))
+    context.exit(_code_of(ending, target, command[0], complain, quiet=quiet))
 
 
 async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, tell: Tell) -> Ending:
@@ -116,34 +119,41 @@ async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, t
     return await Supervisor(lock, job, policy, target.name, tell).run()
 
 
-def _refusal(program: str) -> int | None:
-    """Find out before anybody waits whether the command can be executed at all; say so if not."""
+def _why_refused(program: str) -> int | None:
+    """Find out before anybody waits whether the command can be executed at all; the system's error number if not."""
     if shutil.which(program) is not None:
         return None
     if "/" in program and Path(program).exists():
-        return _refuse(program, errno.EACCES)
+        return errno.EACCES
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     found = "/" not in program and any(Path(folder, program).is_file() for folder in folders if folder)
-    return _refuse(program, errno.EACCES if found else errno.ENOENT)
+    return errno.EACCES if found else errno.ENOENT
 
 
-def _refuse(program: str, why: int) -> int:
-    is_missing = why in _NO_SUCH
-    what = "was not found" if is_missing else f"cannot be executed: {os.strerror(why)}"
-    click.echo(f"Error: {visible(program)} {what}", err=True)
-    return exit_codes.NOT_FOUND if is_missing else exit_codes.CANNOT_EXECUTE
+def _refuse(program: str, why: int, complain: _Complain) -> int:
+    if why in _NO_SUCH:
+        return complain(exit_codes.NOT_FOUND, f"{visible(program)} {_what_is_missing(program)}")
+    return complain(exit_codes.CANNOT_EXECUTE, f"{visible(program)} cannot be executed: {os.strerror(why)}")
 
 
-def _code_of(ending: Ending, target: Target, program: str, *, quiet: bool) -> int:
+def _what_is_missing(program: str) -> str:
+    if shutil.which(program) is not None:  # it is there, and the kernel says that it is not
+        return "was not found by the system, although it is there: is there what its first line (#!) names?"
+    if "/" in program:
+        return "was not found"
+    return f"was not found in $PATH, which is {visible(os.environ.get('PATH', os.defpath))}"  # cron's is a short one
+
+
+def _code_of(ending: Ending, target: Target, program: str, complain: _Complain, *, quiet: bool) -> int:
     """Turn the ending into an exit code, with a word on what is not the command's own doing."""
     if ending.how in (How.COMMAND, How.SIGNALLED):
         return ending.code
     if ending.how is How.REFUSED:
-        return _refuse(program, ending.code)
+        return _refuse(program, ending.code, complain)
     code, text = _explain(ending, target)
-    if not (quiet and ending.how is How.NOT_ACQUIRED):  # which is what a cron job on the other hosts should find
-        click.echo(f"Error: {text}", err=True)
-    return code
+    if quiet and ending.how is How.NOT_ACQUIRED:  # which is what a cron job on the other hosts should find
+        return code
+    return complain(code, text)
 
 
 def _explain(ending: Ending, target: Target) -> tuple[int, str]:
@@ -159,16 +169,32 @@ def _explain(ending: Ending, target: Target) -> tuple[int, str]:
             return exit_codes.EXEC_FAILED, f"the command's guardian could not be started: {ending.error}"
 
 
+# --- How it is told ---
+
+
+def _complaint(code: int, text: str) -> int:
+    click.echo(f"Error: {text}", err=True)
+    return code
+
+
+def _json_complaint(code: int, text: str) -> int:
+    _json_line("ERROR", "failed", text, code=code)
+    return code
+
+
 def _log(level: str, _event: str, text: str, /, **_fields: Any) -> None:
     logger.log(level, text)
 
 
 def _json_teller(*, quiet: bool) -> Tell:
     def tell(level: str, event: str, text: str, /, **fields: Any) -> None:
-        if quiet and level != "ERROR":
-            return
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": at, "event": event, "level": level.lower(), "text": text, **fields})
-        click.echo(line, file=sys.stderr)
+        if not quiet or level == "ERROR":
+            _json_line(level, event, text, **fields)
 
     return tell
+
+
+def _json_line(level: str, event: str, text: str, /, **fields: Any) -> None:
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": at, "event": event, "level": level.lower(), "text": text, **fields})
+    click.echo(line, file=sys.stderr)
