@@ -370,6 +370,13 @@ def test_a_program_that_reads_json_finds_nothing_else_when_it_fails():
     assert "cannot connect" in last["text"]
 
 
+def test_no_store_is_wrong_usage_since_every_host_would_lead(monkeypatch: pytest.MonkeyPatch, capsys):
+    for name in ("PG_DSN", "PGLEADERLOCK_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert invoke(["exec", "--role", "a", "--", "true"]) == exit_codes.USAGE
+    assert "the store that all hosts share" in capsys.readouterr().err
+
+
 def test_the_help_says_what_the_codes_mean(capsys: pytest.CaptureFixture[str]):
     assert invoke(["exec", "--help"]) == 0
     shown = capsys.readouterr().out

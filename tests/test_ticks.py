@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -603,6 +604,27 @@ async def test_a_transaction_that_is_left_open_is_ended_by_the_server(postgres: 
         with pytest.raises(psycopg.Error, match="idle-in-transaction timeout"):
             await connection.execute("SELECT 1")
         await connection.close()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_a_mark_that_was_not_awaited_makes_the_run_a_failure(postgres: Postgres, key: LockKey):
+    ran = asyncio.Event()
+
+    async def forgetful(tick: Tick) -> None:
+        async with await psycopg.AsyncConnection.connect(postgres.dsn) as connection, connection.transaction():
+            tick.done_in(connection)
+        ran.set()
+
+    async with leading(postgres.dsn, key) as lock:
+        lock.every("200ms", forgetful, name="job")
+        await lead(lock)
+        await asyncio.wait_for(ran.wait(), 15)
+
+        async def failed() -> bool:
+            return "failed" in await states(postgres.dsn, key)
+
+        await eventually(failed)
+    gc.collect()  # what was not awaited says so now, and not in another test
 
 
 async def test_done_in_says_what_is_missing(postgres: Postgres, own_server: Server, key: LockKey):

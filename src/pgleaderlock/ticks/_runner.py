@@ -143,7 +143,9 @@ class JobRunner:
         except Exception as raised:  # noqa: BLE001 - it is a user's
             error = raised
         else:
-            return None
+            if not tick.has_unsent_mark:
+                return None
+            error = LockError("tick.done_in() was called and not awaited: what it was to mark is not marked")
         if not (isinstance(error, LeadershipLost) and term.is_ending):
             self._logger.error(WORK_FAILED, work=self._job.name, slot=run.slot.isoformat(), error=error, exc_info=error)
             self._host.report(EventKind.ERROR, WORK_FAILED, error)

@@ -47,6 +47,7 @@ class Tick:
         self.late_s = late_s
         """How long after its time, by the database's clock, this was claimed."""
         self._done_sql = done_sql
+        self._unsent_marks = 0
 
     @property
     def is_ending(self) -> bool:
@@ -87,7 +88,20 @@ class Tick:
         Let it end the whole transaction. From then on a successor that looks at this slot waits for the transaction;
         left idle for longer than the lease, it is ended by the server.
         """
-        return run_fence(connection, self._done_sql, f"slot {self.slot:%FT%TZ} of job {self.job!r}", _DONE_IN)
+        answer = run_fence(connection, self._done_sql, f"slot {self.slot:%FT%TZ} of job {self.job!r}", _DONE_IN)
+        if answer is None:
+            return None
+        self._unsent_marks += 1
+        return self._mark_to_be_awaited(answer)
+
+    async def _mark_to_be_awaited(self, answer: Awaitable[None]) -> None:
+        self._unsent_marks -= 1
+        await answer
+
+    @property
+    def has_unsent_mark(self) -> bool:
+        """Whether :meth:`done_in` was called and its answer never awaited: then the effect has no mark."""
+        return self._unsent_marks > 0
 
     def done_sql(self) -> str:
         """Return :meth:`done_in` as one SQL statement without parameters, for other drivers. SQLSTATE ``PGL01``."""
