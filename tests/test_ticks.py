@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import psycopg
 import pytest
@@ -185,6 +185,41 @@ async def test_an_error_that_cannot_be_printed_is_recorded_by_its_kind(postgres:
         await lead(lock)
         await eventually_states(postgres.dsn, key, ["failed"])
     assert (await rows(postgres.dsn, key))[0][4] == "MuteError"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_exception_of_a_rare_kind_is_a_failure_like_any_other(
+    postgres: Postgres, key: LockKey, is_async: bool
+):
+    class Rare(BaseException):
+        pass
+
+    def fail_in_a_thread() -> None:
+        raise (Rare if is_async else SystemExit)(3)
+
+    async def fail() -> None:
+        fail_in_a_thread()
+
+    async with leading(postgres.dsn, key) as lock:
+        lock.every("50ms", fail if is_async else fail_in_a_thread, name="job", if_missed="all")
+        await lead(lock)
+        await eventually_states(postgres.dsn, key, ["failed", "failed"])
+    assert ("Rare" if is_async else "SystemExit") in (await rows(postgres.dsn, key))[0][4]
+
+
+async def test_a_thread_that_cannot_be_had_is_not_waited_for_in_the_next_term(
+    postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    ran = threading.Event()
+    async with leading(postgres.dsn, key) as lock:
+        lock.every("1s", ran.set, name="job")
+        with monkeypatch.context() as scarce:
+            scarce.setattr(threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
+            await lead(lock)
+            await eventually_states(postgres.dsn, key, ["failed"])
+            await lock.shutdown()
+        await lead(lock)
+        await until(ran.is_set, timeout_s=10)
 
 
 async def test_one_run_at_a_time_and_what_a_long_one_makes_late_is_skipped_but_for_the_newest(

@@ -112,6 +112,7 @@ class Stint:
         self.over: asyncio.Future[None] = self._loop.create_future()
         """Done when nothing of this runs any more. Shared: not to be cancelled."""
         self.is_reported = False
+        self._is_ended = False
         self._before = None if previous is None else previous.over_here()
         if self._before is not None:
             self._wait_for(self._before)
@@ -122,6 +123,11 @@ class Stint:
     def name(self) -> str:
         """Whose it is."""
         return self._body.name
+
+    @property
+    def fn(self) -> Work:
+        """What it calls."""
+        return self._body.fn
 
     @property
     def is_over(self) -> bool:
@@ -148,7 +154,8 @@ class Stint:
 
     def end(self) -> None:
         """Cancel it, once: a second time would cut short what it does to stop. A thread is told by its term."""
-        if not self._loop.is_closed() and not self._task.cancelling():
+        if not self._is_ended and not self._loop.is_closed():
+            self._is_ended = True  # not what its task counts: work may have swallowed a cancellation that was not ours
             self._task.cancel()
 
     def _wait_for(self, future: asyncio.Future[Any]) -> None:
@@ -176,7 +183,7 @@ class Stint:
                 return
             how = self._body.policy.on_return if error is None else self._body.policy.on_failure
             if how != "restart":
-                self._body.error = error
+                self._body.error = error if how == "stop" else None
                 self._body.host.leave(how)
                 return
             if self._body.host.clock() - began_at >= _STEADY_S:
@@ -204,8 +211,10 @@ class Stint:
             if task is None or task.cancelling():
                 raise
             error: Exception = LockError("the work was cancelled, and not by its election")
-        except Exception as raised:  # noqa: BLE001 - it is a user's
-            error = raised
+        except (KeyboardInterrupt, SystemExit):
+            raise  # of a coroutine, and asyncio ends the event loop. What a thread raised comes as an error
+        except BaseException as raised:  # noqa: BLE001 - it is a user's
+            error = _threads.failure(raised)
         else:
             return None
         self._report(error)
@@ -218,7 +227,11 @@ class Stint:
     async def _call_in_a_thread(self) -> object:
         name = f"pgleaderlock work {self.name}"
         self._thread_is_free.clear()
-        thread = _threads.begin(self._call_here, name)
+        try:
+            thread = _threads.begin(self._call_here, name)
+        except BaseException:  # this system cannot have one more
+            self._thread_is_free.set()
+            raise
         self._wait_for(thread)
         try:
             await asyncio.wait({thread})

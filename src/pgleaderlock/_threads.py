@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["begin"]
+__all__ = ["begin", "failure"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def begin(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         if error is None:
             answer.set_result(result)  # type: ignore[arg-type] # then there is one
         else:
-            answer.set_exception(_storable(error))
+            answer.set_exception(failure(error))
 
     def do() -> None:
         result, error = None, None
@@ -48,10 +48,10 @@ def begin(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     return answer
 
 
-def _storable(error: BaseException) -> BaseException:
-    """A future takes any exception but StopIteration, which would end whoever awaits it in silence."""
-    if not isinstance(error, StopIteration):
+def failure(error: BaseException) -> Exception:
+    """Return what an event loop can be told: StopIteration ends whoever awaits it, and ``sys.exit()`` the loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    stored = RuntimeError("the function raised StopIteration")
-    stored.__cause__ = error
-    return stored
+    told = RuntimeError(f"the function raised {type(error).__name__}: that ends its call, and nothing else")
+    told.__cause__ = error
+    return told

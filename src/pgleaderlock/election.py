@@ -630,6 +630,8 @@ class Election(Gated):
             return Fact(Input.HEALTH_FAILED, error)
         if grant is None:
             return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
+        if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
+            return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
         return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
 
     def _renew_in_s(self, grant: Grant) -> float:

@@ -140,8 +140,10 @@ class JobRunner:
             if task is None or task.cancelling():
                 raise
             error: Exception = LockError("the run was cancelled, and not by its election")
-        except Exception as raised:  # noqa: BLE001 - it is a user's
-            error = raised
+        except (KeyboardInterrupt, SystemExit):
+            raise  # of a coroutine, and asyncio ends the event loop. What a thread raised comes as an error
+        except BaseException as raised:  # noqa: BLE001 - it is a user's
+            error = _threads.failure(raised)
         else:
             if not tick.has_unsent_mark:
                 return None
@@ -178,7 +180,11 @@ class JobRunner:
                 self._thread_rests.set()
 
         self._thread_rests.clear()
-        thread = _threads.begin(work, f"pgleaderlock job {self._job.name}")
+        try:
+            thread = _threads.begin(work, f"pgleaderlock job {self._job.name}")
+        except BaseException:  # this system cannot have one more
+            self._thread_rests.set()
+            raise
         try:
             await asyncio.wait({thread})
         except asyncio.CancelledError:
