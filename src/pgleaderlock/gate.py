@@ -13,9 +13,11 @@ on; only the hard fence ends those.
 
 import asyncio
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 from pgleaderlock._bodies import Body, Host, Stint, Work, WorkPolicy, is_on_a_loop
+from pgleaderlock.clock import Clock
 from pgleaderlock.errors import WorkOverrun
 from pgleaderlock.models import EventKind, Grant, LockState
 from pgleaderlock.term import Term
@@ -26,16 +28,30 @@ __all__ = ["Gate"]
 class _HeldTerm(Term):
     """A term with its strings attached: the gate alone pulls them."""
 
+    def __init__(self, grant: Grant, grant_now: Callable[[], Grant | None], clock: Clock, described: str) -> None:
+        super().__init__(grant, grant_now, clock, described)
+        self._shares: weakref.WeakSet[_HeldTerm] = weakref.WeakSet()  # a term may see many come and go
+
+    def share(self) -> "_HeldTerm":
+        """Return the same term for one that may have to stop before the others do."""
+        shared = _HeldTerm(self._grant, self._grant_now, self._clock, self._described)
+        self._shares.add(shared)
+        return shared
+
     def ask(self, hand_over_at: float | None = None) -> None:
         """Say that it is time to stop."""
         if hand_over_at is not None:
             self._hand_over_at = hand_over_at
         self._asked.set()
         self._asked_here.set()
+        for shared in self._shares:
+            shared.ask(hand_over_at)
 
     def close(self, grant: Grant) -> None:
         """Say that the term is over, with the last grant that counted: how long there is to stop in."""
         self._grant = grant
+        for shared in self._shares:
+            shared.close(grant)
         self.ask()
 
 
@@ -48,6 +64,8 @@ class Gate:
         self._term: _HeldTerm | None = None
         self._stints: list[Stint] = []
         """What may still run, of this term and of earlier ones."""
+        self._removable: dict[Body, _HeldTerm | None] = {}
+        """Work that may be taken away, each with a term of its own while there is one."""
 
     @property
     def host(self) -> Host:
@@ -67,7 +85,7 @@ class Gate:
     @property
     def is_here(self) -> bool:
         """Whether the caller is a piece of this work."""
-        return any(stint.is_here for stint in self._stints)
+        return any(stint.is_here and not stint.is_over for stint in self._stints)
 
     def follow(self, state: LockState, grant: Grant | None) -> None:
         """Open or close with the election's state. To be called in the step that changed it."""
@@ -76,22 +94,32 @@ class Gate:
         elif state is not LockState.LEADER and self._term is not None and grant is not None:
             self._close(grant)
 
-    def add(self, fn: Work, policy: WorkPolicy, name: str | None = None) -> Body:
+    def add(self, fn: Work, policy: WorkPolicy, name: str | None = None, *, removable: bool = False) -> Body:
         """Run this in every term from now on; in the present one too, if there is one."""
         body = Body(fn, policy, self._host, name)
         self._bodies.append(body)
+        if removable:
+            self._removable[body] = None
+            body.stint = self._left_of(fn)
         if self._term is not None and not self._term.is_ending:
             self._begin(body, self._term)
         return body
 
     def remove(self, body: Body) -> asyncio.Future[None] | None:
         """Run this no more. Returns what is done when it has stopped; None if it has."""
-        if body in self._bodies:
-            self._bodies.remove(body)
+        self._bodies.remove(body)
+        term = self._removable.pop(body)
         if body.stint is None or body.stint.is_over:
             return None
+        if term is not None:
+            term.ask()  # a thread hears of it in no other way
         body.stint.end()
         return body.stint.over
+
+    def _left_of(self, fn: Work) -> Stint | None:
+        """What still runs of this function, which was taken away and comes back: it must not run twice at once."""
+        left = [stint for stint in self._stints if stint.fn == fn and not stint.is_over]
+        return left[-1] if left and all(body.fn != fn for body in self._bodies[:-1]) else None
 
     async def drain(self, bound_s: float) -> None:
         """Before a hand-over: ask everything to stop, and wait until it has. Whoever waits sets the bound."""
@@ -117,17 +145,18 @@ class Gate:
         self._report([stint for stint in self._stints if not stint.is_over])
 
     def _open(self, grant: Grant) -> None:
-        self._stints = [stint for stint in self._stints if not stint.is_over]
         host = self._host
         held = _HeldTerm(grant, lambda: host.grant_now() if self._term is held else None, host.clock, host.described)
         self._term = held
         for body in self._bodies:
             self._begin(body, held)
 
-    def _begin(self, body: Body, term: Term) -> None:
+    def _begin(self, body: Body, term: _HeldTerm) -> None:
+        if body in self._removable:
+            term = self._removable[body] = term.share()
         body.begin(term)
         assert body.stint is not None  # noqa: S101 - which the line before has made
-        self._stints.append(body.stint)
+        self._stints = [*(stint for stint in self._stints if not stint.is_over), body.stint]
         body.stint.over.add_done_callback(lambda _: self._note_end())
 
     def _note_end(self) -> None:

@@ -90,15 +90,21 @@ class Gated(Callbacks):
         Starts the election unless it runs, and then also shuts it down when the caller is cancelled. What the work
         returned is returned; what it raised is raised, if that is why the election stopped (``stop``).
         """
-        is_ours = not self._is_running()
-        body = self._gate.add(fn, WorkPolicy(on_return, on_failure, drains), name)
+        policy = WorkPolicy(on_return, on_failure, drains)
+        return await self._run_work(fn, policy, name, is_ours=not self._is_running())
+
+    async def _run_work(self, fn: Work, policy: WorkPolicy, name: str | None, *, is_ours: bool) -> object:
+        """Do so in an election that is ours to shut down, or is not."""
+        body = self._gate.add(fn, policy, name, removable=True)
         try:
             await self.start()
             await self._until_stopped()
         finally:
-            if is_ours:
-                await self.shutdown()
-            stopping = self._gate.remove(body)
+            try:
+                if is_ours:
+                    await self.shutdown()
+            finally:  # also when the caller is cancelled once more: or it would run in the next term, unasked
+                stopping = self._gate.remove(body)
             if stopping is not None and not is_ours:  # a shutdown has waited for as long as there was to wait
                 await asyncio.wait({stopping})
         if body.error is not None:

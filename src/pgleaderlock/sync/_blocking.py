@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from pgleaderlock._bodies import AfterWork, Work, is_async
+from pgleaderlock._bodies import AfterWork, Work, WorkPolicy, is_async
 from pgleaderlock._checks import check_callable, check_seconds
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LockError
@@ -146,17 +146,16 @@ class BlockingElection(Generic[A]):
         refuse_coroutines("gated work", fn)
         if self._callbacks.is_here or self.is_in_gated_work:
             raise LockError("run_while_leader() in a callback or in gated work would wait for itself")
+        policy = WorkPolicy(on_return, on_failure)
 
         async def run(home: LoopThread) -> object:
-            if self._home is None:
+            is_ours = self._home is None
+            if is_ours:
                 await self._start(home)
-                is_ours = True
-            else:
-                is_ours = False
             try:
-                return await self._engine.run_while_leader(fn, name=name, on_return=on_return, on_failure=on_failure)
+                return await self._engine._run_work(fn, policy, name, is_ours=is_ours)  # noqa: SLF001 - of this package
             finally:
-                if is_ours:
+                if is_ours:  # work that is refused did not even come to that
                     await self._engine.shutdown()
 
         return self._call(run)
