@@ -154,6 +154,49 @@ def test_signals_that_were_ignored_stay_so_and_no_others(link: Link):
     assert link.read() == "[True, False, False]"
 
 
+CLOSED = (sys.executable, "-I", "-S", "-c", "import os, sys; os.close(0); os.execv(sys.argv[1], sys.argv[1:])")
+CROWDED = (
+    *(sys.executable, "-I", "-S", "-c"),
+    """if True:
+    import fcntl, os, resource, sys
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    control = fcntl.fcntl(int(sys.argv.pop()), fcntl.F_DUPFD, 1500)
+    os.execv(sys.argv[1], [*sys.argv[1:], str(control)])
+    """,
+)
+IN_ITS_PLACE = (
+    *(sys.executable, "-I", "-S", "-c"),
+    "import os, sys; os.dup2(int(sys.argv.pop()), 0); os.execv(sys.argv[1], [*sys.argv[1:], '0'])",
+)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [(*how, *LAUNCH) for how in (CLOSED, CROWDED, IN_ITS_PLACE)],
+    ids=["closed", "crowded", "in its place"],
+    indirect=True,
+)
+def test_whatever_numbers_its_descriptors_have_it_listens_and_rests(link: Link):
+    """Without a standard input, what it listens to must not get that number; and numbers may be high."""
+    show = "import os, time; print(os.path.exists('/proc/self/fd/0'), os.getppid(), flush=True); time.sleep(1e6)"
+    link.start(*python(show))
+    has_input, guardian = link.read().split()
+    assert has_input == str(link.process.args[4] == CROWDED[4])  # type: ignore[index]
+    link.order("until", number=1, term_at=math.inf, kill_at=math.inf)
+    link.hear("heard")
+    used = _cpu_ticks(int(guardian))
+    time.sleep(0.5)
+    assert _cpu_ticks(int(guardian)) - used < 25
+    link.order("end", kill_at=0.0)
+    assert link.hear("ended")["status"] in {signal.SIGTERM, signal.SIGKILL}
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def test_every_renewal_is_answered_and_moves_the_end(link: Link):
     link.start(*python(STUBBORN))
     assert link.read() == "ready"

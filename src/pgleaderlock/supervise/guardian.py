@@ -23,6 +23,7 @@ nobody else's.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -42,6 +43,7 @@ _BURST = 100
 _MOST_LIFELINES = 16
 _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _NOT_FOUND_STATUS = 127
+_LAST_STANDARD = 2
 _KEPT = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, signal.SIGSEGV, signal.SIGBUS})
 
 
@@ -103,7 +105,12 @@ class Guardian:
             heard_from.append(self._control.fileno())
         if self._news_of_exec is not None:
             heard_from.append(self._news_of_exec)
-        ready, _, _ = select.select(heard_from, [], [], self._wait_s())
+        poller = (
+            select.poll()
+        )  # not select(), to which a descriptor past 1023 is an error, and many may be passed to us
+        for descriptor in heard_from:
+            poller.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poller.poll(1000 * self._wait_s())}
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
@@ -296,9 +303,31 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def _fill_standard_descriptors() -> None:
+    """Where we were started without a standard input, say, nothing of ours may get its number: it is replaced later.
+
+    What is opened here is not inherited: the command goes without, too.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        pass
+    os.close(descriptor)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Return the same under a number that is no standard descriptor's, for the same reason."""
+    if descriptor > _LAST_STANDARD:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+    return moved
+
+
 def main(arguments: list[str]) -> int:
     """Be the guardian at the other end of this descriptor."""
-    with socket.socket(fileno=int(arguments[1])) as control:
+    _fill_standard_descriptors()
+    with socket.socket(fileno=_above_standard(int(arguments[1]))) as control:
         control.set_inheritable(False)
         Guardian(control).run()
     return 0
