@@ -152,3 +152,22 @@ def test_scheduled_work_runs_in_threads_and_may_ask_for_its_own_end(postgres: Po
         assert threads[0] is not threading.main_thread()
     finally:
         drop(postgres.dsn, schema)
+
+
+def test_work_that_registers_what_cannot_be_called_is_told_so():
+    election = Election(open_backend("memory://refused-in-work"))
+    told: list[str] = []
+    done = threading.Event()
+
+    @election.while_leader
+    def work(term: Term) -> None:
+        try:
+            election.while_leader(lambda one, two: None)
+        except TypeError as error:
+            told.append(str(error))
+        done.set()
+        term.wait()
+
+    with election:
+        assert done.wait(PATIENCE_S)
+    assert "cannot be called" in told[0]

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import threading
+from typing import Any
 
 import pytest
 
-from pgleaderlock import EventKind, Grant, Term, open_backend
+from pgleaderlock import Election, EventKind, Grant, LockState, Term, open_backend
 from pgleaderlock import sync as blocking
-from tests.doubles import until
+from tests.doubles import ScriptedBackend, make_election, until
 from tests.test_while_leader import Diary, leased, now
 
 PATIENCE_S = 20
@@ -19,7 +20,7 @@ class Rare(BaseException):
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("rare", [Rare("odd"), GeneratorExit(), BaseExceptionGroup("odd", [Rare()])])
+@pytest.mark.parametrize("rare", [Rare("odd"), BaseExceptionGroup("odd", [Rare()])])
 async def test_an_exception_of_a_rare_kind_is_a_failure_like_any_other(rare: BaseException):
     election, _, witness = leased()
     runs = []
@@ -114,3 +115,93 @@ async def test_a_renewal_that_comes_after_work_was_told_to_stop_is_too_late():
 
 async def _grant(at: float) -> Grant:
     return Grant(1, trusted_until=at + 10, lost_at=at + 8)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("when", ["at work", "in a pause"])
+async def test_a_cancellation_by_somebody_else_does_not_leave_a_leader_without_work(when: str):
+    election, _, witness = leased()
+    tasks: list[asyncio.Task[None]] = []
+
+    @election.while_leader
+    async def work(term: Term) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        if when == "at work" or len(tasks) > 1:
+            await asyncio.sleep(1e6)
+
+    async with election:
+        await until(lambda: len(tasks) == 1)
+        await asyncio.sleep(0.1)
+        tasks[0].cancel()
+        await until(lambda: len(tasks) == 2)
+        assert len(witness.errors) == (when == "at work")
+        began_at = now()
+        await election.step_down()
+        assert now() - began_at < 1
+
+
+async def test_a_thread_is_not_begun_again_because_its_task_was_cancelled():
+    election = leased(health_interval_s=0.05)[0]
+    begun: list[Term] = []
+
+    @election.while_leader
+    def work(term: Term) -> None:
+        begun.append(term)
+        term.wait(PATIENCE_S)
+
+    async with election:
+        await until(lambda: len(begun) == 1)
+        (task,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("pgleaderlock work")]
+        task.cancel()
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        await election.shutdown()
+    assert len(begun) == 1
+
+
+def test_a_program_that_ends_without_a_shutdown_has_not_failed():
+    heard: list[Exception] = []
+
+    async def program() -> None:
+        election, _, witness = make_election()
+        election.while_leader(Diary().work)
+        await election.start()
+        await until(lambda: election.is_leader)
+        heard.extend(witness.errors)
+        election.on_error(heard.append)
+
+    asyncio.run(program())
+    assert [type(error).__name__ for error in heard] == ["ShutdownError"]
+
+
+@pytest.mark.parametrize("is_forgotten", ["before", "after"])
+def test_what_is_left_of_a_closed_loop_does_not_disturb_the_next_run(is_forgotten: str):
+    """Its coroutines are closed when they are forgotten, which may be at any time."""
+    backend = ScriptedBackend()
+    election = Election(backend, health_interval_s=1.0)
+
+    async def lead() -> list[Any]:
+        await election.start()
+        await until(lambda: election.is_leader)
+        return [task.get_coro() for task in asyncio.all_tasks() if "lifecycle" in task.get_name()]
+
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    (left,) = first.run_until_complete(lead())
+    tasks = asyncio.all_tasks(first)
+    first.close()
+    if is_forgotten == "before":
+        left.close()
+        assert election.state is LockState.STOPPED
+    second.run_until_complete(lead())
+    left.close()
+    assert election.is_leader
+    assert backend.verbs.count("close") == 1
+    second.run_until_complete(election.shutdown())
+    assert election.state is LockState.STOPPED
+    second.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with contextlib.suppress(RuntimeError):  # a queue of asyncio's wants its loop for that
+            task.get_coro().close()

@@ -171,6 +171,24 @@ class Stint:
 
     async def _live(self) -> None:
         _whose.set(self)
+        while True:
+            try:
+                return await self._serve()
+            except asyncio.CancelledError:
+                if not await self._was_astray():
+                    raise
+
+    async def _was_astray(self) -> bool:
+        """Whether a cancellation was not the election's, nor the end of the whole program: work must not end by it."""
+        task = asyncio.current_task()
+        if self._is_ended or task is None:
+            return False
+        while task.cancelling():
+            task.uncancel()
+        await asyncio.sleep(0)  # when everything is cancelled, so is the election: it ends us in the same moment
+        return True
+
+    async def _serve(self) -> None:
         if self._before is not None:
             self._body.host.logger.warning("work_still_running", work=self.name)
             await asyncio.wait({self._before})
@@ -207,12 +225,11 @@ class Stint:
         try:
             self._body.result = await (self._call() if self._body.is_async else self._call_in_a_thread())
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not await self._was_astray():
                 raise
             error: Exception = LockError("the work was cancelled, and not by its election")
-        except (KeyboardInterrupt, SystemExit):
-            raise  # of a coroutine, and asyncio ends the event loop. What a thread raised comes as an error
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # of a coroutine, and the event loop ends, or has. What a thread raised comes as an error
         except BaseException as raised:  # noqa: BLE001 - it is a user's
             error = _threads.failure(raised)
         else:
@@ -234,11 +251,19 @@ class Stint:
             raise
         self._wait_for(thread)
         try:
-            await asyncio.wait({thread})
+            while not thread.done():
+                await self._wait_undeterred(thread)
         except asyncio.CancelledError:
             thread.add_done_callback(self._report_late_failure)
             raise
         return thread.result()
+
+    async def _wait_undeterred(self, thread: asyncio.Future[object]) -> None:
+        try:
+            await asyncio.wait({thread})
+        except asyncio.CancelledError:
+            if not await self._was_astray():
+                raise
 
     def _call_here(self) -> object:
         try:

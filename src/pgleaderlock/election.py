@@ -406,8 +406,12 @@ class Election(Gated):
         except Exception as bug:  # whatever it is, the lock must not stay held by a dead task
             self._logger.error("engine_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
             error = LockError(f"the election failed and was stopped: {bug!r}")
+        except GeneratorExit:  # its loop was closed and is being forgotten: there is nothing to wait with any more
+            self._bury(run)
+            raise
         finally:
-            await self._end_run(run, error)
+            if self._running is run:  # otherwise it is buried, and another may be under way
+                await self._end_run(run, error)
 
     async def _next_fact(self, run: Run) -> Fact:
         if run.inbox.news.done():  # a call that fails at once would otherwise always come first

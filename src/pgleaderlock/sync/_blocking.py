@@ -170,10 +170,7 @@ class BlockingElection(Generic[A]):
         async def do() -> None:
             register(fn)
 
-        if self._callbacks.is_here or self.is_in_gated_work:
-            self._ask(do)
-        else:
-            self._call(lambda _: do())
+        self._call(lambda _: do())  # in a callback too: this waits for the loop, which waits for nobody
 
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 

@@ -140,8 +140,8 @@ class JobRunner:
             if task is None or task.cancelling():
                 raise
             error: Exception = LockError("the run was cancelled, and not by its election")
-        except (KeyboardInterrupt, SystemExit):
-            raise  # of a coroutine, and asyncio ends the event loop. What a thread raised comes as an error
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # of a coroutine, and the event loop ends, or has. What a thread raised comes as an error
         except BaseException as raised:  # noqa: BLE001 - it is a user's
             error = _threads.failure(raised)
         else:
