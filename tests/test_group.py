@@ -836,3 +836,30 @@ async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
         assert (names[0], EventKind.RELEASED) in said
         assert (names[0], EventKind.ERROR) not in said
         assert (names[0], EventKind.LOST) not in said
+
+
+def test_a_group_whose_loop_was_closed_while_it_led_can_be_started_on_another(postgres: Postgres, key: LockKey):
+    group = LeaderGroup(postgres.dsn, {"role": key}, settle_s=0, lease_s=3, health_interval_s=0.5)
+    begun: list[int] = []
+
+    @group["role"].while_leader
+    async def work() -> None:
+        begun.append(1)
+        await asyncio.sleep(1e6)
+
+    async def lead() -> None:
+        number = len(begun)
+        await group.start()
+        await until(lambda: len(begun) > number, timeout_s=15)
+
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first.run_until_complete(lead())
+    left = asyncio.all_tasks(first)
+    first.close()
+    second.run_until_complete(lead())
+    second.run_until_complete(group.shutdown())
+    second.close()
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with contextlib.suppress(RuntimeError):  # a queue of asyncio's wants its loop for that
+            task.get_coro().close()

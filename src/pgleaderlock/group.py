@@ -69,9 +69,11 @@ class GroupRole(Election):
 
     def begin(self, won: Grant | None) -> bool:
         """Start, with what the group has won for this role. False when it runs, or has not yet ended."""
-        if self._running is not None and not self._running.loop.is_closed():
-            return False
-        self._running = None
+        former = self._running
+        if former is not None:
+            if not former.loop.is_closed():
+                return False
+            self._bury(former)  # that loop ended without a word to us, perhaps while it led
         self._begin_run(won)
         run: Run = self._running  # type: ignore[assignment]  # which the line before has made
         run.task.add_done_callback(lambda _: self._group.give_up(self._key))
