@@ -532,6 +532,40 @@ async def test_work_that_fails_while_it_stops_is_told_and_the_lock_is_released()
     assert len(backend.times("release")) == 1
 
 
+async def test_work_that_stops_by_asking_its_term_has_not_failed():
+    election, _, heard = leased()
+
+    @election.while_leader(drains=True)
+    async def work(term: Term) -> None:
+        while True:
+            term.check()
+            await asyncio.sleep(0.5)
+
+    await election.start()
+    await election.wait_for_leadership()
+    await election.shutdown()
+    assert heard.errors == []
+
+
+async def test_a_start_waits_for_a_shutdown_that_finishes_work_first():
+    election, backend, _ = leased()
+
+    @election.while_leader(drains=True)
+    async def work(term: Term) -> None:
+        await term.wait_until_ending()
+        await asyncio.sleep(2)
+
+    await election.start()
+    await election.wait_for_leadership()
+    stopping = asyncio.ensure_future(election.shutdown())
+    await asyncio.sleep(1)
+    await election.start()
+    assert len(backend.times("release")) == 1
+    await stopping
+    assert await election.wait_for_leadership(5)
+    await election.shutdown()
+
+
 # --- Registration ------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from pgleaderlock import _threads
 from pgleaderlock._checks import check_callable, check_flag
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.clock import Clock
-from pgleaderlock.errors import LockError
+from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import EventKind, Grant
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle
 from pgleaderlock.stream import WORK_FAILED
@@ -278,6 +278,8 @@ class Stint:
             self._report(error)
 
     def _report(self, error: Exception) -> None:
+        if isinstance(error, LeadershipLost) and self._is_ending():
+            return  # term.check(), by which work stops when it must
         self._body.host.logger.error(WORK_FAILED, work=self.name, error=error, exc_info=error)
         self._body.host.report(EventKind.ERROR, WORK_FAILED, error)
 

@@ -80,7 +80,6 @@ class Run:
         """What was asked to finish before the release, if there is one to come."""
         self.later: set[asyncio.Task[None]] = set()
         """What callbacks asked for and could not wait for; kept, because asyncio does not."""
-        self.stop_asked = False
         self.is_leaving = False
         """Whether its end is only a matter of time: work is finished first, and then it is asked to stop."""
         self.task: asyncio.Task[None]
@@ -88,7 +87,7 @@ class Run:
 
     def ask_to_stop(self) -> None:
         """Ask for the end of this run."""
-        self.stop_asked = self.is_leaving = True
+        self.is_leaving = True
         self.inbox.put(Input.STOP_REQUESTED)
 
     def end_term(self) -> None:

@@ -315,7 +315,7 @@ class Election(Gated):
 
     def _is_ending(self, run: Run) -> bool:
         """Whether this run will be over by itself, and a new one can be begun only then."""
-        return run.stop_asked or self.state is LockState.STOPPED or run.task.cancelling() > 0
+        return run.is_leaving or self.state is LockState.STOPPED or run.task.cancelling() > 0
 
     # --- Gated work --------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Gate:
     def remove(self, body: Body) -> asyncio.Future[None] | None:
         """Run this no more. Returns what is done when it has stopped; None if it has."""
         self._bodies.remove(body)
-        term = self._removable.pop(body)
+        term = self._removable.pop(body, None)
         if body.stint is None or body.stint.is_over:
             return None
         if term is not None:
