@@ -16,12 +16,24 @@ from typing import Any
 import httpx
 import pytest
 
-from pgleaderlock import ConnectionError, FixedInterval, Holder, LeaderLock, LockError, LockKey, LockState, open_backend
+from pgleaderlock import (
+    ConnectionError,
+    FixedInterval,
+    Holder,
+    LeaderLock,
+    LockError,
+    LockKey,
+    LockState,
+    MissingExtra,
+    open_backend,
+)
+from pgleaderlock import dashboard as dashboard_package
 from pgleaderlock.cli.watch import _beside
 from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource
 from pgleaderlock.dashboard._alerts import alert_records
 from pgleaderlock.dashboard._board import Board
+from pgleaderlock.dashboard._exposition import exposition
 from pgleaderlock.dashboard._picture import Look, event_record, node_records, past_record, standing_record
 from pgleaderlock.dashboard._sources import _History
 from pgleaderlock.dashboard._streams import Streams, TooManyListeners
@@ -695,6 +707,20 @@ async def test_a_node_serves_it_and_answers_for_itself(postgres: Postgres, key: 
             assert (await client.get("/leader")).status_code == 200
     assert node.dashboard_url is None
     drop(postgres.dsn, schema)
+
+
+def test_the_page_needs_its_extra_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pgleaderlock.dashboard.server", None)
+    with pytest.raises(MissingExtra, match=r"pgleaderlock\[dashboard\]"):
+        _ = dashboard_package.Dashboard
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = dashboard_package.nothing_of_the_kind
+
+
+def test_metrics_need_their_extra_and_say_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtra, match=r"pgleaderlock\[metrics\]"):
+        exposition(make_board())
 
 
 def test_a_node_without_a_registry_has_nothing_to_show():

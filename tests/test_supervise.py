@@ -16,6 +16,7 @@ import pytest
 from pgleaderlock import Grant, LockError
 from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.backends.file import open_file
+from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.supervise import family
 from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor
 from pgleaderlock.supervise.terminal import Terminal
@@ -303,3 +304,67 @@ def test_our_own_children_can_be_spared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.kill", kill)
     assert family.kill_children(spare=[7]) == 1
     assert sorted(killed) == [8, 9]
+
+
+# --- A guardian that does not do its part ---
+
+MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
+"""Takes its place, and neither hears nor says anything."""
+
+
+def mute_ward(lease_s: float = LEASE_S) -> Ward:
+    job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=MUTE)
+    ward = Ward(job, lambda _: None, lambda _: None)
+    ward.start(suspend_aware_clock() + lease_s, (), terminal=False)
+    return ward
+
+
+async def test_a_guardian_that_leaves_a_renewal_unanswered_is_given_up():
+    ward = mute_ward()
+    assert not ward.is_buried
+    ward.extend(suspend_aware_clock() + LEASE_S, ())
+    ward.extend(suspend_aware_clock() + LEASE_S, ())
+    ward.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
+    outcome = await asyncio.wait_for(ward.ended, 20)
+    assert outcome.complaint == "the guardian does not answer: is it stopped?"
+    assert outcome.code == 128 + signal.SIGKILL
+    await ward.bury()
+    assert ward.is_buried
+
+
+async def test_a_guardian_that_does_not_listen_is_given_up():
+    ward = mute_ward()
+    for _ in range(100_000):
+        if ward._clearing is not None:
+            break
+        ward.signal(signal.SIGUSR1)
+    outcome = await asyncio.wait_for(ward.ended, 20)
+    assert outcome.complaint == "the guardian does not listen: is it stopped?"
+    await ward.bury()
+
+
+async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_kills_in_its_place():
+    ward = mute_ward(1.0)
+    trusted_until = suspend_aware_clock() + 0.3
+    await asyncio.wait_for(ward.end(trusted_until), 20)
+    assert ward.ended.result().complaint == "the guardian did not end the command in time: is it stopped?"
+    await ward.end(trusted_until)  # there is nothing left to end
+    await ward.bury()
+
+
+async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.supervise.ward._EXIT_S", 0.05)
+    words = '{"is": "ended", "status": 0, "untouchable": 0}'
+    stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"
+    job = Job(("true",), TIMES, spare=frozenset(family.children()), launch=(sys.executable, "-I", "-S", "-c", stays))
+    ward = Ward(job, lambda _: None, lambda _: None)
+    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=False)
+    assert (await asyncio.wait_for(ward.ended, 20)).code == 0
+    await ward.bury()
+    assert ward.is_buried
+
+
+async def test_a_system_without_room_for_a_process_is_an_error():
+    job = Job(("true",), TIMES, launch=("/nonexistent/python",))
+    with pytest.raises(OSError, match="nonexistent"):
+        Ward(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=False)

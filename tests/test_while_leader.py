@@ -566,6 +566,17 @@ async def test_a_start_waits_for_a_shutdown_that_finishes_work_first():
     await election.shutdown()
 
 
+async def test_an_election_that_has_stopped_tells_of_an_overrun_in_its_log_and_has_nothing_to_leave(caplog):
+    election, _, heard = leased()
+    election._report_work(EventKind.OVERRUN, "work_overrun", WorkOverrun("late", names=("w",)))
+    election._report_work(EventKind.ERROR, "work_failed", LockError("was logged where it happened"))
+    assert caplog.text.count("work_overrun") == 1
+    assert heard.events == []
+    election._leave_for_work("stop")
+    await election._until_stopped()
+    assert election.state is LockState.STOPPED
+
+
 # --- Registration ------------------------------------------------------------------------------------------------
 
 
