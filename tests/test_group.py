@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import time
@@ -532,6 +533,11 @@ async def test_a_role_that_stopped_alone_is_started_with_the_others(postgres: Po
         await until(leads(group, 3))
 
 
+# What is left of a loop that ended is collected in the test that ended it, and Python says that it was left.
+left_behind = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@left_behind
 def test_a_group_goes_on_in_another_event_loop(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
 
@@ -548,6 +554,30 @@ def test_a_group_goes_on_in_another_event_loop(postgres: Postgres, names: list[s
 
     asyncio.run(lead_and_leave())
     assert asyncio.run(lead_again()) < 0.3  # and does not spin there
+    gc.collect()
+
+
+@left_behind
+def test_what_is_left_of_a_closed_loop_harms_nobody_when_it_is_collected(postgres: Postgres, names: list[str], caplog):
+    group = make_group(postgres.dsn, names)
+
+    async def lead() -> None:
+        await group.start()
+        await until(leads(group, 3))
+
+    async def lead_again() -> None:
+        async with group:
+            await until(leads(group, 3))
+            gc.collect()
+            await asyncio.sleep(0.2)
+            assert len(group.leading) == 3
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(lead())
+    loop.close()
+    asyncio.run(lead_again())
+    gc.collect()
+    assert "group_failed" not in caplog.text
 
 
 async def test_a_bug_in_the_group_s_task_is_a_loss_and_not_silence(postgres: Postgres, names: list[str], monkeypatch):

@@ -223,6 +223,7 @@ class Group:
     # --- The task ------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._sessions is not None or self._opening or self._asking or self._leaving:
             try:
                 await self._round()
@@ -230,6 +231,8 @@ class Group:
             except PgLeaderLockError as error:
                 self._fail(error)
             except Exception as bug:  # whatever it is, nobody may go on believing in what nobody renews
+                if loop.is_closed():  # collected, and the group runs elsewhere by now, if at all
+                    return
                 self._logger.error("group_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
                 self._fail(LockError(f"the group failed: {bug!r} ({self.where})"))
                 await asyncio.sleep(_AFTER_BUG_S)
@@ -281,11 +284,8 @@ class Group:
             await asyncio.wait(watches, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             self._look_at(watches[1:])
         finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.wait(watches)
-            for watch in watches:
-                _ = watch.cancelled() or watch.exception()  # retrieved, so that asyncio does not report it as forgotten
+            if not watches[0].get_loop().is_closed():  # else we are being collected, and nothing can be waited for
+                await _end_all(watches)
 
     def _look_at(self, watches: list[asyncio.Task[Any]]) -> None:
         """What happened to the sessions while we rested: the end of the locks, first of all; or a word of a release.
@@ -528,6 +528,14 @@ def _granted(asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> d
         if grant is not None:
             grants[key] = grant
     return grants
+
+
+async def _end_all(watches: list[asyncio.Task[Any]]) -> None:
+    for watch in watches:
+        watch.cancel()
+    await asyncio.wait(watches)
+    for watch in watches:
+        _ = watch.cancelled() or watch.exception()  # retrieved, so that asyncio does not report it as forgotten
 
 
 def _answer(future: asyncio.Future[T], value: T) -> None:
