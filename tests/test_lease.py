@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 
 from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState, LossCause
-from pgleaderlock.backends.lease import Lease, witness_key
+from pgleaderlock.backends.lease import Lease, settling_level, witness_key
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
@@ -492,3 +493,8 @@ async def test_of_several_hosts_the_silent_ones_do_not_keep_a_lock_from_the_one_
         lock, _ = make_leased(f"postgresql://{parts['user']}@{hosts}/{parts['dbname']}?gssencmode=disable", key)
         async with lock:
             assert await lock.wait_for_leadership(20)  # its lease is shorter than one host's silence
+
+
+@pytest.mark.parametrize(("left_s", "level"), [(2.9, logging.INFO), (3.0, logging.WARNING)])
+def test_a_long_wait_for_the_past_is_said_so_that_it_is_read(left_s: float, level: int):
+    assert settling_level(left_s) == level

@@ -29,7 +29,7 @@ from pgleaderlock.backends._admission import Admission
 from pgleaderlock.backends._group_sessions import Sessions, SharedGrant, Trust, open_sessions
 from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.lease import Lease, settling_level
 from pgleaderlock.backends.session import OpenSession
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
@@ -420,7 +420,8 @@ class Group:
         left_s = sessions.settled_at - self._clock()
         if left_s > 0 and not self._was_told_to_settle:
             self._was_told_to_settle = True
-            self._logger.info("settling", seconds=left_s, reason="the server started less than a lease ago")
+            reason = "the server started less than a lease ago"
+            self._logger.log(settling_level(left_s), "settling", seconds=left_s, reason=reason)
         return left_s > 0
 
 

@@ -4,6 +4,7 @@ All of a lease's times count from when a request was *sent*, never from when its
 """
 
 import hashlib
+import logging
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -13,12 +14,18 @@ from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant
 
-__all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "witness_key"]
+__all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "settling_level", "witness_key"]
 
 DEFAULT_SCHEMA = "pgleaderlock"
 """Where our tables are, unless somebody says otherwise."""
+_LONG_S = 3.0
 _LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+
+
+def settling_level(left_s: float) -> int:
+    """How loudly to say that the past is waited out: so that whoever waits for so long that they wonder, reads why."""
+    return logging.WARNING if left_s >= _LONG_S else logging.INFO
 
 
 def witness_key(key: LockKey) -> LockKey:

@@ -41,7 +41,7 @@ from pgleaderlock.backends._admission import Admission
 from pgleaderlock.backends._dsn import agreement_of
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.lease import Lease, witness_key
+from pgleaderlock.backends.lease import Lease, settling_level, witness_key
 from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.backends.terms import Terms, past_s
 from pgleaderlock.causes import LossCause
@@ -365,7 +365,7 @@ class LeasedLockBackend(Backend):
                 ends_at, reason = held_since + left_s, "the last leader may still believe"
         left_s = ends_at - self._clock()
         if left_s > 0:
-            self._logger.info("settling", seconds=left_s, reason=reason)
+            self._logger.log(settling_level(left_s), "settling", seconds=left_s, reason=reason)
         while (left_s := ends_at - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             await self._ping_both()
