@@ -57,6 +57,7 @@ PACKAGES = {
     "iproute2": "/usr/bin/ip",
     "util-linux": "/usr/bin/nsenter",
 }
+COMPILER = {"gcc": "/usr/bin/gcc", "libc6-dev": "/usr/include/stdio.h"}
 UNWANTED_SERVICES = ("rpcbind.socket", "rpcbind.service", "nfs-server.service", "nfs-blkmap.service")
 NO_SERVICES = Path("/usr/sbin/policy-rc.d")
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
@@ -103,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def install() -> None:
     """Install the packages that are missing. Their daemons are for inside, and not started here, now or at a boot."""
-    missing = [package for package, program in PACKAGES.items() if not Path(program).exists()]
+    needed = PACKAGES | COMPILER if _has_wide_state() else PACKAGES
+    missing = [package for package, file in needed.items() if not Path(file).exists()]
     if not missing:
         return
     quietly = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -113,6 +115,11 @@ def install() -> None:
         subprocess.run(install, env=quietly, stdout=sys.stderr, check=True)
     if shutil.which("systemctl"):
         subprocess.run(["systemctl", "disable", *UNWANTED_SERVICES], check=False, capture_output=True)
+
+
+def _has_wide_state() -> bool:
+    """Whether this processor has registers that Debian's user-mode-linux does not know (uml_wide_state.c)."""
+    return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -180,6 +187,8 @@ def _boot(folder: Path, memory_mb: int, lines: list[int]) -> subprocess.Popen[by
     environment = {key: value for key, value in os.environ.items() if key not in ("TMPDIR", "TMP", "TEMP")}
     if shutil.disk_usage("/dev/shm").free < memory_mb * 2**20:
         environment["TMPDIR"] = str(folder)
+    if _has_wide_state():
+        environment["LD_PRELOAD"] = str(_make_wide_state(folder))
     with (folder / "console.log").open("wb") as log:
         kernel = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=lines, env=environment,
@@ -188,6 +197,13 @@ def _boot(folder: Path, memory_mb: int, lines: list[int]) -> subprocess.Popen[by
     for line in lines:
         os.close(line)
     return kernel
+
+
+def _make_wide_state(folder: Path) -> Path:
+    """Compile what lets this kernel live on a processor with more state than it knows."""
+    library, source = folder / "uml_wide_state.so", Path(__file__).with_name("uml_wide_state.c")
+    subprocess.run([COMPILER["gcc"], "-shared", "-fPIC", "-O2", "-Wall", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 def _end(kernel: subprocess.Popen[bytes]) -> None:
