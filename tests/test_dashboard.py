@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+import tracemalloc
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -159,10 +160,15 @@ def make_board(**settings: Any) -> Board:
     return Board(kind="registry", where="here", can={"step_down": False, "demo": []}, **settings)
 
 
-def parsed(message: str | None) -> tuple[str, dict[str, Any]]:
+def parsed(message: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
     assert message is not None
-    fields = dict(each.split(": ", 1) for each in message.strip().split("\n"))
+    fields = dict(each.split(": ", 1) for each in "".join(message).strip().split("\n"))
     return fields["event"], json.loads(fields["data"])
+
+
+def parsed_text(message: Sequence[str] | None) -> str:
+    assert message is not None
+    return "".join(message).partition("data: ")[2]
 
 
 async def test_whoever_comes_is_told_everything_and_then_what_changes():
@@ -223,16 +229,16 @@ async def test_a_store_that_goes_away_makes_the_picture_stale_once_and_fresh_aga
 
 
 async def test_a_slow_listener_is_told_anew_and_its_queue_stays_short():
-    streams = Streams(lambda: "everything", most=2)
+    streams = Streams(lambda: ("every", "thing"), most=2)
     slow, quick = streams.open(), streams.open()
-    assert [await slow.get(), await quick.get()] == ["everything", "everything"]
+    assert [await slow.get(), await quick.get()] == [("every", "thing"), ("every", "thing")]
     for number in range(100):
         streams.say(str(number))
-        assert await quick.get() == str(number)
+        assert await quick.get() == (str(number),)
     assert len(slow._queue) <= 32
-    assert await slow.get() == "everything"
+    assert await slow.get() == ("every", "thing")
     streams.say("next")
-    assert await slow.get() == "next"
+    assert await slow.get() == ("next",)
     with pytest.raises(TooManyListeners):
         streams.open()
     streams.close(slow)
@@ -341,6 +347,29 @@ async def test_everything_that_is_shown_is_json_too():
         assert (await client.get("/api/roles/none")).status_code == 404
 
 
+async def test_numbers_that_json_does_not_have_leave_the_answers_readable():
+    """A jsonb may hold 1e999, which Python reads as infinity; no browser parses that: the page would stand still."""
+    node = leader()
+    node.about.update(load=float("inf"), loads=[float("nan"), 1.5])
+    role = RoleStatus("l", "role", node, [candidate("a", "leader", seen_at=float("-inf"))])
+    lines = {"l": [line("acquired", 100.0), line("lost", float("inf"))]}
+    source = FixedSource()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    async with serving(source) as (dashboard, client):
+        listener = dashboard.board.streams.open()
+        await listener.get()
+        source.looks.put_nowait(Look(200.0, 0.0, [role], lines))
+        json.loads(parsed_text(await listener.get()), parse_constant=refuse)
+        for path in ("state", "roles", "nodes", "alerts", "events", "roles/role"):
+            answer = await client.get(f"/api/{path}")
+            assert answer.status_code == 200
+            json.loads(answer.text, parse_constant=refuse)
+        assert (await client.get("/api/roles/l")).json()["leader"]["about"] == {"load": None, "loads": [None, 1.5]}
+
+
 async def test_every_answer_has_the_headers_that_keep_browsers_safe():
     async with serving(FixedSource()) as (_, client):
         for path in ("/", "/api/state", "/static/none", "/healthz", "/robots.txt", "/no/such"):
@@ -358,6 +387,21 @@ async def test_other_names_of_this_machine_are_refused():
     async with serving(FixedSource(), hosts=("board.example",)) as (_, client):
         for host, code in (("evil.example", 421), ("", 421), ("localhost:1", 200), ("board.example", 200)):
             assert (await client.get("/healthz", headers={"Host": host})).status_code == code
+
+
+async def test_an_address_of_ipv6_is_served_under_the_name_that_browsers_give_it():
+    async with serving(FixedSource(), hosts=("fd00::1", "[fd00::2]")) as (_, client):
+        for host, code in (("[fd00::1]:8464", 200), ("[FD00::2]", 200), ("[fd00::3]", 421)):
+            assert (await client.get("/healthz", headers={"Host": host})).status_code == code
+
+
+async def test_nonsense_on_the_wire_writes_no_lines_into_the_log(caplog):
+    async with serving(FixedSource()) as (dashboard, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(dashboard.url.rstrip("/").rpartition(":")[2]))
+        writer.write(b"nonsense\r\n\r\n")
+        assert b"400" in await reader.read()
+        writer.close()
+    assert not caplog.records
 
 
 async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
@@ -508,6 +552,30 @@ async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody
         finally:
             for _, writer in streams:
                 writer.close()
+        await until(lambda: len(dashboard.board.streams) == 0)
+
+
+async def test_those_who_do_not_read_do_not_each_hold_a_copy_of_the_whole():
+    """Neither of the stream nor of the state: some hundred of them would be gigabytes."""
+    node = leader()
+    node.about["big"] = "x" * 5_000_000
+    async with serving(FixedSource(RoleStatus("l", "role", node))) as (dashboard, _):
+        port = int(dashboard.url.rstrip("/").rpartition(":")[2])
+        dashboard.board.snapshot_parts()
+        tracemalloc.start()
+        writers = []
+        try:
+            for path in ("/events", "/api/state"):
+                for _ in range(10):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+                    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                    writers.append(writer)
+                    assert await reader.readexactly(1) == b"H"
+            assert tracemalloc.get_traced_memory()[0] < 20_000_000  # a copy for each would be 200 MB
+        finally:
+            tracemalloc.stop()
+            for writer in writers:
+                writer.transport.abort()
         await until(lambda: len(dashboard.board.streams) == 0)
 
 

@@ -5,6 +5,7 @@ one message. Whoever comes later gets the whole, made of the same texts.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pgleaderlock.dashboard._streams import Streams
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import RoleStatus
 
-__all__ = ["Board", "message"]
+__all__ = ["Board", "dumps", "message"]
 
 _MOST_STREAMS = 1000
 _MOST_NEW_EVENTS = 200
@@ -46,7 +47,7 @@ class Board:
     """The picture, and everybody who looks at it."""
 
     def __init__(self, *, kind: str, where: str, can: Json, most_streams: int = _MOST_STREAMS) -> None:
-        self.streams = Streams(lambda: message("snapshot", self.snapshot(), self._number), most_streams)
+        self.streams = Streams(self._afresh, most_streams)
         self._kind, self._where = kind, where
         self._can = can
         self._number = 0
@@ -129,17 +130,27 @@ class Board:
         self.streams.say(message("beat", json.dumps({"at": self.now})))
 
     def snapshot(self) -> str:
-        """Return the whole as JSON, of this moment. All but the time is made once for each change."""
+        """Return the whole as JSON, of this moment."""
+        return "".join(self.snapshot_parts())
+
+    def snapshot_parts(self) -> tuple[str, str]:
+        """Return the same as two texts: the time, and all the rest, which is made once for each change and shared."""
         if self._snapshot[0] != self._number:
             self._snapshot = (self._number, self._encode())
-        return f'{{"at":{self.now!r},{self._snapshot[1]}'
+        return f'{{"at":{self.now!r},', self._snapshot[1]
+
+    def _afresh(self) -> tuple[str, str, str]:
+        """Return the message that tells everything. The long part of it is shared: see :class:`Streams`."""
+        time_part, rest = self.snapshot_parts()
+        return f"id: {self._number}\nevent: snapshot\ndata: {time_part}", rest, "\n\n"
 
     def _encode(self) -> str:
         """Everything but the time, and without the brace that it begins with."""
-        rest = _dumps(
+        rest = dumps(
             {
                 "seq": self._number,
                 "since": self._since,
+                "window_s": round(self._at - self._since, 3),
                 "version": __version__,
                 "source": self._source(),
                 "can": self._can,
@@ -167,7 +178,7 @@ class Board:
             roles[role.lock] = record
             if _essence(record) != _essence(self._roles.get(role.lock)):
                 changed.append(role.lock)
-                self._texts[role.lock] = _dumps(record)
+                self._texts[role.lock] = dumps(record)
         self._roles = {**self._roles, **roles}
         return changed
 
@@ -187,7 +198,7 @@ class Board:
 
     def _say_change(self, changed: list[str], parts: Json) -> None:
         self._number += 1
-        rest = _dumps({"seq": self._number, "at": self.now, "since": self._since, **parts})
+        rest = dumps({"seq": self._number, "at": self.now, "since": self._since, **parts})
         roles = ",".join(self._texts[lock] for lock in changed)
         self.streams.say(message("change", f'{rest[:-1]},"roles":[{roles}]}}', self._number))
 
@@ -198,8 +209,24 @@ def message(event: str, data: str, number: int | None = None) -> str:
     return f"{identity}event: {event}\ndata: {data}\n\n"
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, default=str)
+def dumps(value: Any) -> str:
+    """Return JSON that browsers can read. They know no infinity: a jsonb of ``1e999``, or a time, can be one."""
+    try:
+        return _encoder.encode(value)
+    except ValueError:
+        return _encoder.encode(_finite(value))
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    """Return the same with null for what is no number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value
 
 
 def _essence(record: Json | None) -> Json | None:

@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
         self._app = app
-        self._hosts = _OWN_NAMES | {host.lower() for host in hosts}
+        self._hosts = _OWN_NAMES | {_as_named(host.lower()) for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse strangers; add the headers to every answer."""
@@ -61,6 +61,11 @@ class Guard:
             "This dashboard is not served under that name. If it should be: --allow-host NAME\n", status_code=421
         )
         await answer(scope, receive, send_guarded)
+
+
+def _as_named(host: str) -> str:
+    """Return a host as browsers name it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _host(header: str) -> str:

@@ -2,12 +2,13 @@
 
 What is said is text, made once and shared by all. A listener who is slow has a short queue; when it is full, everything
 in it is thrown away and the listener is told anew, from the beginning, when it listens again. So memory is bounded by
-the number of listeners, and nobody waits for anybody.
+the number of listeners, and nobody waits for anybody. A message is a few texts, one after the other: what is long is
+the same object for all who are told it, and only what differs between them is each one's own.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 __all__ = ["Listener", "Streams", "TooManyListeners"]
@@ -22,7 +23,7 @@ class TooManyListeners(Exception):  # noqa: N818 - what happened
 class Listener:
     """One open stream."""
 
-    def __init__(self, afresh: Callable[[], str]) -> None:
+    def __init__(self, afresh: Callable[[], Sequence[str]]) -> None:
         self._afresh = afresh
         self._queue: deque[str] = deque()
         self._is_behind = True  # who has just come knows nothing
@@ -46,8 +47,8 @@ class Listener:
         self._has_ended = True
         self._news.set()
 
-    async def get(self) -> str | None:
-        """Wait for the next message; None when there will be none."""
+    async def get(self) -> Sequence[str] | None:
+        """Wait for the next message, in parts; None when there will be none."""
         await self._news.wait()
         if self._has_ended:
             return None
@@ -55,7 +56,7 @@ class Listener:
             self._is_behind = False
             message = self._afresh()
         else:
-            message = self._queue.popleft()
+            message = (self._queue.popleft(),)
         if not self._queue:
             self._news.clear()
         return message
@@ -64,7 +65,7 @@ class Listener:
 class Streams:
     """All open streams."""
 
-    def __init__(self, afresh: Callable[[], str], most: int) -> None:
+    def __init__(self, afresh: Callable[[], Sequence[str]], most: int) -> None:
         self._afresh = afresh
         self._most = most
         self._listeners: set[Listener] = set()

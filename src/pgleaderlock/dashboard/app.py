@@ -5,7 +5,7 @@ open pages cost the store as much as one.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pgleaderlock.dashboard._board import Board
+from pgleaderlock.dashboard._board import Board, dumps
 from pgleaderlock.dashboard._exposition import exposition
 from pgleaderlock.dashboard._security import Guard, refusal
 from pgleaderlock.dashboard._sources import Source
@@ -36,6 +36,7 @@ _TYPES = {
     ".txt": "text/plain",
 }
 _LARGEST_BODY = 10_000
+_PIECE = 32_768
 
 
 class _Pages:
@@ -77,7 +78,7 @@ class _Pages:
         return Response(content, media_type=content_type, headers={"Cache-Control": "no-cache"})
 
     async def state(self, _request: Request) -> Response:
-        return Response(self._board.snapshot(), media_type="application/json")
+        return StreamingResponse(_pieces(self._board.snapshot_parts()), media_type="application/json")
 
     def part(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint for one part of the state."""
@@ -91,7 +92,7 @@ class _Pages:
     async def role(self, request: Request) -> Response:
         for role in self._board.roles:
             if request.path_params["lock"] in (role["lock"], role["role"]):
-                return JSONResponse(role)
+                return Response(dumps(role), media_type="application/json")
         return JSONResponse({"error": "there is no such role"}, 404)
 
     async def events(self, _request: Request) -> Response:
@@ -107,7 +108,8 @@ class _Pages:
         try:
             yield "retry: 1000\n\n"
             while (message := await listener.get()) is not None:
-                yield message
+                async for piece in _pieces(message):
+                    yield piece
         finally:
             self._board.streams.close(listener)
 
@@ -177,6 +179,13 @@ class _Pages:
             return await do(body)
         except PgLeaderLockError as error:
             return JSONResponse({"error": str(error)}, 503)
+
+
+async def _pieces(parts: Sequence[str]) -> AsyncIterator[str]:
+    """Hand out a long text bit by bit: a client that does not read then costs one bit, not a copy of the whole."""
+    for part in parts:
+        for place in range(0, len(part), _PIECE):
+            yield part[place : place + _PIECE]
 
 
 async def _body(request: Request) -> Mapping[str, Any] | None:

@@ -72,7 +72,14 @@ class Dashboard:
             self.board, source, token=token, hosts=(*hosts, host), elections=elections, actions=actions, metrics=metrics
         )
         self._server = _Uvicorn(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="error",  # whoever sends nonsense writes no lines into our log
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._logger = get_logger()

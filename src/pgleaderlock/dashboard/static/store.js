@@ -25,7 +25,7 @@ export class Store {
     this.source = state.source ?? null;
     this.can = { step_down: Boolean(state.can?.step_down), demo: state.can?.demo ?? [] };
     this.isBlank = !state.at;
-    this.span = Math.max(60, state.at - state.since);
+    this.span = Math.max(60, state.window_s);
     this.version = state.version ?? "";
     this.seq = state.seq;
     return {
