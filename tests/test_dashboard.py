@@ -195,6 +195,17 @@ async def test_whoever_comes_is_told_everything_and_then_what_changes():
     assert change["seq"] == state["seq"] + 1
 
 
+async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.MonkeyPatch):
+    """Or the page would offer "10 min 1 s", and half an hour more after half an hour without a store."""
+    board = make_board()
+    board.show(Look(1000.0, 400.0, []))
+    later = time.monotonic() + 1800
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    state = json.loads(board.snapshot())
+    assert state["at"] - state["since"] > 2000
+    assert state["window_s"] == 600
+
+
 async def test_signs_of_life_are_news_of_nodes_and_not_of_roles():
     board = make_board()
     board.show(Look(200.0, 0.0, [RoleStatus("l", "role", leader(), [candidate("a", seen_at=100.0)])]))
@@ -348,7 +359,7 @@ async def test_everything_that_is_shown_is_json_too():
 
 
 async def test_numbers_that_json_does_not_have_leave_the_answers_readable():
-    """A jsonb may hold 1e999, which Python reads as infinity; no browser parses that: the page would stand still."""
+    """A time may be infinity in PostgreSQL; no browser parses that: the page would stand still."""
     node = leader()
     node.about.update(load=float("inf"), loads=[float("nan"), 1.5])
     role = RoleStatus("l", "role", node, [candidate("a", "leader", seen_at=float("-inf"))])

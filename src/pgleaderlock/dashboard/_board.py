@@ -150,7 +150,7 @@ class Board:
             {
                 "seq": self._number,
                 "since": self._since,
-                "window_s": round(self._at - self._since, 3),
+                "window_s": round(self._at - self._since, 3),  # "at" goes on without a look
                 "version": __version__,
                 "source": self._source(),
                 "can": self._can,
@@ -210,7 +210,7 @@ def message(event: str, data: str, number: int | None = None) -> str:
 
 
 def dumps(value: Any) -> str:
-    """Return JSON that browsers can read. They know no infinity: a jsonb of ``1e999``, or a time, can be one."""
+    """Return JSON that browsers can read. They know no infinity, which a time in PostgreSQL can be."""
     try:
         return _encoder.encode(value)
     except ValueError:
