@@ -748,11 +748,21 @@ def test_the_command_shows_any_store(tmp_path):
         assert fetch(address, "api/state").json()["source"]["kind"] == "store"
 
 
+def test_a_token_of_the_operators_own_is_not_printed_and_counts_with_actions_only(tmp_path):
+    own = {"PGLEADERLOCK_DASHBOARD_TOKEN": TOKEN}
+    for words, code in (([], 403), (["--allow-actions"], 404)):
+        with dashboard_command("--url", f"file://{tmp_path}/lock", *words, **own) as process:
+            address = process.wait_for("dashboard: ").removeprefix("dashboard: ")
+            assert "#" not in address
+            headers = {"X-Pgleaderlock-Token": TOKEN}
+            assert httpx.post(address + "api/step-down", json={"lock": "x"}, headers=headers).status_code == code
+
+
 @pytest.mark.parametrize(
     ("words", "env", "complaint"),
     [
         (["--url", "nonsense://x"], {}, "nonsense"),
-        ([], {"PGLEADERLOCK_DASHBOARD_TOKEN": "short"}, "at least 16 characters"),
+        (["--allow-actions"], {"PGLEADERLOCK_DASHBOARD_TOKEN": "short"}, "at least 16 characters"),
         (["--port", "70000"], {}, "70000"),
     ],
 )

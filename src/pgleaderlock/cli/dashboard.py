@@ -35,12 +35,14 @@ class Serving:
 
 def choose_token(*, allow_actions: bool) -> str | None:
     """Return what lets a page ask for something: the variable's, a new one, or nothing."""
+    if not allow_actions:
+        return None
     if TOKEN_VARIABLE in os.environ:
         token = os.environ[TOKEN_VARIABLE]
         if len(token) < _SHORTEST_TOKEN:
             raise click.UsageError(f"${TOKEN_VARIABLE} must have at least {_SHORTEST_TOKEN} characters, or be unset.")
         return token
-    return secrets.token_urlsafe(24) if allow_actions else None
+    return secrets.token_urlsafe(24)
 
 
 def registry_source(dsn: str, place: Place, window_s: float) -> Source:
@@ -75,7 +77,9 @@ async def serve(source: Source, serving: Serving) -> None:
         except PgLeaderLockError as error:
             raise click.UsageError(f"{error}; --port 0 is any free one.") from error
         try:
-            fragment = "" if serving.token is None else f"#token={serving.token}"
+            # A token of the operator's own is known to whoever may use it, and does not belong into a service's log.
+            is_ours = serving.token is not None and TOKEN_VARIABLE not in os.environ
+            fragment = f"#token={serving.token}" if is_ours else ""
             click.echo(f"dashboard: {dashboard.url}{fragment}")
             click.echo(f"shows {visible(source.where)}; Ctrl-C ends it", err=True)
             await ended.wait()
