@@ -110,14 +110,14 @@ async def test_any_key_is_a_role(postgres: Postgres, key: LockKey, names: list[s
 
 
 async def test_leadership_outlives_many_leases_without_a_word_to_the_elections(postgres: Postgres, names: list[str]):
-    group = make_group(postgres.dsn, names, lease_s=0.6, health_interval_s=0.2)
+    group = make_group(postgres.dsn, names, lease_s=1.2, health_interval_s=0.3)
     heard: list[EventKind] = []
     group.subscribe(lambda _, event: heard.append(event.kind))
     async with group:
         await until(lambda: heard.count(EventKind.ACQUIRED) == 3)
         said = len(heard)
         tokens = [role.token for role in group.values()]
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.7)
         assert [role.token for role in group.values()] == tokens
         assert len(heard) == said
 

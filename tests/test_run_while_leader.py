@@ -132,8 +132,8 @@ def test_an_interrupted_run_while_leader_stops_the_election():
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         election.run_while_leader(work)
-    assert told.wait(5)
-    assert stopped.wait(5)
+    assert told.wait(PATIENCE_S)
+    assert stopped.wait(PATIENCE_S)
 
 
 def test_work_that_is_refused_leaves_no_election_behind():

@@ -30,7 +30,7 @@ from tests.test_registry import drop
 ROLES = ("scheduler", "metrics", "logs")
 LEASE_S = 1.5
 BEAT_S = 0.2
-NEAR_S = 0.25  # how far a busy machine may put apart what happened and what was seen
+NEAR_S = 1.0  # how far a busy machine may put apart what happened and what was seen
 
 
 class Scene:
