@@ -39,11 +39,13 @@ def sent() -> Iterator[list[str]]:
 
 
 async def test_beat_ticks_in_each_term_and_not_between(app: Celery, sent: list[str], tmp_path: Path):
-    backend = ScriptedBackend(try_acquire=[Grant(), None], renew=[ConnectionError("gone")])
-    election, _, heard = make_election(backend, health_interval_s=0.5, retry_strategy=FixedInterval(0.5))
+    backend = ScriptedBackend(try_acquire=[Grant(), None])
+    election, _, heard = make_election(backend, health_interval_s=60.0, retry_strategy=FixedInterval(0.5))
     gate_beat(election, app, schedule_file=tmp_path / "schedule")
     async with election:
         await until(lambda: len(sent) >= 2)
+        assert backend.loss is not None
+        backend.loss.set_result(ConnectionError("gone"))
         await until(lambda: election.state is LockState.FOLLOWER)
         await until(lambda: election._gate.is_idle)
         between = len(sent)
@@ -70,11 +72,13 @@ async def test_a_send_that_waited_until_after_its_term_is_not_made(app: Celery, 
             except LeadershipLost as error:
                 refused.append(type(error))
 
-    backend = ScriptedBackend(try_acquire=[Grant(), *[None] * 100], renew=[ConnectionError("gone")])
-    election, _, _ = make_election(backend, health_interval_s=0.3, retry_strategy=FixedInterval(0.5))
+    backend = ScriptedBackend(try_acquire=[Grant(), *[None] * 100])
+    election, _, _ = make_election(backend, health_interval_s=60.0, retry_strategy=FixedInterval(0.5))
     gate_beat(election, app, scheduler=Waiting)
     async with election:
         await until(inside.is_set)
+        assert backend.loss is not None
+        backend.loss.set_result(ConnectionError("gone"))
         await until(lambda: not election.is_leader)
         go_on.set()
         await until(lambda: bool(refused))
