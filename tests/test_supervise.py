@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,6 @@ from tests.doubles import ScriptedBackend, make_election, until
 
 LEASE_S = 15.0
 TIMES = KillTimes(LEASE_S)
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """A supervisor ignores signals when it ends, as the end of a process."""
-    before = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    }
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 # --- Times ---

@@ -235,7 +235,7 @@ class Election(Gated):
             run.inbox.put(Input.RELEASE_REQUESTED)
 
     def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
-        """From a callback, where nothing can be waited for."""
+        """From a callback or gated work, where nothing can be waited for."""
         if not self._has_to_drain():
             ask()
             return

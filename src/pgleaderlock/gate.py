@@ -80,7 +80,7 @@ class Gate:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs."""
-        return not any(not stint.is_over for stint in self._stints)
+        return all(stint.is_over for stint in self._stints)
 
     @property
     def is_here(self) -> bool:

@@ -6,6 +6,7 @@ that ends. Whoever follows it begins anew.
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Protocol
@@ -159,11 +160,9 @@ class StoreSource:
 
     async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Ask each store in turn."""
-        import time  # noqa: PLC0415 - the only wall clock here: a store without one of its own is dated by ours
-
         try:
             while True:
-                at = time.time()
+                at = time.time()  # a store without a clock of its own is dated by ours, for people to look at
                 roles, new_lines = [], []
                 for name, backend in self._backends.items():
                     holder = await self._ask(backend)
