@@ -1,5 +1,7 @@
 """``pgleaderlock schema``: printed, made, granted."""
 
+import asyncio
+
 import pytest
 
 from pgleaderlock.cli import exit_codes
@@ -62,3 +64,13 @@ def test_a_database_that_is_not_there_is_said_to_be_unreachable(postgres: Postgr
 def test_strict_without_the_table_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     assert invoke(["run", "--role", "x", "--takeover", "strict"]) == exit_codes.USAGE
     assert "add --term-table" in capsys.readouterr().err
+
+
+def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    async def be_silent(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr("pgleaderlock.cli.schema.make_tables", be_silent)
+    monkeypatch.setattr("pgleaderlock.cli.schema.ANSWER_TIMEOUT_S", 0.01)
+    assert invoke(["schema", "apply", "--dsn", "host=nowhere"]) == exit_codes.UNREACHABLE
+    assert "did not answer within 0.01 s" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, Not
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from pgleaderlock.nfs._inspect import break_lock
-from pgleaderlock.nfs._texts import not_to_be_had
+from pgleaderlock.nfs._texts import lost, not_to_be_had
 from pgleaderlock.nfs._waiting import Turnstile
 from tests.doubles import until
 from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
@@ -519,6 +519,25 @@ def test_a_time_out_names_also_those_who_cannot_be_named(path: Path):
     (path / "epoch.7").write_bytes(b"\0")
     with pytest.raises(TimeOutError, match=r"somebody whose claim cannot be read has it \(epoch 7\)"):
         Lock(path).lock(timeout=0)
+
+
+class _BrokenFolder(Folder):
+    """One whose server answers with an error."""
+
+    def look(self) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    listing = look
+
+
+def test_texts_about_a_lock_whose_server_fails_say_so_instead_of_failing_too(path: Path):
+    folder = _BrokenFolder(path)
+    path.mkdir()
+    assert not_to_be_had(folder, 2.0, 3.0).endswith("who has it cannot be told ([Errno 5] Input/output error)")
+    late = SimpleNamespace(silent_s=20.0, lifetime_s=15.0, epoch=None, was_in_time=False)
+    assert lost(folder, late, 7) == "was lost: its files cannot be read ([Errno 5] Input/output error)"  # type: ignore[arg-type]
+    late.epoch = 7
+    assert lost(folder, late, 7).startswith("was lost: the file server took too long to answer")  # type: ignore[arg-type]
 
 
 def test_what_was_never_locked_and_what_was_unlocked_already_are_told_apart(path: Path):

@@ -174,8 +174,13 @@ def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgre
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for arguments in (["--set", "cluster.leader_election.roles=a"], ["--role", f"{NAME}/port"]):
-            command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments, "--metrics-port", str(port)]
+        dashboard = ["--set", "dashboard.enabled=true", "--set", f"dashboard.port={port}", "--set", "metrics.port=0"]
+        for arguments in (
+            ["--set", "cluster.leader_election.roles=a", "--metrics-port", str(port)],
+            ["--role", f"{NAME}/port", "--metrics-port", str(port)],
+            ["--set", "cluster.leader_election.roles=a", *dashboard],
+        ):
+            command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments]
             with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
                 process.wait_for("in use")
                 assert process.wait() == 2

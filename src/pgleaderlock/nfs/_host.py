@@ -10,7 +10,10 @@ __all__ = ["hostname", "is_running"]
 @functools.cache
 def hostname() -> str:
     """Return a name that other hosts know this one by."""
-    name = socket.getfqdn()  # which is the name of the loop where /etc/hosts has it first
+    try:
+        name = socket.getfqdn()  # which is the name of the loop where /etc/hosts has it first
+    except (OSError, UnicodeError):  # Linux lets a host's name be one character longer than DNS does
+        return socket.gethostname()
     return socket.gethostname() if name.startswith(("localhost", "ip6-localhost")) else name
 
 
