@@ -38,11 +38,15 @@ class Calls:
 
     async def call_within(self, verb: Verb[T], timeout_s: float | None) -> T | None:
         """Make a call for so long and no longer. None when its time was up."""
+        answer = await self.call_while(verb, timeout_s)
+        if self.in_flight is not None:
+            await self.cancel()
+        return answer
+
+    async def call_while(self, verb: Verb[T], timeout_s: float | None) -> T | None:
+        """Make a call. None when its time was up; then it is still in flight, for whoever must do something first."""
         task = self.begin(verb)
-        if await self.wait(task, timeout_s):
-            return self.take(task)
-        await self.cancel()
-        return None
+        return self.take(task) if await self.wait(task, timeout_s) else None
 
     def begin(self, verb: Verb[T]) -> asyncio.Task[T]:
         """Put a call in flight."""

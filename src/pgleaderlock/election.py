@@ -629,10 +629,10 @@ class Election(Gated):
         sent = self._clock()
         try:
             verb = partial(self._backend.renew, self._grant)
-            grant = await run.calls.call_within(verb, None if math.isinf(left_s) else left_s)
+            grant = await run.calls.call_while(verb, None if math.isinf(left_s) else left_s)
         except PgLeaderLockError as error:
             return Fact(Input.HEALTH_FAILED, error)
-        if grant is None:
+        if grant is None:  # the call is cut short, and its session closed, only once we do not believe any more
             return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
         if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
             return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))

@@ -27,6 +27,8 @@ __all__ = ["CHANNEL", "Sessions", "SharedGrant", "Trust", "open_sessions"]
 CHANNEL = "pgleaderlock_group"
 """On which a released lock is told of."""
 _FULL = "out of shared memory"
+_DOUBT_S = 0.01
+"""How much earlier than a session is closed that does not answer, nobody is believed to lead any more."""
 
 
 class Trust:
@@ -41,6 +43,10 @@ class Trust:
         """The server answered on both sessions to what was sent then."""
         grant = lease.grant(None, sent)
         self.until, self.lost_at = grant.trusted_until, grant.lost_at
+
+    def end(self, now: float) -> None:
+        """Believe no longer."""
+        self.until, self.lost_at = min(self.until, now), min(self.lost_at, now)
 
 
 class SharedGrant(Grant):
@@ -254,12 +260,32 @@ class Sessions:
         assert self._witnesses is not None  # noqa: S101 - whoever calls has looked
         try:
             arrays = _group_sql.arrays([witness_key(key) for key in keys])
-            row = await self._witnesses.fetch(statement, arrays, bound_s=self._witness_bound_s())
+            row = await self._ask_witnesses(statement, arrays)
             return [] if row is None else list(row[0])
         except ConnectionError as error:
-            self._logger.warning("witness_lost", error=error)
-            await self._witnesses.close()
+            self._note_lost_witnesses(error)
             return []
+
+    async def _ask_witnesses(self, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Silence is not an end: what is only slow still keeps successors waiting, and must not be closed too early.
+
+        So while anybody is believed to lead, nobody is any more a moment before that session is given up.
+        """
+        assert self._witnesses is not None  # noqa: S101 - whoever calls has looked
+        if self.is_over or not self.held:
+            return await self._witnesses.fetch(statement, parameters, bound_s=self._lease.renew_every_s)
+        bound_s = self._bound_s()
+        doubt = asyncio.get_running_loop().call_later(bound_s, lambda: self.trust.end(self._clock()))
+        try:
+            return await self._witnesses.fetch(statement, parameters, bound_s=bound_s + _DOUBT_S)
+        finally:
+            doubt.cancel()
+
+    def _note_lost_witnesses(self, error: ConnectionError) -> None:
+        """What is known to have ended is replaced. What fell silent is everybody's loss, as it is with the locks."""
+        if error.cause is LossCause.RENEW_TIMEOUT and self.held and not self.is_over:
+            raise error
+        self._logger.warning("witness_lost", error=error)
 
     # --- Renewal -------------------------------------------------------------------------------------------------
 
@@ -289,9 +315,6 @@ class Sessions:
             raise LeadershipLost(f"the group was not renewed in time ({self._where})", cause=LossCause.STALLED)
         return min(left_s, self._lease.answer_bound_s)
 
-    def _witness_bound_s(self) -> float:
-        return self._lease.renew_every_s if self.is_over else min(self._lease.renew_every_s, self._bound_s())
-
     async def keep_witnesses(self) -> None:
         """After the end of the locks: hold on to what keeps a successor waiting until our members were told."""
         if self._clock() < self.renew_at:
@@ -303,9 +326,9 @@ class Sessions:
         if self._witnesses is None or self._witnesses.closed:
             return False
         try:
-            await self._witnesses.fetch(_sql.PING, bound_s=self._witness_bound_s())
+            await self._ask_witnesses(_sql.PING)
         except ConnectionError as error:
-            self._logger.warning("witness_lost", error=error)
+            self._note_lost_witnesses(error)
             return False
         return True
 

@@ -134,7 +134,7 @@ class LeasedLockBackend(Backend):
         self._check_current(grant)
         sent = self._clock()
         await self._ping_lock()
-        if self._lease.witness and not await self._witness_lives():
+        if self._lease.witness and not await self._witness_answers():
             if not await self._replace_witness(grant):
                 return grant  # no trust is added without a witness
             sent = self._clock()
@@ -394,14 +394,33 @@ class LeasedLockBackend(Backend):
 
     # --- Keeping the witness -----------------------------------------------------------------------------------
 
-    async def _witness_lives(self) -> bool:
-        if self._witness is None or self._witness.closed:
-            return False
+    async def _witness_answers(self) -> bool:
+        """Whether it is there, while we are believed to lead; False when it is known to have ended.
+
+        Silence is not an end. To close a witness that is only slow would free it while we still believe, and if the
+        lock's session was just killed, a successor would lead beside us. So an answer is waited for until leadership
+        is declared lost, which comes before this bound, and before anything is closed.
+        """
         try:
-            await self._witness.fetch(_sql.PING, bound_s=self._lease.renew_every_s)
+            return await self._ping_witness(self._lease.answer_bound_s)
+        except ConnectionError as error:
+            if error.cause is LossCause.RENEW_TIMEOUT:
+                raise
+            self._logger.warning("witness_lost", error=error)
+            return False
+
+    async def _witness_lives(self) -> bool:
+        """The same, while nobody believes that we lead: then whatever does not answer soon is given up."""
+        try:
+            return await self._ping_witness(self._lease.renew_every_s)
         except ConnectionError as error:
             self._logger.warning("witness_lost", error=error)
             return False
+
+    async def _ping_witness(self, bound_s: float) -> bool:
+        if self._witness is None or self._witness.closed:
+            return False
+        await self._witness.fetch(_sql.PING, bound_s=bound_s)
         return True
 
     async def _replace_witness(self, grant: Grant) -> bool:

@@ -1,0 +1,208 @@
+"""The event loop of one simulated process: asyncio as the engine knows it, on a clock that may run fast or slow.
+
+A loop for each node, and none of them ever waits: what a node has to do next is an appointment of the
+:class:`~pgleaderlock.testing.simulation.world.World`. So a process can stand still while the others go on, can be gone
+between any two steps, and its second can be longer than that of others; none of that could be had on a loop that all
+nodes share.
+
+Only what tasks, futures, timers and time-outs need is here. Sockets, pipes and signals are not; a thread's work is done
+at once.
+"""
+
+import asyncio
+import contextvars
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from pgleaderlock.testing.simulation._futures import reject, resolve
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["NodeLoop"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_TASKS_KEPT = 200
+_BUSY_S = 1e-4
+"""A process comes to its next step within a tenth of a millisecond, when it is not standing still."""
+
+
+class NodeLoop(asyncio.AbstractEventLoop):
+    """One process. ``rate`` is how many seconds pass on its clock in one of the world's."""
+
+    def __init__(
+        self, world: World, rate: float, *, after_step: Callable[[], object], failed: Callable[[dict[str, Any]], object]
+    ) -> None:
+        self._world = world
+        self._rate = rate
+        self._offset = world.random.uniform(0, 1e4)  # no two hosts count from the same moment
+        self._after_step = after_step
+        self._failed = failed
+        self._ready: deque[asyncio.Handle] = deque()
+        self._turn_is_due = False
+        self._is_over = False
+        self._tasks: list[asyncio.Task[Any]] = []  # kept, so that what a dead process left behind is never finished
+        self.is_frozen = False
+
+    def time(self) -> float:
+        """Return what this host's monotonic clock shows."""
+        return self._offset + self._world.now * self._rate
+
+    # --- Life and death ----------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Stand still. What arrives meanwhile waits."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Go on, as if nothing had been."""
+        self.is_frozen = False
+        self._arrange_turn()
+
+    def close(self) -> None:
+        """Die. Not one more step is taken, not even to tidy up, until :meth:`bury`."""
+        self._is_over = True
+
+    def bury(self) -> None:
+        """Cancel what a process left behind, after the end of the world: destroyed half-way, tasks complain."""
+        self._is_over = self.is_frozen = False
+        self._after_step = lambda: None
+        self._failed = lambda _: None
+        for task in self._tasks:
+            task.cancel()
+        self._arrange_turn()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no task is left."""
+        return all(task.done() for task in self._tasks)
+
+    def is_closed(self) -> bool:
+        """Whether the process is gone."""
+        return self._is_over
+
+    def is_running(self) -> bool:
+        """Whether it could take a step."""
+        return not self._is_over
+
+    # --- Steps -------------------------------------------------------------------------------------------------
+
+    def _may_step(self) -> bool:
+        return not self.is_frozen and not self._is_over
+
+    def _arrange_turn(self) -> None:
+        if self._ready and not self._turn_is_due and self._may_step():
+            self._turn_is_due = True
+            self._world.later(self._world.random.random() * _BUSY_S, self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Do all that was ready when the turn began, as asyncio does."""
+        self._turn_is_due = False
+        if not self._may_step():
+            return
+        former = events._get_running_loop()  # noqa: SLF001 - what asyncio provides for loops
+        events._set_running_loop(self)  # noqa: SLF001
+        try:
+            for _ in range(len(self._ready)):
+                if not self._may_step():
+                    break  # the step before was its last one
+                handle = self._ready.popleft()
+                if not handle.cancelled():
+                    handle._run()  # noqa: SLF001 - as every loop does
+                    self._after_step()
+        finally:
+            events._set_running_loop(former)  # noqa: SLF001
+        self._arrange_turn()
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Call it in the next turn."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        self._arrange_turn()
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Call it in the next turn: there are no other threads here."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call it after so long, on this host's clock."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call it then, on this host's clock."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._world.at((when - self._offset) / self._rate, lambda: self._be_due(timer))
+        return timer
+
+    def _be_due(self, timer: asyncio.TimerHandle) -> None:
+        if not timer.cancelled():
+            self._ready.append(timer)
+            self._arrange_turn()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing to do: what is due and cancelled is passed over."""
+
+    # --- What tasks ask of their loop --------------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Return a task of this loop."""
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        if len(self._tasks) > _TASKS_KEPT:
+            self._tasks = [task for task in self._tasks if not task.done()]
+        return task
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,  # noqa: ARG002 - there are no threads
+        func: Callable[[Unpack[Ts]], T],
+        *args: *Ts,
+    ) -> asyncio.Future[T]:
+        """Do a thread's work at once, and let it be known a little later."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            result = func(*args)
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+            self.call_soon(reject, future, error)
+        else:
+            self.call_soon(resolve, future, result)
+        return future
+
+    def get_debug(self) -> bool:
+        """No: it would be slow."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Let whoever checks know what nobody caught. What a dead process leaves behind is nobody's business."""
+        if not self._is_over:
+            self._failed(context)

@@ -1,0 +1,135 @@
+"""The client's end of a connection to the modelled server, behind the port that psycopg stands behind in production."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pgleaderlock.backends.session import ServerFacts
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.testing.simulation._futures import resolve
+from pgleaderlock.testing.simulation._statements import read
+from pgleaderlock.testing.simulation.network import Cable, Pipe
+from pgleaderlock.testing.simulation.postgres import VERSION, ModelledPostgres, ServerSession
+
+__all__ = ["SimulatedSession"]
+
+
+class SimulatedSession:
+    """One connection of one node."""
+
+    def __init__(self, owner: str, cable: Cable, server: ModelledPostgres) -> None:
+        self.owner = owner
+        self._cable = cable
+        self.to_server, self.to_client = Pipe(cable), Pipe(cable)
+        self._server = server
+        self._there: ServerSession | None = None
+        self._answer: asyncio.Future[tuple[Any, ...] | None] | None = None
+        self._end: asyncio.Future[LossCause] = asyncio.get_running_loop().create_future()
+        self._connected: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._pid = 0
+        self._is_closed = False
+
+    async def connect(self) -> None:
+        """Be accepted, or raise."""
+        self.to_server.send(self._knock)
+        try:
+            pid = await self._connected
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if pid is None:
+            await self.close()
+            raise ConnectionError("the simulated server refuses connections", cause=LossCause.SERVER_RESTART)
+        self._pid = pid
+
+    def _knock(self) -> None:
+        self._there = self._server.accept(self, self.to_client)
+        pid = None if self._there is None else self._there.pid
+        self.to_client.send(lambda: resolve(self._connected, pid))
+
+    # --- The port ----------------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> ServerFacts:
+        """A recent server's, without a pooler."""
+        return ServerFacts(VERSION, self._pid)
+
+    @property
+    def closed(self) -> bool:
+        """Whether we gave it up."""
+        return self._is_closed
+
+    @property
+    def descriptor(self) -> int | None:
+        """There is none."""
+        return None
+
+    async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
+        """Send it, and wait for the answer, the bound, or the end. After anything but an answer it is closed."""
+        if self._is_closed:
+            raise ConnectionError("the simulated session is closed", cause=LossCause.CONNECTION_LOST)
+        ask = read(statement)
+        self._answer = asyncio.get_running_loop().create_future()
+        self.to_server.send(lambda: self._deliver((ask, parameters)))
+        try:
+            async with asyncio.timeout(bound_s):
+                futures: set[asyncio.Future[Any]] = {self._answer, self._end}
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            await self.close()
+            raise ConnectionError(f"no answer within {bound_s:.3g} s", cause=LossCause.RENEW_TIMEOUT) from None
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if not self._answer.done():
+            await self.close()
+            raise self._ended()
+        return self._answer.result()
+
+    async def listen(self, channel: str) -> None:
+        """Nothing is ever notified here."""
+
+    async def notified(self) -> None:
+        """Never."""
+        await asyncio.get_running_loop().create_future()
+
+    async def ended(self) -> ConnectionError:
+        """Wait for the news that it is over."""
+        await asyncio.wait({self._end})
+        await self.close()
+        return self._ended()
+
+    async def close(self) -> None:
+        """Say good-bye, and do not wait for an answer."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.hang_up()
+
+    # --- The network -------------------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """What the kernel does for a process that closes its socket, or dies."""
+        self.to_server.send(lambda: self._deliver(None))
+
+    def vanish(self) -> None:
+        """What becomes of a connection whose host lost power, or that a firewall forgot."""
+        self.to_server.is_dead = self.to_client.is_dead = True
+        self._cable.troubled_at = self._cable.world.now
+
+    def hear(self, answer: tuple[Any, ...] | None) -> None:
+        """Take in an answer; one that nobody waits for any more is dropped with its session."""
+        if self._answer is not None:
+            resolve(self._answer, answer)
+
+    def hear_end(self, cause: LossCause) -> None:
+        """Take in the end."""
+        resolve(self._connected, None)
+        resolve(self._end, cause)
+
+    def _deliver(self, request: Any) -> None:
+        if self._there is not None:
+            self._there.receive(request)
+
+    def _ended(self) -> ConnectionError:
+        return ConnectionError("the simulated session ended", cause=self._end.result())

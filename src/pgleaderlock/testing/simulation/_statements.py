@@ -1,0 +1,100 @@
+"""What the protocol's statements ask of a server, read from their text.
+
+The model is asked with the very SQL that PostgreSQL is asked with, and does what the text says: a statement that no
+longer sets the idle time-out does not bring the session under the lease here either. What cannot be read is an error
+of the model, never ignored: whoever changes a statement must come here, and to the test that asks both the same.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["Ask", "read"]
+
+_KEY = r"('-?\d+'::\w+(?:, '-?\d+'::\w+)?)"
+_TRY = re.compile(rf"pg_try_advisory_lock\({_KEY}\)")
+_WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
+_UNLOCK = re.compile(rf"pg_advisory_unlock\({_KEY}\)")
+_IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
+_SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
+_CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, (\d+), ([\d.e+-]+),")
+_MARK = re.compile(r"UPDATE \S+ SET released_at .*?WHERE lock = '([^']+)' AND token = (\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One statement, as far as the model understands it."""
+
+    verb: str
+    key: str = ""
+    idle_ms: int | None = None
+    """What becomes of the session's idle time-out; None: nothing."""
+    wait_ms: int = 0
+    is_flushed: bool = False
+    """Whether the transaction that hands out a token reaches the disk before it is answered."""
+    frees_all: bool = False
+    with_facts: bool = False
+    counts_recovery: bool = False
+    """Whether the server's age is asked for in a way that a crash recovery begins anew."""
+    lock: str = ""
+    token: int = 0
+    lease_s: float = 0.0
+    marks: tuple[str, int] | None = None
+    """The term that is said to have been released cleanly."""
+
+
+@lru_cache(maxsize=4096)
+def read(statement: str) -> Ask:
+    """Say what is asked for; LookupError if that cannot be told."""
+    for reader in (_read_simple, _read_lock, _read_terms):
+        ask = reader(statement)
+        if ask is not None:
+            return ask
+    raise LookupError(f"the modelled PostgreSQL does not know this statement, teach it: {statement}")
+
+
+def _read_simple(statement: str) -> Ask | None:
+    if statement == "SELECT 1":
+        return Ask("ping")
+    if "pg_backend_pid() = %s::int" in statement:
+        return Ask(
+            "set_up",
+            idle_ms=_idle_ms(statement),
+            with_facts="deadlock_timeout" in statement,
+            counts_recovery="stats_reset" in statement,
+        )
+    if "pg_terminate_backend(pid)" in statement and "backend_start::text = %s" in statement:
+        return Ask("end_former")
+    if "FROM pg_locks" in statement:
+        return Ask("holder")
+    return None
+
+
+def _read_lock(statement: str) -> Ask | None:
+    flushed = "pg_logical_emit_message(true" in statement
+    if found := _TRY.search(statement):
+        return Ask("try", found[1], _idle_ms(statement), is_flushed=flushed)
+    if found := _WAIT.search(statement):
+        wait = _SLICE_MS.search(statement)
+        return Ask("wait", found[1], _idle_ms(statement), int(wait[1]) if wait else 0, is_flushed=flushed)
+    if found := _UNLOCK.search(statement):
+        mark = _MARK.search(statement)
+        marks = (mark[1], int(mark[2])) if mark else None
+        frees_all = "pg_advisory_unlock_all()" in statement
+        return Ask("unlock", found[1], _idle_ms(statement), frees_all=frees_all, marks=marks)
+    return None
+
+
+def _read_terms(statement: str) -> Ask | None:
+    if "has_schema_privilege" in statement:
+        return Ask("look_for_table")
+    if "t.released_at IS NOT NULL, here.timeline" in statement:
+        return Ask("read_term")
+    if "DO $claim$" in statement and (found := _CLAIM.search(statement)):
+        return Ask("claim", lock=found[1], token=int(found[2]), lease_s=float(found[3]))
+    return None
+
+
+def _idle_ms(statement: str) -> int | None:
+    found = _IDLE_MS.search(statement)
+    return int(found[1]) if found else None

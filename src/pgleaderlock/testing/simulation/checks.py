@@ -1,0 +1,168 @@
+"""What must hold at every step, whatever the weather; and the transcript that a failure is told with.
+
+- At most one node believes that it leads. Frozen nodes count: they could thaw in any moment.
+- Tokens grow from term to term, over all nodes, and each recovery begins a new one.
+- A term that ends without being asked to has a cause.
+- A leader that is awake has left LEADER before another leads; and has told those who listen, if its network is well. (A
+  killed session and an unanswered renewal together leave nothing that could keep a successor waiting.)
+- While a node is well and nothing new goes wrong, somebody leads before long.
+- What a user's code does as the leader, it does not do after a newer term began.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from pgleaderlock.causes import LossCause
+from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.testing.simulation.node import Node, describe_event
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["Checker", "SimulationFailed"]
+
+_LEADING = (LockState.LEADER, LockState.RECONNECTING)
+_STORY_LINES = 60
+
+
+class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
+    """Something happened that must not. Carries the seed, and the story that led to it."""
+
+    def __init__(self, what: str, kind: str, story: Sequence[str], replay: str) -> None:
+        lines = "\n".join(f"  {line}" for line in story)
+        super().__init__(f"{what}\n{lines}\nreplay it: {replay}")
+        self.what = what
+        self.kind = kind
+        """``two_leaders``, ``token``, ``cause``, ``told_late``, ``nobody``, ``acted`` or ``raised``."""
+        self.replay = replay
+
+
+def _is_only_a_try(event: Event) -> bool:
+    """Followers ask again and again, and a story of that would be of nothing else."""
+    quiet = {LockState.FOLLOWER, LockState.ACQUIRING}
+    is_change = event.kind is EventKind.STATE_CHANGE and {event.from_state, event.to_state} == quiet
+    return event.kind is EventKind.ACQUIRE_FAILED or is_change
+
+
+class Checker:
+    """Looks at every step of every node."""
+
+    def __init__(self, world: World, lease_s: float, replay: str, *, keep: bool = False) -> None:
+        self._world = world
+        self.lease_s = lease_s
+        self._replay = replay
+        self._story: deque[tuple[float, str, str]] = deque(maxlen=None if keep else _STORY_LINES)
+        self.nodes: list[Node] = []
+        self.highest = -1
+        self.terms = 0
+        self.losses: Counter[str] = Counter()
+        self.gaps_s: list[float] = []
+        self.is_watching_for_nobody = True
+        self.leaderless_since: float | None = 0.0
+        self.disturbed_at = 0.0
+
+    @property
+    def leader(self) -> Node | None:
+        """Who leads, if anybody does."""
+        return next((node for node in self.nodes if node.believes), None)
+
+    def note(self, who: str, what: str) -> None:
+        """Write it into the transcript."""
+        self._story.append((self._world.now, who, what))
+
+    def transcript(self) -> list[str]:
+        """Return what was written."""
+        return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self._story]
+
+    # --- Steps -------------------------------------------------------------------------------------------------
+
+    def stepped(self, node: Node) -> None:
+        """See what the node thinks after this step."""
+        if node.lock.state is not LockState.LEADER:
+            if node.leads:
+                node.leads = False
+                self._note_leaderless()
+        elif not node.leads:
+            node.leads = True
+            self._check_new_term(node)
+
+    def _check_new_term(self, node: Node) -> None:
+        node.token = node.lock.token
+        self.note(node.name, f"LEADS with token {node.token}")
+        believers = [each for each in self.nodes if each.believes]
+        if len(believers) > 1:
+            self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in believers))
+        self._check_told(node)
+        if node.token is not None:  # None: by the time it led, its trust had run out
+            if node.token <= self.highest:
+                self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
+            self.highest = node.token
+            self.terms += 1
+            if self.leaderless_since is not None:
+                self.gaps_s.append(self._world.now - self.leaderless_since)
+                self.leaderless_since = None
+
+    def _check_told(self, leader: Node) -> None:
+        for node in self.nodes:
+            if node is leader or not node.is_alive or node.is_frozen:
+                continue
+            if self._world.now < node.thawed_at + 0.1 * self.lease_s:  # it has only just woken up
+                continue
+            if node.lock.state is LockState.LEADER:
+                self._fail("told_late", f"{leader.name} leads, and {node.name} has not been told: {node.describe()}")
+            tells = node.is_telling or node.lock.state is LockState.RECONNECTING
+            is_well = self._world.now > node.cable.troubled_at + 2 * self.lease_s
+            if tells and is_well and node.loop.time() < node.trusted_until:
+                self._fail("told_late", f"{leader.name} leads before {node.name} has told its on_lost callbacks")
+
+    def heard(self, node: Node, event: Event) -> None:
+        """Look at what an election says of itself."""
+        if event.kind is EventKind.RENEWED:
+            return
+        if not _is_only_a_try(event):
+            self.note(node.name, describe_event(event))
+        if event.from_state is LockState.LEADER and event.trusted_until is not None:
+            node.trusted_until = event.trusted_until
+        if event.kind is EventKind.LOST and event.from_state in _LEADING:
+            cause = event.loss or LossCause.UNKNOWN
+            if cause is LossCause.UNKNOWN:
+                self._fail("cause", f"{node.name} lost its leadership, and nobody knows why: {event}")
+            self.losses[cause.value] += 1
+            node.lost_a_term = True
+
+    def acted(self, node: Node, deed: str) -> None:
+        """See whether a deed comes too late."""
+        others = [each for each in self.nodes if each is not node and each.believes]
+        if others or (node.token is not None and node.token < self.highest) or node.token is None:
+            newer = f"{others[0].name} leads" if others else f"the newest term is {self.highest}"
+            self._fail("acted", f"{node.name} {deed!r} of term {node.token}, when {newer}: {node.describe()}")
+
+    def failed(self, node: Node, context: dict[str, Any]) -> None:
+        """Nothing may raise where nobody catches it."""
+        error = context.get("exception")
+        self._fail("raised", f"{node.name}: {context.get('message')}: {error!r}")
+
+    # --- Nobody ------------------------------------------------------------------------------------------------
+
+    def disturb(self) -> None:
+        """Note that something went wrong, or right again: from here on, patience begins anew."""
+        self.disturbed_at = self._world.now
+
+    def _note_leaderless(self) -> None:
+        if self.leaderless_since is None:
+            self.leaderless_since = self._world.now
+
+    def look(self, patience_s: float) -> None:
+        """See whether somebody leads who should. Called now and then."""
+        if self.leader is not None:
+            return
+        self._note_leaderless()
+        assert self.leaderless_since is not None  # noqa: S101 - noted just now
+        waited_s = self._world.now - max(self.leaderless_since, self.disturbed_at)
+        well = [each for each in self.nodes if each.is_alive and not each.is_frozen and not each.cable.is_out]
+        if well and waited_s > patience_s:
+            states = "; ".join(each.describe() for each in self.nodes)
+            self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
+
+    def _fail(self, kind: str, what: str) -> None:
+        self.note("CHECK", what)
+        raise SimulationFailed(what, kind, self.transcript()[-_STORY_LINES:], self._replay)

@@ -1,0 +1,352 @@
+"""A modelled PostgreSQL: sessions, advisory locks with their line, the idle-session time-out, restarts, promotions.
+
+It is asked with the statements that the real one is asked with (:mod:`._statements`), through connections that lose and
+delay (:mod:`.network`). What it models is what the protocol relies on:
+
+- a lock belongs to a session, may be held several times, and is handed to the first in line when its session ends;
+- a session that waits for a lock reads nothing, so it does not notice that its client has gone;
+- a session that is idle for longer than its limit is ended, and only an idle one;
+- a time-out in line may race with the grant: the lock is then held by a session that was told no;
+- transaction ids grow; those that did not reach the disk are handed out again after a crash;
+- a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
+  leaves the age, and begins another timeline.
+
+``tests/test_modelled_postgres.py`` asks the model and a real server the same questions. Not modelled: everything else.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pgleaderlock.causes import LossCause
+from pgleaderlock.testing.simulation._statements import Ask
+from pgleaderlock.testing.simulation.network import Pipe
+from pgleaderlock.testing.simulation.world import Appointment, World
+
+__all__ = ["Client", "ModelledPostgres", "ServerSession"]
+
+VERSION = 170000
+DEADLOCK_S = 10.0
+_LONG_AGO_S = 1e6
+_SIGNAL_S = 0.002
+
+
+class Client(Protocol):
+    """The other end of a connection."""
+
+    owner: str
+
+    def hear(self, answer: tuple[Any, ...] | None) -> None:
+        """Take in an answer."""
+
+    def hear_end(self, cause: LossCause) -> None:
+        """Take in that the connection is over."""
+
+
+@dataclass(slots=True)
+class _Lock:
+    owner: "ServerSession | None" = None
+    count: int = 0
+    line: "deque[ServerSession]" = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Term:
+    token: int
+    lease_s: float
+    timeline: int
+    was_released: bool = False
+
+
+class ServerSession:
+    """One server process, which does one thing after the other."""
+
+    def __init__(self, server: "ModelledPostgres", pid: int, client: Client, to_client: Pipe) -> None:
+        self.server = server
+        self.pid = pid
+        self.started = f"{server.world.now:.6f}"
+        self.client = client
+        self.is_over = False
+        self.token = 0  # of the slice under way, once it is granted
+        self._to_client = to_client
+        self._requests: deque[tuple[Ask, Sequence[Any]] | None] = deque()
+        self._is_busy = False
+        self._idle_ms = 0
+        self._idle: Appointment | None = None
+        self._patience: Appointment | None = None
+        self._waits_for: tuple[str, Ask] | None = None
+
+    def receive(self, request: tuple[Ask, Sequence[Any]] | None) -> None:
+        """Take in a statement, or a good-bye (None), which is read in its turn."""
+        if self.is_over:
+            self.server.answer_nobody(self._to_client, self.client)
+            return
+        self._requests.append(request)
+        self._go_on()
+
+    def end(self, cause: LossCause | None) -> None:
+        """Be gone, and all that was held with it. The client is told why, unless nobody is left to tell."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for appointment in (self._idle, self._patience):
+            if appointment is not None:
+                appointment.call_off()
+        if cause is not None:
+            self._to_client.send(lambda: self.client.hear_end(cause))
+        self.server.forget(self)
+
+    def be_granted(self) -> None:
+        """Come to the head of the line."""
+        assert self._waits_for is not None  # noqa: S101 - only those in line are granted anything
+        key, ask = self._waits_for
+        self._waits_for = None
+        if self._patience is not None:
+            self._patience.call_off()
+        if self.server.draw_race():  # the time-out came in the same moment: told no, and holding it
+            self._answer(("",))
+            return
+        self._answer((str(self.server.next_token(is_flushed=ask.is_flushed)),))
+        self.server.note(self.client.owner, f"is granted {key} in line")
+
+    @property
+    def waits_for(self) -> str | None:
+        """The lock that it stands in line for."""
+        return None if self._waits_for is None else self._waits_for[0]
+
+    def _go_on(self) -> None:
+        while not self._is_busy and self._requests and not self.is_over:
+            if self._idle is not None:
+                self._idle.call_off()
+            request = self._requests.popleft()
+            if request is None:
+                self.end(None)
+                return
+            self._is_busy = True
+            self._execute(*request)
+        if not self._is_busy and not self.is_over and self._idle_ms:
+            if self._idle is not None:
+                self._idle.call_off()
+            self._idle = self.server.world.later(self._idle_ms / 1000, lambda: self.end(LossCause.SILENCED))
+
+    def _answer(self, row: tuple[Any, ...] | None) -> None:
+        self._is_busy = False
+        self._to_client.send(lambda: self.client.hear(row))
+        self._go_on()
+
+    def _execute(self, ask: Ask, parameters: Sequence[Any]) -> None:
+        if ask.verb == "wait":
+            self.limit_idleness(ask)
+            self._stand_in_line(ask)
+            return
+        if ask.verb == "set_up":
+            self.limit_idleness(ask)
+        self._answer(self.server.answer(self, ask, parameters))
+
+    def limit_idleness(self, ask: Ask) -> None:
+        """Come under a time-out, or leave it, if that was asked for. It counts from the next rest on."""
+        if ask.idle_ms is not None:
+            self._idle_ms = ask.idle_ms
+
+    def _stand_in_line(self, ask: Ask) -> None:
+        self._waits_for = ask.key, ask
+        if self.server.take(self, ask.key, in_line=True):
+            self.be_granted()
+            return
+        self._patience = self.server.world.later(ask.wait_ms / 1000, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        if self._waits_for is not None:
+            key, _ = self._waits_for
+            self._waits_for = None
+            self.server.leave_line(self, key)
+            self._answer(("",))
+
+
+class ModelledPostgres:
+    """One server, or what a name in the network stands for at a time: after a promotion it is another."""
+
+    def __init__(
+        self, world: World, note: Callable[[str, str], None], *, race_share: float = 0.0, is_standby: bool = False
+    ) -> None:
+        self.world = world
+        self.note = note
+        self.is_up = True
+        self.is_standby = is_standby
+        self.sessions: dict[int, ServerSession] = {}
+        self._race_share = race_share
+        self._locks: dict[str, _Lock] = {}
+        self._terms: dict[str, _Term] = {}
+        self._last_pid = 100
+        self._xid = self._flushed_xid = 700
+        self._timeline = 1
+        self._started_at = self._recovered_at = -_LONG_AGO_S
+
+    # --- Connections -------------------------------------------------------------------------------------------
+
+    def accept(self, client: Client, to_client: Pipe) -> ServerSession | None:
+        """Begin a session; None when there is nobody to begin it."""
+        if not self.is_up:
+            return None
+        self._last_pid += 1
+        session = self.sessions[self._last_pid] = ServerSession(self, self._last_pid, client, to_client)
+        return session
+
+    def answer_nobody(self, to_client: Pipe, client: Client) -> None:
+        """What is sent to a session that is gone comes back as a reset, from a server that is there."""
+        if self.is_up:
+            to_client.send(lambda: client.hear_end(LossCause.CONNECTION_LOST))
+
+    def sessions_of(self, owner: str) -> list[ServerSession]:
+        """Return those of one node, the oldest first."""
+        return [session for session in self.sessions.values() if session.client.owner == owner]
+
+    def forget(self, session: ServerSession) -> None:
+        """Free what a session held that is over."""
+        self.sessions.pop(session.pid, None)
+        for key, lock in list(self._locks.items()):
+            if session in lock.line:
+                lock.line.remove(session)
+            if lock.owner is session:
+                self._hand_over(key)
+
+    # --- Locks -------------------------------------------------------------------------------------------------
+
+    def take(self, session: ServerSession, key: str, *, in_line: bool = False) -> bool:
+        """Take a lock if it is free or held by the same session, else perhaps stand in line."""
+        lock = self._locks.setdefault(key, _Lock())
+        if lock.owner in (None, session):
+            lock.owner = session
+            lock.count += 1
+            return True
+        if in_line:
+            lock.line.append(session)
+        return False
+
+    def leave_line(self, session: ServerSession, key: str) -> None:
+        """Wait no longer."""
+        self._locks[key].line.remove(session)
+
+    def _hand_over(self, key: str) -> None:
+        lock = self._locks[key]
+        lock.owner, lock.count = None, 0
+        if lock.line:
+            lock.owner, lock.count = lock.line.popleft(), 1
+            lock.owner.be_granted()
+
+    def draw_race(self) -> bool:
+        """Whether this grant comes in the same moment as the time-out of its slice."""
+        return self._race_share > 0 and self.world.random.random() < self._race_share
+
+    def next_token(self, *, is_flushed: bool) -> int:
+        """Hand out a transaction id."""
+        self._xid += 1
+        if is_flushed:
+            self._flushed_xid = self._xid
+        return self._xid
+
+    # --- Statements --------------------------------------------------------------------------------------------
+
+    def answer(self, session: ServerSession, ask: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Answer what can be answered at once."""
+        row: tuple[Any, ...] | None = getattr(self, f"_{ask.verb}")(session, ask, parameters)
+        return row
+
+    def _ping(self, *_: Any) -> tuple[Any, ...]:
+        return (1,)
+
+    def _set_up(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        known: tuple[Any, ...] = ([], session.pid, self.is_standby)
+        if not ask.with_facts:
+            return known
+        since = max(self._started_at, self._recovered_at) if ask.counts_recovery else self._started_at
+        return (*known, DEADLOCK_S, self.world.now - since, session.started)
+
+    def _try(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        if not self.take(session, ask.key):
+            return (None,)
+        session.limit_idleness(ask)
+        return ([str(self.next_token(is_flushed=ask.is_flushed))],)
+
+    def _unlock(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        term = self._terms.get(ask.marks[0]) if ask.marks else None
+        if term is not None and ask.marks is not None and term.token == ask.marks[1]:
+            term.was_released = True
+        lock = self._locks.get(ask.key)
+        was_held = lock is not None and lock.owner is session
+        session.limit_idleness(ask)
+        if lock is not None and was_held:
+            lock.count -= 1
+            if lock.count == 0 or ask.frees_all:
+                self._hand_over(ask.key)
+        return (was_held, None, "")
+
+    def _end_former(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+        pid, started = parameters
+        former = self.sessions.get(pid)
+        if former is None or former.started != started:
+            return None
+        self.world.later(_SIGNAL_S, lambda: former.end(LossCause.SESSION_TERMINATED))
+        return (True,)
+
+    def _holder(self, *_: Any) -> None:
+        """For people; nothing decides by it."""
+
+    def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
+        return True, True, True, "model", "model"
+
+    def _read_term(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        term = self._terms.get(parameters[0])
+        if term is None:
+            return None, None, None, False, self._timeline
+        return term.token, term.lease_s, term.timeline, term.was_released, self._timeline
+
+    def _claim(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
+        self.next_token(is_flushed=True)
+        former = self._terms.get(ask.lock)
+        token = ask.token if former is None else max(ask.token, former.token + 1)
+        self._terms[ask.lock] = _Term(token, ask.lease_s, self._timeline)
+        return (str(token),)
+
+    # --- Faults ------------------------------------------------------------------------------------------------
+
+    def restart(self, down_s: float) -> None:
+        """Be shut down in order, and be back later."""
+        self._stop(LossCause.SESSION_TERMINATED, down_s, self._start_anew)
+
+    def crash(self, down_s: float) -> None:
+        """Lose one process to kill -9, so all of them, and recover. The start time stays what it was."""
+        self._xid = self._flushed_xid
+        self._stop(LossCause.SERVER_RESTART, down_s, self._recover)
+
+    def lose_power(self, down_s: float) -> None:
+        """Vanish without a word, and start again."""
+        self._xid = self._flushed_xid
+        self._stop(None, down_s, self._start_anew)
+
+    def promote(self, down_s: float) -> None:
+        """Vanish; the standby, which has been up for long and knows all that was committed, takes the name over."""
+        self._timeline += 1
+        self._stop(None, down_s, self._come_back)
+
+    def _stop(self, told: LossCause | None, down_s: float, come_back: Callable[[], None]) -> None:
+        self.is_up = False
+        for lock in self._locks.values():
+            lock.line.clear()  # nobody is granted anything by a server that goes down
+        for session in list(self.sessions.values()):
+            session.end(told)
+        self._locks.clear()
+        self.world.later(down_s, come_back)
+
+    def _start_anew(self) -> None:
+        self._started_at = self.world.now
+        self._come_back()
+
+    def _recover(self) -> None:
+        self._recovered_at = self.world.now
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self.is_up = True
+        self.note("server", "is up")

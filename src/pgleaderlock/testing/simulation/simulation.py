@@ -1,0 +1,253 @@
+"""``simulate``: a cluster in any weather, on virtual time, with the real engine and the real backends' decisions.
+
+One run is one seed. The same seed takes the same steps, so what fails once fails every time, with the story of how it
+came to that.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pgleaderlock.election import Election
+from pgleaderlock.models import LockState
+from pgleaderlock.retry import FixedInterval
+from pgleaderlock.testing.simulation._loop import NodeLoop
+from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+from pgleaderlock.testing.simulation.records import ModelledRecord
+from pgleaderlock.testing.simulation.sky import Sky
+from pgleaderlock.testing.simulation.stores import STORES, Server, Store
+from pgleaderlock.testing.simulation.weather import WEATHERS, Weather
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["Report", "Simulation", "simulate"]
+
+Build = Callable[[Node], object]
+"""Registers a user's callbacks and work on ``node.lock``, before it is started. Called at every start of the node."""
+
+_PATIENCE = 9.0
+"""Leases in which somebody leads again, when nothing new goes wrong: a frozen holder's, a restart's, a strict one's."""
+_SETTLED = 3.0
+_BURIALS = 5
+_OUTSIDE = {"double-kills": {"double_ambush"}, "promotions": {"cut_and_promote"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened in one simulation in which nothing went wrong that must not."""
+
+    seed: int
+    store: str
+    weather: str
+    hours: float
+    steps: int
+    terms: int
+    faults: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    gaps_s: tuple[float, ...] = ()
+    """How long nobody led, each time."""
+    transcript: tuple[str, ...] = ()
+
+    @property
+    def median_gap_s(self) -> float:
+        """In the middle of all gaps; 0 when there was none."""
+        return statistics.median(self.gaps_s) if self.gaps_s else 0.0
+
+
+class Simulation:
+    """A cluster that has not begun yet. :func:`simulate` is what most want; scripts want this."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        nodes: int = 3,
+        weather: str | Weather = "storm",
+        store: str | Store = "postgres",
+        lease_s: float = 15.0,
+        build: Build | None = None,
+        keep_transcript: bool = False,
+        settings: dict[str, object] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.weather = WEATHERS[weather] if isinstance(weather, str) else weather
+        self.store = STORES[store] if isinstance(store, str) else store
+        self.lease_s = lease_s
+        self.world = World(seed)
+        self._build = build
+        self._settings = self._draw_settings() if settings is None else settings
+        replay = (
+            f"simulate({seed}, nodes={nodes}, weather={self.weather.name!r}, store={self.store.name!r}, "
+            f"lease_s={lease_s:g})"
+        )
+        self.checker = Checker(self.world, lease_s, replay, keep=keep_transcript)
+        self.server = self._make_server()
+        for number in range(nodes):
+            rate = self.world.random.uniform(1 - self.weather.clock_spread, 1 + self.weather.clock_spread)
+            node = Node(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
+            node.cable.slow_share, node.cable.slow_s = self.weather.slow_share, 1.5 * lease_s
+            self.checker.nodes.append(node)
+        self.sky = Sky(self.world, self.weather, self.server, self.checker)
+        self._loops: list[NodeLoop] = []
+        self._is_ending = False
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Those who contend."""
+        return self.checker.nodes
+
+    # --- The making --------------------------------------------------------------------------------------------
+
+    def _make_server(self) -> Server:
+        if self.store.is_record:
+            return ModelledRecord(self.world, self.checker.note)
+        return ModelledPostgres(self.world, self.checker.note, race_share=self.weather.race_share)
+
+    def _draw_settings(self) -> dict[str, object]:
+        """Settle what users settle differently."""
+        draw = self.world.random
+        return {
+            "retry_strategy": FixedInterval(self.lease_s * draw.choice([0.1, 1 / 3])),
+            "health_interval_s": self.lease_s / draw.choice([3, 4]),
+            "reconnect_grace_s": draw.choice([None, None, self.lease_s / 2, 2 * self.lease_s]),
+        }
+
+    def _make_election(self, node: Node) -> Election:
+        self._loops.append(node.loop)
+        backend = self.store.make_backend(node, self.server, self.lease_s)
+        node.lock = Election(backend, clock=node.loop.time, **self._settings)  # type: ignore[arg-type]
+        node.listen()
+        self._be_told_slowly(node)
+        if self._build is not None:
+            self._build(node)
+        return node.lock
+
+    def _be_told_slowly(self, node: Node) -> None:
+        """Callbacks take their time; a successor has to wait for them, for as long as it could not lead anyway."""
+        node.is_telling = False
+        takes_s = self.lease_s * self.world.random.choice([0.0, 0.02, 0.3])
+
+        @node.lock.on_lost
+        async def be_told() -> None:
+            node.is_telling = node.lost_a_term
+            node.lost_a_term = False
+            await asyncio.sleep(takes_s)
+            node.is_telling = False
+
+    # --- The run -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all nodes, and look now and then whether somebody leads."""
+        for node in self.nodes:
+            self.world.later(self.world.random.random() * self.lease_s / 10, node.boot)
+        self._look()
+
+    def _look(self) -> None:
+        if self._is_ending:
+            return
+        slow = 1 + 10 * self.weather.slow_share
+        self.checker.look(_PATIENCE * self.lease_s * slow**2)
+        self.world.later(self.lease_s / 2, self._look)
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self.world.run(self.world.now + seconds)
+
+    def settle(self) -> None:
+        """Clear the sky; somebody must lead soon, and go on leading."""
+        self.sky.clear()
+        deadline = self.world.now + _PATIENCE * self.lease_s
+        self.world.run(deadline, unless=lambda: self.checker.leader is not None)
+        if self.checker.leader is None:
+            self.checker.look(0.0)
+        leader, terms = self.checker.leader, self.checker.terms
+        self.run(_SETTLED * self.lease_s)
+        if leader is not self.checker.leader or terms != self.checker.terms:
+            self.checker.note("CHECK", "leadership changed with nothing wrong")
+
+    def end(self) -> None:
+        """Shut all nodes down, and put to rest what dead ones left behind, so that nothing is destroyed half-way."""
+        self._is_ending = True
+        for node in self.nodes:
+            if node.is_alive:
+                node.loop.create_task(node.lock.shutdown(self.lease_s))
+        self.world.run(
+            self.world.now + 4 * self.lease_s,
+            unless=lambda: all(not node.is_alive or node.lock.state is LockState.STOPPED for node in self.nodes),
+        )
+        for _ in range(_BURIALS):
+            for loop in self._loops:
+                loop.bury()
+            self.world.run(self.world.now + 2 * self.lease_s, unless=lambda: all(loop.is_empty for loop in self._loops))
+
+    def report(self) -> Report:
+        """Say what happened."""
+        return Report(
+            self.seed,
+            self.store.name,
+            self.weather.name,
+            self.world.now / 3600,
+            self.world.steps,
+            self.checker.terms,
+            self.sky.counts,
+            self.checker.losses,
+            tuple(self.checker.gaps_s),
+            tuple(self.checker.transcript()),
+        )
+
+
+def simulate(
+    seed: int,
+    nodes: int = 3,
+    weather: str | Weather = "storm",
+    *,
+    store: str | Store = "postgres",
+    hours: float = 0.5,
+    lease_s: float = 15.0,
+    build: Build | None = None,
+    keep_transcript: bool = False,
+) -> Report:
+    """Run a cluster of so many nodes for so many virtual hours; raise :class:`SimulationFailed` if it must not be.
+
+    ``build(node)`` registers your own callbacks and work on ``node.lock``; call ``node.act()`` where your code does
+    what only a leader may. ``weather`` and ``store`` are names (:data:`WEATHERS`, :data:`STORES`) or your own.
+    """
+    with _quiet(seed):
+        simulation = Simulation(
+            seed,
+            nodes=nodes,
+            weather=weather,
+            store=store,
+            lease_s=lease_s,
+            build=build,
+            keep_transcript=keep_transcript,
+        )
+        try:
+            simulation.start()
+            insisted = _OUTSIDE.get(simulation.weather.name, set())
+            simulation.sky.begin(simulation.store.faults | insisted)
+            simulation.run(hours * 3600)
+            simulation.settle()
+        finally:
+            simulation.end()
+        return simulation.report()
+
+
+@contextlib.contextmanager
+def _quiet(seed: int) -> Iterator[None]:
+    """Log nothing, and let what draws from Python's own generator draw the same each time."""
+    logger, state = logging.getLogger("pgleaderlock"), random.getstate()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        logger.setLevel(level)

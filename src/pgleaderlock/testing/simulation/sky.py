@@ -1,0 +1,269 @@
+"""Makes the weather: one fault after the other, each for a while, most of them where it hurts."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from pgleaderlock.causes import LossCause
+from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
+from pgleaderlock.testing.simulation.records import ModelledRecord
+from pgleaderlock.testing.simulation.stores import Server
+from pgleaderlock.testing.simulation.weather import Weather
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["Sky"]
+
+_LEADER_SHARE = 0.6
+_KILL_PAUSE = 1.15
+"""Leases between two session kills of one node, where two at once are outside the promise."""
+
+
+class Sky:
+    """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
+
+    def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:
+        self._world = world
+        self._weather = weather
+        self._lease_s = checker.lease_s
+        self._nodes = checker.nodes
+        self._server = server
+        self._checker = checker
+        self._is_clear = False
+        self._killed_at: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    # --- The course of the weather -----------------------------------------------------------------------------
+
+    def begin(self, allowed: frozenset[str]) -> None:
+        """Let it begin, with those faults that this store's promise covers and those that the weather insists on."""
+        likely = {name: weight for name, weight in self._weather.faults.items() if name in allowed}
+        if likely:
+            self._arrange_next(list(likely), list(likely.values()))
+
+    def _arrange_next(self, names: list[str], weights: list[float]) -> None:
+        pause_s = self._world.random.expovariate(1 / (self._weather.every * self._lease_s))
+
+        def strike() -> None:
+            if not self._is_clear:
+                name = self._world.random.choices(names, weights)[0]
+                self.strike(name, self._draw_node(), self._draw_s())
+                self._arrange_next(names, weights)
+
+        self._world.later(pause_s, strike)
+
+    def strike(self, name: str, node: Node, lasts_s: float) -> None:
+        """Let one thing go wrong."""
+        done = getattr(self, name)(node, lasts_s)
+        if done is not False:
+            self.counts[name] += 1
+            self._checker.disturb()
+
+    def clear(self) -> None:
+        """Let everything be well again: nobody is frozen, cut off or gone, and nothing more happens."""
+        self._is_clear = True
+        for node in self._nodes:
+            node.cable.slow_share = 0.0
+            if not node.is_alive:
+                node.boot()
+            self._plug_in(node)
+            if node.is_frozen:
+                self._thaw(node, node.boots)
+        self._checker.disturb()
+
+    def _draw_node(self) -> Node:
+        leader = self._checker.leader
+        if leader is not None and self._world.random.random() < _LEADER_SHARE:
+            return leader
+        return self._world.random.choice(self._nodes)
+
+    def _draw_s(self) -> float:
+        return self._world.random.expovariate(1 / (self._weather.lasts * self._lease_s))
+
+    def _then(self, delay_s: float, do: Callable[[], object]) -> None:
+        def well_again() -> None:
+            do()
+            self._checker.disturb()
+
+        self._world.later(delay_s, well_again)
+
+    def _note(self, node: Node, what: str) -> None:
+        self._checker.note("sky", f"{node.name} {what}")
+
+    # --- Processes ---------------------------------------------------------------------------------------------
+
+    def crash(self, node: Node, lasts_s: float, *, with_host: bool = False) -> bool | None:
+        """End a process, and start it again later."""
+        if not node.is_alive:
+            return False
+        self._note(node, "crashes with its host" if with_host else "crashes")
+        node.crash(with_host=with_host)
+
+        def come_back() -> None:
+            if not node.is_alive:
+                node.boot()
+
+        self._then(lasts_s, come_back)
+        return None
+
+    def host_crash(self, node: Node, lasts_s: float) -> bool | None:
+        """The same, and no kernel is left to close the connections."""
+        return self.crash(node, lasts_s, with_host=True)
+
+    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+        """Let a process stand still."""
+        if not node.is_alive or node.is_frozen:
+            return False
+        self._note(node, f"freezes for {lasts_s:.1f} s")
+        node.freeze()
+        boots = node.boots
+        self._then(lasts_s, lambda: self._thaw(node, boots))
+        return None
+
+    def _thaw(self, node: Node, boots: int) -> None:
+        if node.is_frozen and node.boots == boots:
+            self._note(node, "thaws")
+            node.thaw()
+
+    def step_down(self, node: Node, _: float = 0.0) -> bool | None:
+        """Ask a leader to hand over."""
+        if not node.is_alive or node.is_frozen:
+            return False
+        self._note(node, "is asked to step down")
+        node.loop.create_task(node.lock.step_down(self._world.random.choice([None, self._lease_s / 3])))
+        return None
+
+    def shutdown(self, node: Node, lasts_s: float) -> bool | None:
+        """Ask a node to leave in order, and to come back."""
+        if not node.is_alive or node.is_frozen:
+            return False
+        self._note(node, "is asked to shut down")
+        node.loop.create_task(node.lock.shutdown(self._world.random.choice([None, self._lease_s])))
+        boots = node.boots
+
+        def come_back() -> None:
+            if node.is_alive and node.boots == boots:
+                node.loop.create_task(node.lock.start())
+
+        self._then(lasts_s, come_back)
+        return None
+
+    # --- The network -------------------------------------------------------------------------------------------
+
+    def cut(self, node: Node, lasts_s: float) -> bool | None:
+        """Pull a node's cable."""
+        if node.cable.is_out:
+            return False
+        self._note(node, f"is cut off for {lasts_s:.1f} s")
+        node.cable.pull()
+        self._then(lasts_s, lambda: self._plug_in(node))
+        return None
+
+    def _plug_in(self, node: Node) -> None:
+        if node.cable.is_out:
+            self._note(node, "is connected again")
+            node.cable.plug_in()
+
+    def forget(self, node: Node, _: float = 0.0) -> bool | None:
+        """Let a firewall forget one of a node's connections: both ends go on believing in it."""
+        open_ones = [session for session in node.sessions if not session.closed]
+        if not node.is_alive or not open_ones:
+            return False
+        self._note(node, "has a connection that is forgotten on the way")
+        self._world.random.choice(open_ones).vanish()
+        return None
+
+    def down(self, _: Node, lasts_s: float) -> bool | None:
+        """Let the store refuse for a while."""
+        if not isinstance(self._server, ModelledRecord) or not self._server.is_up:
+            return False
+        self._checker.note("sky", f"the store is down for {lasts_s:.1f} s")
+        self._server.go_down(lasts_s)
+        return None
+
+    # --- The server --------------------------------------------------------------------------------------------
+
+    def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
+        """End one of a node's sessions on the server, unless another was ended less than a lease ago."""
+        if self._world.now < self._killed_at.get(node.name, -1e9) + _KILL_PAUSE * self._lease_s:
+            return False
+        sessions = self._sessions_of(node)
+        if not sessions:
+            return False
+        self._note(node, "has a session killed")
+        self._killed_at[node.name] = self._world.now
+        self._world.random.choice(sessions).end(LossCause.SESSION_TERMINATED)
+        return None
+
+    def reset(self, node: Node, _: float = 0.0) -> bool | None:
+        """Let the server, and only the server, be told that a connection was reset."""
+        if self._world.now < self._killed_at.get(node.name, -1e9) + _KILL_PAUSE * self._lease_s:
+            return False
+        sessions = self._sessions_of(node)
+        if not sessions:
+            return False
+        self._note(node, "has a connection reset at the server")
+        self._killed_at[node.name] = self._world.now
+        self._world.random.choice(sessions).end(None)
+        return None
+
+    def ambush(self, node: Node, lasts_s: float) -> bool | None:
+        """Freeze a node and kill one of its sessions meanwhile."""
+        if self.freeze(node, lasts_s) is False:
+            return False
+        return self.kill_session(node)
+
+    def double_ambush(self, node: Node, lasts_s: float) -> bool | None:
+        """Freeze a node and kill all of its sessions meanwhile."""
+        sessions = self._sessions_of(node)
+        if not sessions or self.freeze(node, lasts_s) is False:
+            return False
+        self._note(node, "has all its sessions killed")
+        for session in sessions:
+            session.end(LossCause.SESSION_TERMINATED)
+        return None
+
+    def restart(self, _: Node, lasts_s: float) -> bool | None:
+        """Restart the server in order."""
+        return self._stop_server("restart", lasts_s)
+
+    def server_crash(self, _: Node, lasts_s: float) -> bool | None:
+        """Let the server crash and recover."""
+        return self._stop_server("crash", lasts_s)
+
+    def power(self, _: Node, lasts_s: float) -> bool | None:
+        """Let the server's host lose power."""
+        return self._stop_server("lose_power", lasts_s)
+
+    def promote(self, _: Node, lasts_s: float) -> bool | None:
+        """Let a standby take the server's place."""
+        return self._stop_server("promote", lasts_s)
+
+    def cut_and_restart(self, node: Node, lasts_s: float) -> bool | None:
+        """Cut a node off, and restart the server behind its back."""
+        return self._behind_the_back_of(node, "restart", lasts_s)
+
+    def cut_and_crash(self, node: Node, lasts_s: float) -> bool | None:
+        """Cut a node off, and let the server crash behind its back."""
+        return self._behind_the_back_of(node, "crash", lasts_s)
+
+    def cut_and_promote(self, node: Node, lasts_s: float) -> bool | None:
+        """Cut a node off, and promote the standby behind its back."""
+        return self._behind_the_back_of(node, "promote", lasts_s)
+
+    def _behind_the_back_of(self, node: Node, how: str, lasts_s: float) -> bool | None:
+        return False if self.cut(node, lasts_s) is False else self._stop_server(how, 0.05 * self._lease_s)
+
+    def _stop_server(self, how: str, lasts_s: float) -> bool | None:
+        server = self._server
+        if not isinstance(server, ModelledPostgres) or not server.is_up:
+            return False
+        down_s = min(lasts_s, self._lease_s)
+        self._checker.note("sky", f"the server: {how.replace('_', ' ')}, for {down_s:.1f} s")
+        getattr(server, how)(down_s)
+        self._then(down_s, lambda: None)
+        return None
+
+    def _sessions_of(self, node: Node) -> list[ServerSession]:
+        server = self._server
+        return server.sessions_of(node.name) if isinstance(server, ModelledPostgres) and server.is_up else []

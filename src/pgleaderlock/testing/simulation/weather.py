@@ -1,0 +1,75 @@
+"""What goes wrong in a simulated world, how often and for how long.
+
+All times are in leases, so that a weather is as bad for a lease of a second as for one of a minute. Which faults a
+weather has is what decides whether the promise covers it: :data:`STORM` has all those inside, the others name the one
+outside that they add.
+"""
+
+from dataclasses import dataclass, field, replace
+
+__all__ = ["CALM", "STORM", "WEATHERS", "Weather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How bad it is."""
+
+    name: str
+    faults: dict[str, float] = field(default_factory=dict)
+    """How likely each is to be the next, beside the others."""
+    every: float = 2.0
+    """Leases from one fault to the next, on average."""
+    lasts: float = 1.2
+    """Leases that a fault lasts which is over some time, on average."""
+    slow_share: float = 0.02
+    """How many messages are slow: up to a lease and a half on their way."""
+    clock_spread: float = 0.05
+    """By how much a clock may run fast or slow. Two of these are 10 %, which is what is promised."""
+    race_share: float = 0.02
+    """How many grants in line race with the time-out of their slice."""
+
+    def but(self, name: str, **changes: object) -> "Weather":
+        """Return another that differs in this."""
+        return replace(self, name=name, **changes)  # type: ignore[arg-type]
+
+
+_INSIDE = {
+    "crash": 3.0,
+    "host_crash": 1.0,
+    "freeze": 3.0,
+    "cut": 3.0,
+    "forget": 1.0,
+    "kill_session": 3.0,
+    "reset": 1.0,
+    "ambush": 3.0,
+    "cut_and_restart": 1.0,
+    "cut_and_crash": 1.0,
+    "restart": 0.5,
+    "server_crash": 0.5,
+    "power": 0.5,
+    "promote": 0.5,
+    "down": 1.0,
+    "step_down": 1.0,
+    "shutdown": 1.0,
+}
+
+CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
+"""Nothing goes wrong."""
+STORM = Weather("storm", _INSIDE)
+"""Everything goes wrong that the promise covers."""
+
+WEATHERS = {
+    weather.name: weather
+    for weather in (
+        CALM,
+        STORM,
+        STORM.but("squalls", every=0.7, lasts=0.4),
+        STORM.but("fog", slow_share=0.3, every=6.0),
+        STORM.but("doldrums", every=8.0, lasts=6.0),
+        # Outside the promise.
+        STORM.but("double-kills", faults={**_INSIDE, "double_ambush": 6.0}),
+        STORM.but("drift", clock_spread=0.4, faults={"cut": 1.0, "freeze": 1.0}),
+        STORM.but("promotions", faults={**_INSIDE, "cut_and_promote": 4.0}),
+    )
+}
+"""Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
