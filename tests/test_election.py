@@ -534,6 +534,27 @@ async def test_a_release_that_fails_says_what_broke_the_session_in_the_first_pla
     assert [str(error) for error in heard.errors] == ["no answer" if renewal_fails else "the session is closed"]
 
 
+async def test_a_renewal_that_hangs_is_cut_short_only_once_nobody_believes_any_more():
+    """Cutting it short closes a session, which frees what keeps a successor waiting."""
+    believed = []
+
+    class Hanging(ScriptedBackend):
+        async def renew(self, grant: Grant) -> Grant:
+            try:
+                return await super().renew(grant)
+            finally:
+                believed.append(election.is_leader)
+
+    backend = Hanging(renew=[HANG], try_acquire=[Grant(1, trusted_until=20.0, lost_at=15.0), None])
+    election, _, heard = make_election(backend)
+    backend.defaults["try_acquire"] = None
+    async with election:
+        await until(lambda: bool(believed))
+        assert believed == [False]
+        assert asyncio.get_running_loop().time() == pytest.approx(15.0, abs=0.1)
+        await until(lambda: "on_lost" in heard.words)
+
+
 async def test_a_renewal_that_hangs_does_not_keep_a_bounded_step_down_waiting():
     election, backend, heard = make_election(ScriptedBackend(renew=[HANG]))
     async with election:

@@ -29,6 +29,7 @@ from pgleaderlock import (
 from pgleaderlock.backends._group_sessions import Sessions
 from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
@@ -343,6 +344,35 @@ async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(post
             await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
             await asyncio.sleep(LEASE_S)
             assert [role.token for role in group.values()] == tokens
+
+
+async def test_a_witness_session_that_falls_silent_is_given_up_only_when_nobody_believes_any_more(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    believed: list[bool] = []
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        sessions = group._group._sessions
+        assert sessions is not None
+        witnesses = sessions._witnesses
+        assert isinstance(witnesses, PsycopgSession)
+        close = witnesses.close
+
+        async def fall_silent(*_: Any, bound_s: float) -> Any:
+            await asyncio.sleep(bound_s)
+            await witnesses.close()
+            raise ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
+
+        async def look_and_close() -> None:
+            believed.append(any(role.is_leader for role in group.values()))
+            await close()
+
+        monkeypatch.setattr(witnesses, "fetch", fall_silent)
+        monkeypatch.setattr(witnesses, "close", look_and_close)
+        tokens = {role.token for role in group.values()}
+        await until(lambda: bool(believed))
+        assert not believed[0]
+        await until(lambda: leads(group, 3)() and not tokens & {role.token for role in group.values()})
 
 
 async def test_a_group_whose_server_is_restarted_leads_again(own_server: Server, names: list[str]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, Grant, LockError, LockKey
+from pgleaderlock import ConnectionError, Grant, LockError, LockKey, LossCause
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.leased import LeasedLockBackend
 from pgleaderlock.backends.session import ServerFacts
@@ -188,6 +188,34 @@ async def test_a_renewal_without_a_witness_adds_no_trust():
     await asyncio.sleep(1)
     renewed = await backend.renew(grant)
     assert renewed == Grant(7, trusted_until=6 + 13.5, lost_at=6 + 10.0)
+
+
+async def test_a_witness_that_does_not_answer_is_not_replaced_but_ends_the_leadership():
+    """It may be alive: closed while we believe, it would let in whoever has just been given the lock."""
+    silent = ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
+    spare = ModelSession(pid=100)
+    backend = make(ModelSession(), ModelSession(ping=[(1,), silent]), spare)
+    grant = await lead(backend)
+    with pytest.raises(ConnectionError, match="no answer"):
+        await backend.renew(grant)
+    assert spare.asked == []
+
+
+async def test_a_slow_witness_is_waited_for_until_leadership_would_be_declared_lost():
+    witness = ModelSession()
+    bounds = []
+    backend = make(ModelSession(), witness)
+    grant = await lead(backend)
+
+    async def note_bound(*_: Any, bound_s: float) -> Any:
+        bounds.append(bound_s)
+        return (1,)
+
+    witness.fetch = note_bound  # type: ignore[method-assign, assignment]
+    await asyncio.sleep(5)
+    await backend.renew(grant)
+    assert bounds == [LEASE_S * 2 / 3]
+    assert asyncio.get_running_loop().time() + bounds[0] > grant.lost_at
 
 
 async def test_the_loss_of_the_lock_s_session_leaves_the_witness_for_the_recovery():

@@ -45,7 +45,7 @@ def test_a_failure_tells_its_story_and_how_to_see_it_again():
     with pytest.raises(SimulationFailed) as raised:
         simulate(3, weather="double-kills")
     with pytest.raises(SimulationFailed) as again:
-        eval(raised.value.replay, {"simulate": simulate})  # noqa: S307 - it is our own
+        eval(raised.value.replay, {"simulate": simulate})
     assert str(again.value) == str(raised.value)
     assert "has all its sessions killed" in str(raised.value)
     assert "LEADS with token" in str(raised.value)
