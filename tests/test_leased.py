@@ -113,6 +113,22 @@ async def test_trust_counts_from_the_last_look_at_both_sessions():
     assert witness.kinds() == ["setup", "attempt", "ping"]
 
 
+async def test_a_restart_is_waited_out_however_long_the_answer_took_that_told_of_it():
+    """The server started at 0. Its answer took 9 s, and the age in it was measured at the end of them.
+
+    Found by the exhaustive check: counted from the question, the past would have been over at 6 s, with a leader that
+    was cut off by the restart believing until 13.5 s.
+    """
+    lock, witness = ModelSession(setup=("", 100, False, 1.0, 9.0, "just now")), ModelSession(pid=101)
+    lock.delay_s = 9.0
+    backend = make(lock, witness)
+    await backend.open()
+    lock.delay_s = 0.0
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.lost_at == pytest.approx(LEASE_S + LEASE_S * 2 / 3)
+
+
 async def test_a_server_without_tokens_is_refused_by_name():
     session = ModelSession(version=120000)
     with pytest.raises(ConnectionError, match="older than PostgreSQL 13"):

@@ -23,8 +23,9 @@ class Admitted:
 
     session: Session
     pid: int
-    asked_at: float
-    """When it was asked, on our clock."""
+    read_at: float
+    """When its answer was read, on our clock. Not when it was asked: the answer may have been on its way for long, and
+    a server that is thought to have started earlier than it did is waited for too little."""
     deadlock_s: float = 0.0
     age_s: float = 0.0
     """How long ago the server started, or recovered from a crash."""
@@ -69,7 +70,6 @@ class Admission:
                 f"the server of {self._what} ({self._where}) is older than PostgreSQL 13, which has no "
                 "transaction ids that can be tokens: upgrade it"
             )
-        asked_at = self._clock()
         parameters = (session.facts.session_pid, self._lease.allow_pooler, str(self._lease.statement_ms))
         statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
@@ -77,7 +77,7 @@ class Admission:
             raise ConnectionError(f"the server did not introduce itself to {self._what} ({self._where})")
         _, pid, is_standby, *facts = row
         self._refuse_unfit(session, pid, is_standby=is_standby)
-        return Admitted(session, pid, asked_at, *facts)
+        return Admitted(session, pid, self._clock(), *facts)
 
     def _refuse_unfit(self, session: Session, pid: int, *, is_standby: bool) -> None:
         if is_standby:

@@ -108,7 +108,7 @@ class Sessions:
         self._locks = admitted.session
         self._witnesses: Session | None = None
         settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
-        self.settled_at = admitted.asked_at + settle_s - admitted.age_s
+        self.settled_at = admitted.read_at + settle_s - admitted.age_s
         self.trust = Trust()
         self.held: set[LockKey] = set()
         """On these sessions; after their end, by members that have not let go yet."""

@@ -217,7 +217,7 @@ class LeasedLockBackend(Backend):
         admitted = await self._admission.admit(self._connect_bound_s)
         try:
             settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
-            self._settled_at = admitted.asked_at + settle_s - admitted.age_s
+            self._settled_at = admitted.read_at + settle_s - admitted.age_s
             self._slice_s = self._lease.slice_for(admitted.deadlock_s)
             self._note_version(admitted.session.facts.version)
             if self._terms is not None:
