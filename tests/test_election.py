@@ -1045,6 +1045,46 @@ async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
     assert "renew" not in backend.verbs
 
 
+async def test_a_grant_that_is_read_too_late_is_none_and_nobody_is_told_of_a_term():
+    """Found by the exhaustive check: whoever slept through it would announce a term that is older than another's."""
+    now = [0.0]
+
+    async def won_and_fell_asleep() -> Grant:
+        grant = leased_grant(token=1)
+        now[0] = 100.0
+        return grant
+
+    election, backend, heard = make_election(
+        ScriptedBackend(try_acquire=[won_and_fell_asleep, None]),
+        clock=lambda: asyncio.get_running_loop().time() + now[0],
+    )
+    async with election:
+        await until(lambda: "on_acquire_failed" in heard.words)
+    assert "on_acquired" not in heard.words
+    assert [str(error) for error in heard.errors] == [
+        "this process stood still while it was granted the lock: leadership of key1=1 key2=2 ends"
+    ]
+    assert backend.verbs[:3] == ["open", "try_acquire", "close"]
+
+
+async def test_a_recovery_that_is_read_too_late_is_tried_again():
+    now = [0.0]
+
+    async def recovered_and_fell_asleep() -> Grant:
+        grant = leased_grant(token=2)
+        now[0] = 100.0
+        return grant
+
+    election, _, heard = make_election(
+        ScriptedBackend(renew=[DOWN], try_acquire=[Grant(token=1), recovered_and_fell_asleep, Grant(token=3)]),
+        clock=lambda: asyncio.get_running_loop().time() + now[0],
+        reconnect_grace_s=50.0,
+    )
+    async with election:
+        await until(lambda: "recovered" in heard.words)
+    assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [3]
+
+
 async def test_a_slow_on_lost_keeps_the_session_open_no_longer_than_anyone_could_believe_in_it():
     election, backend, heard = make_election(ScriptedBackend(try_acquire=[leased_grant()], renew=[DOWN]))
     election.on_lost(lambda: asyncio.sleep(1000))

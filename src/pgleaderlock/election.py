@@ -602,7 +602,7 @@ class Election(Gated):
     async def _acquire(self, run: Run) -> Fact:
         """Ask for the lock, once."""
         try:
-            grant = await run.calls.call(self._backend.try_acquire)
+            grant = self._in_time(await run.calls.call(self._backend.try_acquire))
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)
@@ -612,6 +612,12 @@ class Election(Gated):
             self._cycle.fail_attempt()
             return Fact(Input.ACQUIRE_FAILED)
         return Fact(Input.ACQUIRE_SUCCEEDED, grant=grant)
+
+    def _in_time(self, grant: Grant | None) -> Grant | None:
+        """A grant that would have to be declared lost is none: another may have led since, with a greater token."""
+        if grant is not None and self._clock() >= grant.lost_at:
+            raise self._lost("this process stood still while it was granted the lock", LossCause.STALLED)
+        return grant
 
     async def _lead(self, run: Run) -> Fact:
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
@@ -656,7 +662,7 @@ class Election(Gated):
             self._cycle.begin_attempt()
             try:
                 await guarded(self._backend.open)
-                grant = await guarded(self._backend.try_acquire)
+                grant = self._in_time(await guarded(self._backend.try_acquire))
             except PgLeaderLockError as error:
                 # Not closed: the verb gave up what failed, and what is left keeps a successor waiting for our on_lost.
                 self._cycle.fail_attempt(error)
