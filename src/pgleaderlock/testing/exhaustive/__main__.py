@@ -1,0 +1,108 @@
+"""``python -m pgleaderlock.testing.exhaustive --nodes 2 --faults 2``: explore, and print what was seen.
+
+Exit code 0: everything was seen and nothing was wrong; 1: the story of a violation was printed; 3: there was more than
+``--limit`` allows to see.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from pgleaderlock.testing.exhaustive import MUTATIONS, Explored, Rules, Scope, explore
+
+__all__ = ["main"]
+
+_RULES = tuple(rule.name for rule in dataclasses.fields(Rules))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pgleaderlock.testing.exhaustive",
+        description="See every interleaving of a few nodes, one server and a few faults, and look for two leaders.",
+    )
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--lease-ticks", type=int, default=3, help="the lease in ticks (default: 3)")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.9], help="the nodes' clocks beside the server's")
+    parser.add_argument("--takeover", choices=("fast", "strict"), default="fast")
+    parser.add_argument("--term-row", action="store_true", help="as term_table=True (strict has it anyway)")
+    parser.add_argument("--grace", action="store_true", help="leaders try to recover before they tell of a loss")
+    parser.add_argument("--faults", type=int, default=1, help="how many in all (default: 1)")
+    parser.add_argument("--kills", type=int, help="how many of them lose a session (default: strict all, fast 1)")
+    parser.add_argument("--kills-apart", action="store_true", help="sessions are lost a lease or more apart")
+    parser.add_argument("--restarts", type=int, help="how many of them are restarts of the server (default: all)")
+    parser.add_argument("--crashes", type=int, help="how many of them are crashes of a node (default: all)")
+    parser.add_argument("--no-step-downs", action="store_true", help="nobody is asked to release")
+    parser.add_argument("--no-give-ups", action="store_true", help="nobody gives up an answer before it has to")
+    parser.add_argument("--begins-led", action="store_true", help="begin with a leader and a follower in line")
+    parser.add_argument("--without", choices=_RULES, action="append", default=[], help="switch a rule off")
+    parser.add_argument("--limit", type=int, help="stop after so many states")
+    parser.add_argument("--hope", action="store_true", help="count the states from which nobody can come to lead")
+    parser.add_argument(
+        "--mutations", action="store_true", help="tell what happens without each rule, and nothing else"
+    )
+    return parser
+
+
+def _scope(given: argparse.Namespace) -> Scope:
+    def bounded(number: int | None, default: int) -> int:
+        return default if number is None else number
+
+    all_kills = given.takeover == "strict" or given.kills_apart
+    return Scope(
+        nodes=given.nodes,
+        lease_ticks=given.lease_ticks,
+        rates=tuple(given.rates),
+        takeover=given.takeover,
+        term_row=given.term_row,
+        grace=given.grace,
+        faults=given.faults,
+        kills=bounded(given.kills, given.faults if all_kills else 1),
+        kills_apart=given.kills_apart,
+        restarts=bounded(given.restarts, given.faults),
+        crashes=bounded(given.crashes, given.faults),
+        step_downs=not given.no_step_downs,
+        give_ups=not given.no_give_ups,
+        begins_led=given.begins_led,
+    )
+
+
+def _report(seen: Explored) -> str:
+    lines = [
+        f"states       {seen.states:>12,}",
+        f"transitions  {seen.transitions:>12,}",
+        f"depth        {seen.depth:>12,}",
+        f"seconds      {seen.seconds:>12.1f}",
+    ]
+    if seen.hopeless is not None:
+        lines.append(f"hopeless     {seen.hopeless:>12,}")
+    lines += [f"\n{violation}" for violation in seen.violations]
+    if not seen.violations:
+        lines.append("nothing wrong" if seen.is_complete else "nothing wrong so far, and more to see")
+    return "\n".join(lines)
+
+
+def _tell_mutations() -> int:
+    """Tell the story of each; 1 if there is one without."""
+    missed = 0
+    for mutation in MUTATIONS:
+        seen = explore(mutation.scope, mutation.rules)
+        missed += not seen.violations
+        sys.stdout.write(f"--- without {mutation.name}\n{_report(seen)}\n\n")
+    return 1 if missed else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Explore as the words say, print what was seen, and return the exit code."""
+    given = _parser().parse_args(argv)
+    if given.mutations:
+        return _tell_mutations()
+    seen = explore(_scope(given), Rules(**dict.fromkeys(given.without, False)), limit=given.limit, hope=given.hope)
+    sys.stdout.write(_report(seen) + "\n")
+    if seen.violations or seen.hopeless:
+        return 1
+    return 0 if seen.is_complete else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""What is checked (a scope), and by which rules the nodes play.
+
+A rule is a mechanism of the protocol that a test can switch off, to see that it is missed. The product has no such
+switches, apart from ``witness`` and ``takeover``, which are settings of it.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.terms import Past, past_s
+from pgleaderlock.fsm import Policy, Table, table_for
+
+__all__ = ["Game", "Rules", "Scope"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The mechanisms, each of which can be switched off."""
+
+    trust_from_sending: bool = True
+    """Off: trust counts from when the answer came."""
+    trust_ends_early: bool = True
+    """Off: a grant is believed in for the whole lease, not for 0.9 of it."""
+    belief_by_clock: bool = True
+    """Off: whoever is in LEADER believes, whatever the clock says."""
+    loss_is_final: bool = True
+    """Off: a renewal that comes after leadership had to be declared lost still counts."""
+    late_grant_is_none: bool = True
+    """Off: a grant leads to leadership even if it had to be declared lost by the time it was read."""
+    witness: bool = True
+    """Off: there is no second lock."""
+    trust_needs_witness: bool = True
+    """Off: a renewal without a witness adds trust all the same."""
+    renew_before_leading: bool = True
+    """Off: whoever has both locks leads at once, trusting since the last request for one was sent."""
+    settle_after_restart: bool = True
+    """Off: a server's restart is not waited out."""
+    settle_from_answer: bool = True
+    """Off: the server's age is taken to be its age when it was asked, not when it answered."""
+    close_on_doubt: bool = True
+    """Off: whoever gives up standing in line keeps the session."""
+    new_token_on_recovery: bool = True
+    """Off: a leader that recovers goes on with the token it had."""
+    token_after_grant: bool = True
+    """Off: a try is given its token before its lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How large the world is, and what may go wrong in it."""
+
+    nodes: int = 2
+    lease_ticks: int = 3
+    """A lease in ticks. With two, a grant is one tick old, or lost; with more there is something between the two."""
+    rates: tuple[float, ...] = (0.9,)
+    """How fast the nodes' clocks go, beside the server's; the last one is every further node's."""
+    takeover: Literal["fast", "strict"] = "fast"
+    term_row: bool = False
+    grace: bool = False
+    """Whether a leader that lost its session tries to recover first."""
+    faults: int = 1
+    """How many there may be in all."""
+    kills: int = 1
+    """How many sessions may be ended by the server, at most."""
+    kills_apart: bool = False
+    """Whether sessions are lost at least a lease apart from each other."""
+    restarts: int = 1
+    crashes: int = 1
+    step_downs: bool = True
+    """Whether a leader may be asked to release."""
+
+    give_ups: bool = True
+    """Whether a node may at any time give up waiting for an answer, as it does after a time-out."""
+
+    begins_led: bool = False
+    """Whether it begins with a leader, and the second node in line, instead of with nobody and nothing."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.lease_ticks < 1 or not self.rates:
+            raise ValueError(f"there must be a node, a tick and a rate, got {self}")
+
+
+@dataclass(frozen=True)
+class Game:
+    """A scope and its rules, with what follows from both for each age. Computed once, by the product's own code."""
+
+    scope: Scope
+    rules: Rules = field(default_factory=Rules)
+
+    @cached_property
+    def lease(self) -> Lease:
+        """The product's lease, one second to a tick."""
+        has_row = self.scope.term_row or self.scope.takeover == "strict"
+        return Lease(float(self.scope.lease_ticks), takeover=self.scope.takeover, term_table=has_row)
+
+    @cached_property
+    def table(self) -> Table:
+        """The product's table."""
+        return table_for(Policy(grace=self.scope.grace))
+
+    @cached_property
+    def age_cap(self) -> int:
+        """The age from which on nothing more can follow from a request: it is worth nothing by any clock."""
+        until = max(self._trusted_until, self.lease.grant(1, sent=0.0).lost_at)
+        return next(age for age in itertools.count() if min(self.scope.rates) * age >= until)
+
+    @cached_property
+    def trusted(self) -> tuple[tuple[bool, ...], ...]:
+        """Whether a grant of that age is trusted, for each rate and age."""
+        return self._by_age(self._trusted_until)
+
+    @property
+    def _trusted_until(self) -> float:
+        return self.lease.grant(1, sent=0.0).trusted_until if self.rules.trust_ends_early else self.lease.lease_s
+
+    @cached_property
+    def not_lost(self) -> tuple[tuple[bool, ...], ...]:
+        """Whether leadership of that age need not be declared lost yet, for each rate and age."""
+        return self._by_age(self.lease.grant(1, sent=0.0).lost_at if self.rules.loss_is_final else math.inf)
+
+    def _by_age(self, until: float) -> tuple[tuple[bool, ...], ...]:
+        return tuple(tuple(rate * age < until for age in range(self.age_cap + 1)) for rate in self.scope.rates)
+
+    @cached_property
+    def times_grants(self) -> bool:
+        """Whether it matters how long ago a lock was granted, before both sessions are renewed."""
+        return self.lease.term_table or not self.rules.renew_before_leading
+
+    def settle_ticks(self, rate: int, server_age: int, asked_age: int) -> int:
+        """For how many more ticks to wait, having read how old the server was at some time since it was asked."""
+        if not self.rules.settle_after_restart:
+            return 0
+        since = 0 if self.rules.settle_from_answer else asked_age
+        return max(0, self._ticks(self.lease.lease_s - server_age, rate) - since)
+
+    def past_ticks(self, rate: int, token: int, ours: int, *, was_released: bool) -> int | None:
+        """For how many ticks from the grant the last leader may believe, as the term row shows; None: it does not."""
+        past = Past(token or None, self.lease.lease_s, 1, was_released, 1)
+        left_s = past_s(past, self.lease, ours=ours or None)
+        return None if left_s is None else self._ticks(left_s, rate)
+
+    def _ticks(self, own_s: float, rate: int) -> int:
+        return math.ceil(own_s / self.scope.rates[rate] - 1e-9)

@@ -1,0 +1,147 @@
+"""The exhaustive check: what it sees of the protocol, and what it finds when a mechanism is missing."""
+
+import dataclasses
+
+import pytest
+
+from pgleaderlock import EventKind, LockState
+from pgleaderlock.errors import IllegalTransition
+from pgleaderlock.fsm import ROWS, Input, Row, table_for
+from pgleaderlock.testing import exhaustive
+from pgleaderlock.testing.exhaustive import MUTATIONS, Mutation, Rules, Scope, explore
+from pgleaderlock.testing.exhaustive import _rules as rules_module
+from pgleaderlock.testing.exhaustive.__main__ import main
+
+SMALL = Scope(lease_ticks=2, faults=0)
+LED = dataclasses.replace(SMALL, begins_led=True, give_ups=False, step_downs=False)
+ALONE = Scope(nodes=1, lease_ticks=2, faults=1)
+
+
+def told(seen: exhaustive.Explored) -> str:
+    (violation,) = seen.violations
+    return str(violation)
+
+
+def test_no_interleaving_of_two_nodes_has_two_leaders_and_none_is_a_dead_end():
+    seen = explore(SMALL, hope=True)
+    assert seen.violations == ()
+    assert seen.is_complete
+    assert seen.hopeless == 0
+    assert seen.states > 10_000
+    assert seen.transitions > seen.states
+    assert seen.depth > 20
+
+
+def test_no_interleaving_with_a_lost_session_has_two_leaders():
+    seen = explore(dataclasses.replace(LED, faults=1, restarts=0, crashes=0))
+    assert seen.violations == ()
+    assert seen.is_complete
+
+
+@pytest.mark.parametrize("grace", [False, True])
+def test_a_node_that_is_alone_always_comes_back_to_lead(grace: bool):
+    seen = explore(dataclasses.replace(ALONE, grace=grace), hope=True)
+    assert seen.violations == ()
+    assert seen.hopeless == 0
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mechanism_that_is_missing_is_missed(mutation: Mutation):
+    seen = explore(mutation.scope, mutation.rules, limit=100_000)
+    assert mutation.finds in told(seen)
+    assert not seen.is_complete
+
+
+def test_every_rule_has_a_mutation():
+    assert {mutation.name for mutation in MUTATIONS} == {*Rules.__dataclass_fields__, "takeover"}
+
+
+def test_a_story_is_told_from_the_beginning_with_names_that_stay():
+    seen = explore(Scope(faults=1, restarts=0, crashes=0, begins_led=True), Rules(witness=False))
+    assert told(seen).splitlines() == [
+        "  1. A leads, with token 1, and B stands in line.",
+        "  2. FAULT: somebody has the server end A's session for the lock.",
+        "  3. B hears that it has the lock, with token 2. It renews both.",
+        "  4. B's renewal reaches the server.",
+        "  5. B leads, with token 2. (A and B believe)",
+        "     So two nodes believe that they lead.",
+    ]
+
+
+@pytest.mark.parametrize(("rates", "is_safe"), [((0.9,), True), ((0.6,), False), ((1.0, 1 / 0.6), True)])
+def test_clocks_may_differ_by_as_much_as_is_promised_and_no_more(rates: tuple[float, ...], is_safe: bool):
+    """A fast clock harms nobody's trust; a slow one does."""
+    seen = explore(dataclasses.replace(LED, rates=rates), limit=3_000)
+    assert (seen.violations == ()) is is_safe
+
+
+def with_rows(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:
+    """Play by another table than the product's."""
+    table = {(row.source, row.input): row for row in rows}
+    real = table_for
+
+    def changed(policy):
+        return {pair: specialised for pair, specialised in real(policy).items() if pair in table} | {
+            pair: dataclasses.replace(real(policy)[pair], closes=row.closes)
+            for pair, row in table.items()
+            if not isinstance(row.to, LockState) or row.to is not LockState.STOPPED
+        }
+
+    monkeypatch.setattr(rules_module, "table_for", changed)
+
+
+def test_the_products_own_table_is_played_by_a_missing_row_ends_the_search(monkeypatch: pytest.MonkeyPatch):
+    with_rows(monkeypatch, *(row for row in ROWS if row.input is not Input.HEALTH_OK))
+    with pytest.raises(IllegalTransition, match="'health_ok' in state 'leader'"):
+        explore(ALONE)
+
+
+def test_the_products_own_table_is_played_by_a_row_that_does_not_close_is_found(monkeypatch: pytest.MonkeyPatch):
+    """After a renewal that failed, the witness would be kept by a follower."""
+    rows = [dataclasses.replace(row, closes=row.closes and EventKind.ERROR not in row.emits) for row in ROWS]
+    with_rows(monkeypatch, *rows)
+    assert "does not know it" in told(explore(ALONE))
+
+
+def test_a_loss_without_a_word_for_it_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.testing.exhaustive._contender._named", lambda fact, cause: False)
+    assert "So A lost its leadership by health_failed, and there is no word for why." in told(explore(ALONE))
+
+
+@pytest.mark.parametrize("nonsense", [{"nodes": 0}, {"lease_ticks": 0}, {"rates": ()}])
+def test_a_scope_of_nothing_is_refused(nonsense):
+    with pytest.raises(ValueError, match="a node, a tick and a rate"):
+        Scope(**nonsense)
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_what_it_saw(capsys: pytest.CaptureFixture[str]):
+    words = "--nodes 1 --lease-ticks 2 --faults 1 --takeover strict --hope"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()] == [
+        *("states", "transitions", "depth", "seconds", "hopeless", "nothing")
+    ]
+
+
+def test_the_command_tells_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
+    words = "--lease-ticks 2 --begins-led --no-give-ups --faults 1 --restarts 0 --without witness"
+    assert main(words.split()) == 1
+    assert "So two nodes believe that they lead." in capsys.readouterr().out
+
+
+def test_the_command_says_when_there_is_more_to_see(capsys: pytest.CaptureFixture[str]):
+    assert main(["--limit", "100", "--no-step-downs"]) == 3
+    assert "more to see" in capsys.readouterr().out
+
+
+def test_the_command_tells_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    quickest = [mutation for mutation in MUTATIONS if mutation.name in ("witness", "close_on_doubt")]
+    monkeypatch.setattr("pgleaderlock.testing.exhaustive.__main__.MUTATIONS", quickest)
+    assert main(["--mutations"]) == 0
+    assert capsys.readouterr().out.count("--- without ") == 2
+    sound = dataclasses.replace(quickest[0], scope=ALONE, rules=Rules())
+    monkeypatch.setattr("pgleaderlock.testing.exhaustive.__main__.MUTATIONS", [sound])
+    assert main(["--mutations"]) == 1
