@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ types: setup
 
 imports: setup
 	$(RUN) lint-imports
+
+exhaust: setup ## See every interleaving of a few nodes and faults (ARGS="--nodes 2 --faults 2", or ARGS=--mutations)
+	$(RUN) python -m pgleaderlock.testing.exhaustive $(ARGS)
 
 torture: setup ## Kill, freeze and cut off real processes, and look for two leaders (ARGS="--seconds 300")
 	$(RUN) python -m tests.torture --mode fast $(ARGS)

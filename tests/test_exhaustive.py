@@ -12,6 +12,9 @@ from pgleaderlock.testing.exhaustive import MUTATIONS, Mutation, Rules, Scope, e
 from pgleaderlock.testing.exhaustive import _rules as rules_module
 from pgleaderlock.testing.exhaustive.__main__ import main
 
+# Nothing here waits, so nothing can hang; but on a busy machine, with coverage, seconds of computing become many.
+pytestmark = pytest.mark.timeout(300)
+
 SMALL = Scope(lease_ticks=2, faults=0)
 LED = dataclasses.replace(SMALL, begins_led=True, give_ups=False, step_downs=False)
 ALONE = Scope(nodes=1, lease_ticks=2, faults=1)
@@ -104,7 +107,7 @@ def test_the_products_own_table_is_played_by_a_row_that_does_not_close_is_found(
 
 
 def test_a_loss_without_a_word_for_it_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.testing.exhaustive._contender._named", lambda fact, cause: False)
+    monkeypatch.setattr("pgleaderlock.testing.exhaustive._facts._named", lambda fact, cause: False)
     assert "So A lost its leadership by health_failed, and there is no word for why." in told(explore(ALONE))
 
 

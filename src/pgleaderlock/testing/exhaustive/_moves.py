@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from pgleaderlock.models import LockState
-from pgleaderlock.testing.exhaustive._contender import Contender, Move
+from pgleaderlock.testing.exhaustive._contender import Contender
+from pgleaderlock.testing.exhaustive._facts import Move
 from pgleaderlock.testing.exhaustive._rules import Game
 from pgleaderlock.testing.exhaustive._server import close, end, restart, server_moves
 from pgleaderlock.testing.exhaustive._world import HOLDS, STATES, WAITS, Node, Row, Session, Step, World, put

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgleaderlock.testing.exhaustive._contender import Contender, Move
+from pgleaderlock.testing.exhaustive._contender import Contender
+from pgleaderlock.testing.exhaustive._facts import Move
 from pgleaderlock.testing.exhaustive._moves import beginning, complaint_about, faults, moves
 from pgleaderlock.testing.exhaustive._rules import Game, Rules, Scope
 from pgleaderlock.testing.exhaustive._world import World, canonical
