@@ -26,10 +26,9 @@ would be ended by its own.
 locks that a leader cut off from it believes in. With the term row (:mod:`.terms`) a clean release ends that wait, a
 promotion counts as a restart, and ``takeover="strict"`` waits after every end that was not clean.
 
-Not promised: without the term row a promoted standby is not noticed; with ``takeover="fast"`` a process that loses
-*both* sessions within one lease may find out last, by up to 0.9 T (killed by the server while it is frozen; or the
-lock's killed while it replaces a witness that did not answer in time); clocks of two hosts may not differ in rate by
-more than 10 %.
+Not promised: without the term row a promoted standby is not noticed; with ``takeover="fast"`` a frozen process whose
+sessions are *both* killed by the server may find out last, by up to 0.9 T; clocks of two hosts may not differ in rate
+by more than 10 %.
 """
 
 import asyncio

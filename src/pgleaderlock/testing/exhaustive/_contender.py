@@ -147,19 +147,12 @@ class Contender(Facts):
             return True
         if not self.game.scope.give_ups and self.rules.close_on_doubt:
             return False
-        return not self._needs_a_fault_to_give_up()
+        return not (self.rules.silence_is_no_end and self._is_protected())
 
-    def _needs_a_fault_to_give_up(self) -> bool:
-        """A leader that closes its witness while it believes is half unprotected: that is counted as a session lost."""
+    def _is_protected(self) -> bool:
+        """Whether it is a leader that asks its witness: closed while it believes, that would protect it no longer."""
         node = self.node
-        is_protected = node.state == _LEADER and node.step == Step.PING_WITNESS and node.witness.status == HOLDS
-        return is_protected and self.game.not_lost[node.rate][node.grant_age]
-
-    def loses_witness(self) -> Iterator[Move]:
-        """Return the fault that is a leader's own doing: it closes its witness, whose answer did not come in time."""
-        if self._needs_a_fault_to_give_up() and self.node.answer == NOT_YET:
-            _, _, world, _ = self._replaces_witness(self.world)
-            yield self.index, "FAULT: {} hears nothing of its witness in time, and asks for it anew.", world, None
+        return node.state == _LEADER and node.step == Step.PING_WITNESS and node.witness.status == HOLDS
 
     def _heard(self) -> Move:
         node, answer = self.node, self.node.answer

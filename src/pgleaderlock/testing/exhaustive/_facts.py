@@ -189,6 +189,9 @@ class Facts:
 
     def _failed_leading(self, text: str, cause: LossCause) -> Move:
         is_late = not self.game.not_lost[self.node.rate][self.node.grant_age]
+        if is_late and self._is_asking_witness():  # what was asked last is cut short, once nobody believes
+            lost = self._fed(text, self.world, Input.HEALTH_FAILED, cause, grant_age=-1, asked_age=-1)
+            return lost[0], lost[1], self._closed(lost[2], "witness"), lost[3]
         if self.node.step == Step.PING_LOCK or self.node.lock.status == DEAD or is_late:
             return self._gone(text, Input.HEALTH_FAILED, cause)
         if self.node.step == Step.PING_WITNESS:
@@ -199,6 +202,9 @@ class Facts:
         world = self._closed(self.world, "witness")
         node = world.nodes[self.index]._replace(step=Step.IDLE, answer=NOT_YET, asked_age=-1)
         return self.index, text + " No trust is added.", put(world, self.index, node), None
+
+    def _is_asking_witness(self) -> bool:
+        return self.node.step in (Step.PING_WITNESS, Step.WITNESS) and self.node.lock.status != DEAD
 
     def _gone(self, text: str, fact: Input, cause: LossCause) -> Move:
         """The lock's own session is given up; the table decides about the rest."""

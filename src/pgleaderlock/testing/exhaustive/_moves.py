@@ -57,7 +57,7 @@ def faults(game: Game, world: World) -> Iterator[Move]:
         return
     fewer = world._replace(faults=world.faults - 1)
     if world.kills and world.calm == _calm_enough(game):
-        yield from _sessions_lost(game, fewer._replace(kills=world.kills - 1, calm=0))
+        yield from _sessions_lost(fewer._replace(kills=world.kills - 1, calm=0))
     for index, node in enumerate(world.nodes):
         if world.crashes and node[1:] != Node(0, _FOLLOWER)[1:]:
             yield index, "FAULT: {} crashes, and is started again.", _crashed(fewer, index), None
@@ -66,9 +66,8 @@ def faults(game: Game, world: World) -> Iterator[Move]:
         yield -1, "FAULT: the server restarts, and every session ends.", restarted, None
 
 
-def _sessions_lost(game: Game, world: World) -> Iterator[Move]:
+def _sessions_lost(world: World) -> Iterator[Move]:
     for index, node in enumerate(world.nodes):
-        yield from Contender(game, world, index).loses_witness()
         for lock in ("lock", "witness"):
             if getattr(node, lock).status in (HOLDS, WAITS):
                 text = f"FAULT: somebody has the server end {{}}'s session for the {lock}."

@@ -42,6 +42,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _without("loss_is_final", _LED, "now it is back"),
     _without("late_grant_is_none", _QUIET, _OVERTAKEN),
     _without("witness", replace(_LED, faults=1, restarts=0, crashes=0)),
+    _without("silence_is_no_end", replace(_LED, faults=1, restarts=0, crashes=0, give_ups=True)),
     _without("trust_needs_witness", replace(_TWO_KILLS, kills_apart=True)),
     _without("renew_before_leading", replace(_QUIET, faults=1, restarts=0, crashes=0)),
     _without("settle_after_restart", _RESTART),

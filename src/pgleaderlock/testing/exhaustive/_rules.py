@@ -33,6 +33,8 @@ class Rules:
     """Off: a grant leads to leadership even if it had to be declared lost by the time it was read."""
     witness: bool = True
     """Off: there is no second lock."""
+    silence_is_no_end: bool = True
+    """Off: a leader closes its witness, and asks for it anew, when the answer of a renewal does not come soon."""
     trust_needs_witness: bool = True
     """Off: a renewal without a witness adds trust all the same."""
     renew_before_leading: bool = True
