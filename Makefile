@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ torture-uvicorn: setup ## Kill four uvicorn workers in turn under load, and look
 
 torture-beat: setup ## Kill one of two Celery beats under exec again and again, and count ticks (ARGS="--seconds 60"; redis-server)
 	$(RUN) python -m tests.beat_torture $(ARGS)
+
+fuzz: setup ## Feed hostile material to whatever reads something, other examples each time (ARGS="--minutes 10 -k files")
+	$(RUN) python -m tests.fuzz $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \

@@ -5,11 +5,33 @@ refused here, by name, before anything runs.
 """
 
 import math
+import re
+import reprlib
 from typing import Any
 
-__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds"]
+__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds", "quoted", "shown"]
 
 _PRINTABLE_BITS = 256
+_LONGEST_SHOWN = 240
+_MAY_HOLD_PASSWORD = re.compile(r"://.*@|passw(?:or)?d\s*=", re.DOTALL | re.IGNORECASE)
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = _SHORTENED.maxother = _LONGEST_SHOWN
+
+
+def quoted(value: object) -> str:
+    """Return how a message may repeat what somebody wrote: on one line, shortened, and never a connection string.
+
+    Connection strings end up where a name belongs, by a variable that is mixed up; and messages end up in logs.
+    """
+    if isinstance(value, str) and _MAY_HOLD_PASSWORD.search(value):
+        return "(what was given is not shown: it may hold a password)"
+    return _SHORTENED.repr(value)
+
+
+def shown(name: str) -> str:
+    """Return somebody else's name for a message: as it is, unless a terminal or a log would take it for more."""
+    is_plain = name.isprintable() and len(name) <= _LONGEST_SHOWN and not _MAY_HOLD_PASSWORD.search(name)
+    return name if is_plain else quoted(name)
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:

@@ -15,20 +15,19 @@ the same lock, compare equal and print alike. ``LockKey.parse`` reads that form 
 
 import hashlib
 import re
-import reprlib
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-from pgleaderlock._checks import check_int
+from pgleaderlock._checks import check_int, quoted
 
 __all__ = ["LockKey"]
 
 _INT4 = (-(2**31), 2**31 - 1)
 _INT8 = (-(2**63), 2**63 - 1)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}", re.ASCII)
-_SHORTENED = reprlib.Repr()
-_SHORTENED.maxstring = 240
-_PRINTED = re.compile(r"pair:(-?\d+)/(-?\d+)|bigint:(-?\d+)|named:(.+)", re.ASCII)
+# As many digits as a number that is only out of range may have. Thousands of them Python refuses, in words of its own.
+_DIGITS = r"(-?\d{1,60})"
+_PRINTED = re.compile(rf"pair:{_DIGITS}/{_DIGITS}|bigint:{_DIGITS}|named:(.+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ class LockKey:
                 raise ValueError("a bigint key has exactly one number")
             check_int("key", self.numbers[0], *_INT8)
         else:
-            raise ValueError(f"space must be 'pair' or 'bigint', got {self.space!r}")
+            raise ValueError(f"space must be 'pair' or 'bigint', got {quoted(self.space)}")
         if self.name is not None and (self.space, self.numbers) != ("bigint", (_hash_name(self.name),)):
-            raise ValueError(f"the name {self.name!r} belongs to another key: make it with LockKey.named()")
+            raise ValueError(f"the name {quoted(self.name)} belongs to another key: make it with LockKey.named()")
 
     @classmethod
     def pair(cls, key1: int, key2: int) -> Self:
@@ -74,9 +73,11 @@ class LockKey:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``pair:1/100``, ``bigint:7`` or ``named:billing/scheduler``."""
+        if not isinstance(text, str):
+            raise TypeError(f"a lock key is written as a str, not {type(text).__name__}")
         match = _PRINTED.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is not a lock key: write pair:1/100, bigint:7 or named:billing/scheduler")
+            raise ValueError(f"{quoted(text)} is not a lock key: write pair:1/100, bigint:7 or named:billing/scheduler")
         key1, key2, number, name = match.groups()
         if name is not None:
             return cls.named(name)
@@ -109,7 +110,7 @@ def _hash_name(name: str) -> int:
     if not _NAME.fullmatch(name):
         # Letters that look alike and hash apart would make two leaders, so only plain ASCII gets in.
         raise ValueError(
-            f"role name {_SHORTENED.repr(name)} is not usable: start with an ASCII letter or digit, go on with "
+            f"role name {quoted(name)} is not usable: start with an ASCII letter or digit, go on with "
             "those or any of . _ / : @ + - and keep it to 200 characters"
         )
     if "://" in name:

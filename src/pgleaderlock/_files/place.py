@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from pgleaderlock._checks import quoted
 from pgleaderlock.errors import ConnectionError
 
 __all__ = [
@@ -44,46 +45,70 @@ def path_of(url_or_path: str | os.PathLike[str], scheme: str = "file", *, takes_
     text = os.fspath(url_or_path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be a str or a Path, not {type(url_or_path).__name__}")
-    if takes_url and text.startswith(f"{scheme}:"):
+    if takes_url and text.startswith(f"{scheme}:") and _is_encodable(text):
         text = _path_of_url(text, scheme)
-    if not text or "\0" in text:
-        raise ValueError(f"this is not the path of a file: {text!r}")
+    if not text or "\0" in text or not _is_encodable(text):
+        raise ValueError(f"this is not the path of a file: {quoted(text)}")
     path = Path(text)
     if text.endswith("/") or path.name in ("", ".."):
         raise ValueError(_names_a_folder(text, scheme))
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        raise ValueError(f"the name of the file must not be longer than {_LONGEST_NAME} bytes: {path.name!r}")
+        raise ValueError(f"the name of the file must not be longer than {_LONGEST_NAME} bytes: {quoted(path.name)}")
     if _OURS.fullmatch(path.name):
-        raise ValueError(f"{path.name!r} is what the companion of another lock is called: choose another name")
+        raise ValueError(f"{quoted(path.name)} is what the companion of another lock is called: choose another name")
     # Of the file itself a link is not followed. What .. means behind one only the system knows; without, no server is
     # asked that may not answer.
     folder = os.path.realpath(path.parent) if ".." in path.parts else os.path.abspath(path.parent)  # noqa: PTH100
     return Path(folder, path.name)
 
 
+def _is_encodable(text: str) -> bool:
+    """Whether the system can be told of it. Half of a surrogate pair it cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _names_a_folder(text: str, scheme: str) -> str:
     path = text.rstrip("/")
     if scheme != "nfs":
-        return f"{text!r} names a folder: name a file in it, such as {path}/leader.json"
+        return f"{quoted(text)} names a folder: name a file in it, such as {_as_in(path)}/leader.json"
     if Path(path).name not in ("", ".."):
-        return f"{text!r} is not the path of a lock: leave out the slash at the end, as in {path}"
-    return f"{text!r} names a folder: name a path in it, such as {path}/name.lock, and leave out the slash at the end"
+        return f"{quoted(text)} is not the path of a lock: leave out the slash at the end, as in {_as_in(path)}"
+    return (
+        f"{quoted(text)} names a folder: name a path in it, such as {_as_in(path)}/name.lock, and leave out the slash "
+        "at the end"
+    )
+
+
+def _as_in(path: str) -> str:
+    """Return a path as an example shows it: as it is, unless it is none that a message may repeat."""
+    shown = quoted(path)
+    return shown[1:-1] if shown.startswith(("'", '"')) else "…"
 
 
 def _path_of_url(url: str, scheme: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket that is none of an address
+        raise ValueError(
+            f"{quoted(url)} names a host that is none: after {scheme}:// a path begins with a third slash"
+        ) from None
     if parts.netloc not in ("", "localhost"):
         if scheme == "nfs":
             raise ValueError(
-                f"{url!r} names a host, {parts.netloc}: name the path where it is mounted, as in nfs:///mnt/shared/name"
+                f"{quoted(url)} names a host, {quoted(parts.netloc)}: name the path where it is mounted, as in "
+                "nfs:///mnt/shared/name"
             )
         raise ValueError(
-            f"after {scheme}:// a host is named, {parts.netloc}: a path begins with a third slash, as in "
-            f"{scheme}:///{parts.netloc}…"
+            f"after {scheme}:// a host is named, {quoted(parts.netloc)}: a path begins with a third slash, as in "
+            f"{scheme}:///{_as_in(parts.netloc)}…"
         )
     if parts.query or parts.fragment:
-        raise ValueError(f"{url!r} has a ? or a #: in a file's name they are written as %3F and %23")
-    return os.fsdecode(unquote_to_bytes(parts.path))
+        raise ValueError(f"{quoted(url)} has a ? or a #: in a file's name they are written as %3F and %23")
+    return os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
 
 
 def check_folder(path: Path) -> None:
@@ -169,17 +194,19 @@ def _mount_of(folder: Path) -> tuple[str, str]:
 
 def _mount_with_source(folder: Path) -> tuple[str, str, str]:
     try:
-        mounts = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
+        # The kernel writes blanks, tabs and line ends of a name as digits, and nothing else: whatever other characters
+        # Python takes for blanks or line ends are part of a name.
+        mounts = os.fsdecode(_MOUNTS.read_bytes()).removesuffix("\n").split("\n")
     except OSError:
         return "", "", ""
     here = os.path.realpath(folder)
     found, depth = ("", "", ""), -1
     for line in mounts:
         left, _, right = line.partition(" - ")
-        point = _unescaped(left.split()[4])
+        point = _unescaped(left.split(" ")[4])
         is_above = point in ("/", here) or here.startswith(point + "/")
         if is_above and len(point) >= depth:  # of two on one point, the later lies on top
-            kind, *sources, options = right.split()
+            kind, *sources, options = right.split(" ")
             found, depth = (kind, options, _unescaped("".join(sources[:1]))), len(point)
     return found
 

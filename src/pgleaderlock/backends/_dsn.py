@@ -4,6 +4,7 @@ libpq quotes the part it stumbled over when it rejects a connection string, and 
 words are never repeated here.
 """
 
+import math
 import os
 import re
 import socket
@@ -31,6 +32,7 @@ _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key"
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _SCHEME = re.compile("[a-z0-9]+([+][a-z]+)?", re.IGNORECASE)
 _LAST_PORT = 65535
+_SHORT_NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # int() of thousands of digits fails with words of its own
 _SHORTEST_SECRET = 3
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
 _OUR_NAME = "pgleaderlock"
@@ -83,9 +85,9 @@ def _parse(dsn: str) -> dict[str, str] | None:
 def _check_parts(parts: Mapping[str, str], *, is_url: bool) -> None:
     """Refuse now what would fail at every connection. Nothing is quoted: a mistyped password can end up anywhere."""
     for port in filter(None, parts.get("port", "").split(",")):
-        if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
+        if not (_SHORT_NUMBER.fullmatch(port) and 1 <= int(port) <= _LAST_PORT):
             raise ValueError(f"dsn has a port that is not a number from 1 to {_LAST_PORT}: {_FORMS}")
-    if not parts.get("connect_timeout", "0").lstrip("-").isdecimal():
+    if not _SHORT_NUMBER.fullmatch(parts.get("connect_timeout", "0").removeprefix("-")):
         raise ValueError("dsn has a connect_timeout that is not a whole number of seconds")
     if any("@" in host[1:] for host in parts.get("host", "").split(",") if not host.startswith("/")):
         raise ValueError("dsn has an @ in its host name: an @ in a password must be written as %40")
@@ -154,7 +156,7 @@ def connect_s(parts: Mapping[str, str], lease_s: float) -> float:
     """How long it may take until the last of several hosts has answered; 0 for one alone, which the lease bounds."""
     if len(_hosts(parts)) == 1:
         return 0.0
-    timeout_s = int(parts.get("connect_timeout") or _host_timeout_s(parts, lease_s))
+    timeout_s = max(0, int(parts.get("connect_timeout") or _host_timeout_s(parts, lease_s)))
     return len(_hosts(parts)) * timeout_s + 1.0
 
 
@@ -206,7 +208,8 @@ def statement_timeout_s(parts: Mapping[str, str]) -> float | None:
     if not found:
         return None
     number, unit = found[-1]  # the last one counts
-    return float(number) * _UNITS_S[unit or "ms"] or None
+    seconds = float(number) * _UNITS_S[unit or "ms"]
+    return seconds if 0 < seconds < math.inf else None
 
 
 def has_password(dsn: str) -> bool:

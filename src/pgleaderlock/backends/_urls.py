@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pgleaderlock.backends import BackendSettings
 from pgleaderlock.backends.base import Backend
@@ -67,8 +67,7 @@ def open_memory(url: str, settings: BackendSettings) -> Backend:
     _check_no_role(settings, "memory://")
     from pgleaderlock.backends.memory import MemoryStore  # noqa: PLC0415
 
-    parts = urlsplit(url)
-    name = unquote(parts.netloc + parts.path)
+    name = unquote(url.removeprefix("memory://").partition("?")[0].partition("#")[0])
     if not name:
         raise ValueError("memory:// needs a name, as in memory://scheduler")
     _options(settings, "memory://", MemoryStore)

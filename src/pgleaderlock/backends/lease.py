@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock._checks import check_flag, check_seconds, quoted
 from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant
@@ -46,7 +46,7 @@ def _derived(key: LockKey, purpose: str) -> LockKey:
 def check_schema(name: str) -> str:
     """Return the name if it is a plain one, which nothing in could end the quotes around it."""
     if not _SCHEMA_NAME.fullmatch(str(name)) or name.startswith("pg_"):
-        raise ValueError(f"schema must be a plain name of letters, digits and _, not pg_, got {name!r}")
+        raise ValueError(f"schema must be a plain name of letters, digits and _, not pg_, got {quoted(name)}")
     return name
 
 
@@ -77,7 +77,7 @@ class Lease:
         if check_seconds("lease_s", self.lease_s) > _LONGEST_LEASE_S:
             raise ValueError(f"lease_s must be at most {_LONGEST_LEASE_S:g} s, got {self.lease_s:g}")
         if self.wake not in ("line", "poll"):
-            raise ValueError(f"wake must be 'line' or 'poll', got {self.wake!r}")
+            raise ValueError(f"wake must be 'line' or 'poll', got {quoted(self.wake)}")
         for name in ("slice_s", "settle_s", "fence_wait_s", "statement_timeout_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name), zero_ok=name == "settle_s")
@@ -88,7 +88,7 @@ class Lease:
 
     def _check_takeover(self) -> None:
         if self.takeover not in ("fast", "strict"):
-            raise ValueError(f"takeover must be 'fast' or 'strict', got {self.takeover!r}")
+            raise ValueError(f"takeover must be 'fast' or 'strict', got {quoted(self.takeover)}")
         if self.takeover == "strict" and not self.term_table:
             raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
 

@@ -31,7 +31,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pgleaderlock._checks import check_seconds
+from pgleaderlock._checks import check_seconds, quoted, shown
 from pgleaderlock._logging import get_logger
 from pgleaderlock._sighting import Record, Sighting
 from pgleaderlock.backends._patience import renew_patiently
@@ -58,7 +58,7 @@ def check_identity(identity: object) -> str:
     """Return the name if it can be one. An empty one would mean nobody, and a line end is not to be seen."""
     if not isinstance(identity, str) or not identity or not identity.isprintable():
         raise ValueError(
-            f"identity must be a name of printable characters, got {identity!r}: an empty one would mean nobody"
+            f"identity must be a name of printable characters, got {quoted(identity)}: an empty one would mean nobody"
         )
     return identity
 
@@ -313,7 +313,7 @@ class RecordBackend(Backend):
         record = await self._bounded(self._store.read())
         if record is None or record.holder != self._identity or record.token != grant.token:
             self._held = None
-            now = "gone" if record is None else f"held by {record.holder or 'nobody'} in term {record.token}"
+            now = "gone" if record is None else f"held by {shown(record.holder) or 'nobody'} in term {record.token}"
             raise self._over(grant, f"is {now}")
         self._held = record
         return False

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from loguru import logger
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import find_holder
@@ -92,7 +92,7 @@ class _Narrator:
     async def _tell_who_leads(self) -> None:
         holder = await find_holder(self._target)
         pid = f", session pid {holder.pid}" if holder and holder.pid is not None else ""
-        who = f" ({holder.name}{pid})" if holder else ""
+        who = f" ({visible(holder.name)}{pid})" if holder else ""
         logger.info(f"another process leads {self._name}{who}; waiting to take over when it ends")
 
 

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from pgleaderlock._checks import quoted
 from pgleaderlock._files import place
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.nfs import _host, _texts, _threads
@@ -404,7 +405,7 @@ def _checked_lockfile(lockfile: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"lockfile must be a str or a Path, not {type(lockfile).__name__}")
     if _URL.match(text):
-        raise ValueError(f"{text!r} cannot be locked: this is a URL: Lock takes a path")
+        raise ValueError(f"{quoted(text)} cannot be locked: this is a URL: Lock takes a path")
     return text
 
 
@@ -412,7 +413,7 @@ def _checked_separator(separator: Any) -> str:
     if not isinstance(separator, str):
         raise TypeError(f"separator must be a str, not {type(separator).__name__}")
     if not separator or set(separator) & set("/\0"):
-        raise ValueError(f"separator must be something that the name of a file can have, got {separator!r}")
+        raise ValueError(f"separator must be something that the name of a file can have, got {quoted(separator)}")
     return separator
 
 

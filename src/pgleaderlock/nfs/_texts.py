@@ -1,5 +1,6 @@
 """What people are told when a lock is not to be had, or not theirs: who has it, since when, and what to do."""
 
+from pgleaderlock._checks import shown
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._errors import LockError
 from pgleaderlock.nfs._folder import Folder, Seen
@@ -60,4 +61,4 @@ def lost(folder: Folder, contender: Contender, epoch: int) -> str:
 
 
 def _who(seen: Seen) -> str:
-    return "somebody" if seen.claimant is None else f"pid {seen.claimant.pid} on {seen.claimant.host}"
+    return "somebody" if seen.claimant is None else f"pid {seen.claimant.pid} on {shown(seen.claimant.host)}"

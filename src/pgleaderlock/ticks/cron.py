@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pgleaderlock._checks import quoted
 from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -70,13 +71,15 @@ class Cron:
             parts = self._expression.split()
             return CronSim(" ".join(["0", *parts] if len(parts) == 5 else parts), start)  # noqa: PLR2004 - see above
         except CronSimError as error:
-            raise ValueError(f"{self._expression!r} is not a cron expression: {error}. {_FORMS}") from None
+            raise ValueError(f"{quoted(self._expression)} is not a cron expression: {error}. {_FORMS}") from None
+        except ValueError:  # a number of thousands of digits
+            raise ValueError(f"{quoted(self._expression)} is not a cron expression: a number is too long") from None
 
     def _check_it_ever_comes(self) -> None:
         try:
             self.after(datetime.now(UTC))
         except StopIteration:  # which is what a next() makes of fifty years without a match
-            raise ValueError(f"the cron expression {self._expression!r} names a time that never comes") from None
+            raise ValueError(f"the cron expression {quoted(self._expression)} names a time that never comes") from None
 
 
 _FORMS = 'Write "minute hour day month weekday", as "*/5 * * * *", or ' + ", ".join(_ALIASES)
@@ -89,8 +92,8 @@ def _find_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
         raise ValueError(
-            f"tz {name!r} is not a time zone that this system knows: write it as Europe/Berlin; on a system without "
-            "a data base of time zones, install the package tzdata"
+            f"tz {quoted(name)} is not a time zone that this system knows: write it as Europe/Berlin; on a system "
+            "without a data base of time zones, install the package tzdata"
         ) from None
 
 

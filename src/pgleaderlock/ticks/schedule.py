@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Protocol
 
+from pgleaderlock._checks import quoted
 from pgleaderlock._durations import parse_duration, show_duration
 
 __all__ = ["Every", "Schedule", "due_slots"]
@@ -42,9 +43,9 @@ class Every:
         try:
             seconds = parse_duration(interval)
         except ValueError as error:
-            raise ValueError(f"the interval {error}, not {interval!r}") from None
+            raise ValueError(f"the interval {error}, not {quoted(interval)}") from None
         if seconds == 0:
-            raise ValueError(f"the interval must be longer than nothing, not {interval!r}")
+            raise ValueError(f"the interval must be longer than nothing, not {quoted(interval)}")
         self._interval = timedelta(seconds=seconds)
         self.written = f"every {show_duration(seconds)}"
 

@@ -18,6 +18,7 @@ import random
 import re
 from collections.abc import Mapping
 
+from pgleaderlock._checks import quoted
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends.kubernetes.api import ApiError, LeaseClient, LeaseObject
 from pgleaderlock.backends.kubernetes.lease import (
@@ -50,11 +51,11 @@ class LeaseStore(RecordStore):
         # Both become part of an address, so this is not only the API server's business.
         if len(namespace) > _NAMESPACE_LENGTH or not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
-                f"{namespace!r} cannot be a Kubernetes namespace: lower-case letters, digits and '-', at most 63"
+                f"{quoted(namespace)} cannot be a Kubernetes namespace: lower-case letters, digits and '-', at most 63"
             )
         if len(name) > _NAME_LENGTH or not _NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} cannot name a Kubernetes Lease: lower-case letters, digits, '-' and '.', at most 253, "
+                f"{quoted(name)} cannot name a Kubernetes Lease: lower-case letters, digits, '-' and '.', at most 253, "
                 "with a letter or digit at both ends of each part"
             )
         self._client = client
@@ -85,8 +86,8 @@ class LeaseStore(RecordStore):
         strategy = _spec(lease).get("strategy")
         if strategy and record.holder != self._held_as:
             raise LockError(
-                f"lease {self._namespace}/{self._name} has spec.strategy {strategy!r}: Kubernetes' coordinated leader "
-                "election decides who holds it. Use another lease name, or remove the strategy and its candidates"
+                f"lease {self._namespace}/{self._name} has spec.strategy {quoted(strategy)}: Kubernetes' "
+                "coordinated leader election decides who holds it. Use another lease name, or remove the strategy and its candidates"
             )
         return record
 
@@ -167,7 +168,7 @@ class LeaseStore(RecordStore):
         is_renewal = bool(claim.holder) and not claim.is_new_term
         if is_renewal and preferred and preferred != claim.holder:
             raise LeadershipLost(
-                f"Kubernetes' coordinated leader election prefers {preferred!r} for lease "
+                f"Kubernetes' coordinated leader election prefers {quoted(preferred)} for lease "
                 f"{self._namespace}/{self._name}: stepping down in its favour",
                 cause=LossCause.STEPPED_DOWN,
             )
