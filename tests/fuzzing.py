@@ -10,19 +10,23 @@ import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgleaderlock.backends.base import Backend
 from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.models import Grant
 from pgleaderlock.nfs import LockError as NfsLockError
 
 SECRET = "s3cr3t-pw"
 LONGEST_MESSAGE = 2000
+LEASE_S = 10.0
 FACTOR = int(os.environ.get("PGLEADERLOCK_FUZZ_FACTOR", "0"))
 RAN: Counter[str] = Counter()
 """How many examples each test has seen, which a long run is told at the end."""
@@ -108,9 +112,9 @@ def _paths(fields: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 def _changed(fields: dict[str, Any], changes: dict[tuple[str, ...], Any], more: dict[str, Any]) -> dict[str, Any]:
     fields = {**copy.deepcopy(fields), **more}
     for path, value in changes.items():
-        place = fields
+        place: Any = fields
         for name in path[:-1]:
-            place = place.get(name, {}) if isinstance(place, dict) else {}
+            place = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, dict):
             place[path[-1]] = value
             if value is _GONE:
@@ -150,7 +154,9 @@ def refused_in_words(*also: type[Exception]) -> Iterator[list[Exception]]:
     refusals: list[Exception] = []
     try:
         yield refusals
-    except (PgLeaderLockError, NfsLockError, *also) as error:
+    except Exception as error:
+        if not isinstance(error, (PgLeaderLockError, NfsLockError, *also)):
+            raise
         refusals.append(error)
         check_words(error)
 
@@ -166,3 +172,57 @@ def check_words(error: Exception) -> None:
     assert type(error).__module__.startswith("pgleaderlock") or type(error) in (ValueError, TypeError), repr(error)
     for foreign in ("Exceeds the limit", "IPv6", "codec can't", "invalid literal", "out of range for", "object has no"):
         assert foreign not in text, text
+
+
+# --- A lock under harm ------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def asked(attempt: Awaitable[Grant | None]) -> Grant | None:
+    """Return the answer, None also where it cannot be told: then nobody leads by it."""
+    with refused_in_words():
+        return await attempt
+    return None
+
+
+async def play(make_contender: Callable[[], Backend], clock: Clock, harm: Callable[[], None]) -> None:
+    """Harm the record of a lock that is held, and look who believes what, from then on until long after the lease."""
+    async with contextlib.AsyncExitStack() as stack:
+        holder, follower, newcomer = [await opened(stack, make_contender) for _ in range(3)]
+        held = await holder.try_acquire()
+        assert held is not None
+        assert held.token is not None
+        assert await follower.try_acquire() is None
+        harm()
+        for other in (follower, newcomer):
+            assert await asked(other.try_acquire()) is None, "what is damaged was taken for free"
+        clock.now = held.lost_at - 0.001
+        held = await asked(holder.renew(held)) or held
+        for _ in range(3):
+            clock.now += LEASE_S * 1.01
+            for other in (follower, newcomer):
+                taken = await asked(other.try_acquire())
+                if taken is not None:
+                    assert clock.now >= held.trusted_until, "two may believe"
+                    assert taken.token is not None
+                    assert taken.token > (held.token or 0), "a number came twice"
+                    with pytest.raises(PgLeaderLockError) as caught:
+                        await holder.renew(held)
+                    check_words(caught.value)
+                    return
+
+
+async def opened(stack: contextlib.AsyncExitStack, make_contender: Callable[[], Backend]) -> Backend:
+    contender = make_contender()
+    stack.push_async_callback(contender.close)
+    await contender.open()
+    return contender

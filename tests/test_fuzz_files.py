@@ -7,7 +7,6 @@ the holder has stopped to believe. Whoever was taken over from learns that. And 
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,12 @@ from pgleaderlock.backends import _file_record, open_backend
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.file import open_file
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.models import Grant
 from pgleaderlock.nfs import _claim
 from pgleaderlock.nfs._inspect import inspect
-from tests.fuzzing import check_words, damaged, fuzzed, refused_in_words, texts
+from tests.fuzzing import LEASE_S, Clock, asked, check_words, damaged, fuzzed, opened, play, refused_in_words, texts
 
-LEASE_S = 10.0
 ENTRY = _file_record.Entry("me", 7, LEASE_S, "2026-01-01T00:00:00Z", "boot", 5, "host")
 CLAIMANT = _claim.Claimant("me", "host", 5, "/srv/lock", LEASE_S, "boot", "claim|a|b|1|2")
-
-
-class Clock:
-    """Stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # --- What one text says -----------------------------------------------------------------------------------------------
@@ -86,47 +73,6 @@ class Scene:
         return sorted(self.path.iterdir()) if self.path.is_dir() else sorted(self.path.parent.glob("lock*"))
 
 
-async def asked(attempt: Awaitable[Grant | None]) -> Grant | None:
-    """Return the answer, None also where it cannot be told: then nobody leads by it."""
-    with refused_in_words():
-        return await attempt
-    return None
-
-
-async def play(scene: Scene, harm: Callable[[], None]) -> None:
-    """Harm the files of a lock that is held, and look who believes what, from then on until long after the lease."""
-    async with contextlib.AsyncExitStack() as stack:
-        holder, follower, newcomer = [await opened(stack, scene) for _ in range(3)]
-        held = await holder.try_acquire()
-        assert held is not None
-        assert held.token is not None
-        assert await follower.try_acquire() is None
-        harm()
-        for other in (follower, newcomer):
-            assert await asked(other.try_acquire()) is None, "what is damaged was taken for free"
-        scene.clock.now = held.lost_at - 0.001
-        held = await asked(holder.renew(held)) or held
-        for _ in range(3):
-            scene.clock.now += LEASE_S * 1.01
-            for other in (follower, newcomer):
-                taken = await asked(other.try_acquire())
-                if taken is not None:
-                    assert scene.clock.now >= held.trusted_until, "two may believe"
-                    assert taken.token is not None
-                    assert taken.token > (held.token or 0), "a number came twice"
-                    with pytest.raises(PgLeaderLockError) as caught:
-                        await holder.renew(held)
-                    check_words(caught.value)
-                    return
-
-
-async def opened(stack: contextlib.AsyncExitStack, scene: Scene) -> Backend:
-    contender = scene.contender()
-    stack.push_async_callback(contender.close)
-    await contender.open()
-    return contender
-
-
 def says_something(text: bytes) -> bool:
     """Whether it reads as a record. Then it is no damage but a forgery, by somebody who may write there anyway."""
     return _file_record.decode(text) is not None or _claim.decode(text) is not None
@@ -140,14 +86,14 @@ NFS_HARM = damaged(_claim.encode(CLAIMANT)).filter(lambda text: not says_somethi
 def test_a_lock_file_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "file")
-        asyncio.run(play(scene, lambda: scene.damage(which, text)))
+        asyncio.run(play(scene.contender, scene.clock, lambda: scene.damage(which, text)))
 
 
 @fuzzed(st.sampled_from(["epoch", "claim"]), NFS_HARM, examples=40)
 def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "nfs")
-        asyncio.run(play(scene, lambda: scene.damage(which, text)))
+        asyncio.run(play(scene.contender, scene.clock, lambda: scene.damage(which, text)))
 
 
 @fuzzed(
@@ -165,7 +111,7 @@ def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twi
 ) -> None:
     async def come_after_them(scene: Scene) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            heir = await opened(stack, scene)
+            heir = await opened(stack, scene.contender)
             for _ in range(4):
                 grant = await asked(heir.try_acquire())
                 with refused_in_words():

@@ -70,6 +70,7 @@ DSN_PIECES = (
 
 @fuzzed(texts(*DSN_PIECES), examples=150)
 @example("host=a,b port=" + "9" * 5000)
+@example("9" * 5000 + "://h/d")
 @example("host=a,b connect_timeout=--5")
 @example("host=a,b connect_timeout=" + "9" * 5000)
 @example("host=a,b connect_timeout=５")
@@ -116,7 +117,7 @@ def test_any_text_is_the_path_of_a_lock_or_is_refused(path: str, separator: str)
 MOUNT = "22 27 0:21 / {} rw,relatime shared:1 - {} {} rw\n"
 
 
-@fuzzed(texts("/srv").map(lambda name: name.replace(" ", "\\040").replace("\n", "\\012")), examples=40)
+@fuzzed(texts("/srv").map(lambda name: "/srv/" + name.replace(" ", "\\040").replace("\n", "\\012")), examples=40)
 @example("/srv/\x0b\x1c\x85\u2028\xa0")
 def test_mounts_of_any_name_do_not_hide_the_others(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """The kernel writes blanks and line ends as digits; what else Python takes for such is part of the name."""

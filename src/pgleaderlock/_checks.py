@@ -9,7 +9,7 @@ import re
 import reprlib
 from typing import Any
 
-__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds", "quoted", "shown"]
+__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds", "quoted", "shown", "visible"]
 
 _PRINTABLE_BITS = 256
 _LONGEST_SHOWN = 240
@@ -26,6 +26,11 @@ def quoted(value: object) -> str:
     if isinstance(value, str) and _MAY_HOLD_PASSWORD.search(value):
         return "(what was given is not shown: it may hold a password)"
     return _SHORTENED.repr(value)
+
+
+def visible(text: str) -> str:
+    """Return the text with whatever a terminal would obey written out."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def shown(name: str) -> str:

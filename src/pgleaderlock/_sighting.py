@@ -62,7 +62,7 @@ class Sighting:
             return -math.inf
         # A number that makes no sense was not written by any of us: then our own lease is all that we have. Of whoever
         # held a record that is gone we may have seen nothing: then it is all that we have to go by too.
-        lease_s = self._seen.lease_s if math.isfinite(self._seen.lease_s) and self._seen.lease_s >= 0 else self._lease_s
+        lease_s = self._seen.lease_s if 0 < self._seen.lease_s < math.inf else self._lease_s
         return self._seen_at + (max(lease_s, self._lease_s) if self._is_gone else lease_s)
 
     def is_free(self, now: float) -> bool:

@@ -30,7 +30,7 @@ __all__ = [
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
-_SCHEME = re.compile("[a-z0-9]+([+][a-z]+)?", re.IGNORECASE)
+_SCHEME = re.compile("[a-z0-9]{1,40}([+][a-z]{1,40})?", re.IGNORECASE)
 _LAST_PORT = 65535
 _SHORT_NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # int() of thousands of digits fails with words of its own
 _SHORTEST_SECRET = 3

@@ -21,6 +21,7 @@ Not promised: a primary that goes on beside its promoted standby keeps its leade
 whoever promotes the other.
 """
 
+import math
 from dataclasses import dataclass
 from importlib import resources
 
@@ -150,11 +151,13 @@ def past_s(past: Past, lease: Lease, *, ours: int | None) -> float | None:
     if past.token is None:
         # A promotion may have lost the row with the transactions that never reached the standby.
         return None if past.timeline_here == _FIRST_TIMELINE else lease.lease_s
+    # A number that makes no sense was not written by any of us: then our own lease is all that we have to go by.
+    lease_s = past.lease_s if 0 < past.lease_s < math.inf else lease.lease_s
     if past.timeline_here != past.timeline:
-        return max(past.lease_s, lease.lease_s)  # whatever the row says: a later one may be lost
+        return max(lease_s, lease.lease_s)  # whatever the row says: a later one may be lost
     if past.was_released or past.token == ours:
         return 0.0
-    return past.lease_s if lease.takeover == "strict" else None
+    return lease_s if lease.takeover == "strict" else None
 
 
 class Terms:

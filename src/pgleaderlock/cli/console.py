@@ -9,6 +9,7 @@ from typing import Any
 import click
 from loguru import logger
 
+from pgleaderlock._checks import visible
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Holder
 
@@ -56,11 +57,6 @@ def _wants_colour() -> bool:
 def print_json(record: dict[str, Any]) -> None:
     """Print one record as one line, at once: whoever reads it may be waiting for it."""
     click.echo(json.dumps(record))
-
-
-def visible(text: str) -> str:
-    """Return the text with whatever a terminal would obey written out."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:

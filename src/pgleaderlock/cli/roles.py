@@ -130,8 +130,14 @@ def _unknown(known: Sequence[KnownRole], role: str | None, lock: str | None) -> 
 
 
 def print_record(record: dict[str, Any]) -> None:
-    """Print one record as one line, at once. The only control character that json leaves as it is, is DEL."""
-    click.echo(json.dumps(record).replace("\x7f", "\\u007f"))
+    """Print one record as one line, at once. The only control character that json leaves as it is, is DEL.
+
+    JSON has no infinity, which a time in PostgreSQL can be: that is null.
+    """
+    text = json.dumps(record)
+    if "Infinity" in text or "NaN" in text:
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    click.echo(text.replace("\x7f", "\\u007f"))
 
 
 def role_fields(role: RoleStatus) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pgleaderlock.backends import _dsn, open_backend
 from pgleaderlock.backends._pg_status import Contender, look_at_lock
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import RecordBackend
-from pgleaderlock.cli.console import key_fields
+from pgleaderlock.cli.console import key_fields, visible
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
 
@@ -88,7 +88,7 @@ def in_store(url: str, role: str | None, schema: str | None = None) -> Target:
         finally:
             await backend.close()
 
-    shown = _without_secrets(url)
+    shown = visible(_without_secrets(url))
     return Target(role or shown, f"{role} ({shown})" if role else shown, {"url": shown, "role": role}, look)
 
 

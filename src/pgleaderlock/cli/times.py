@@ -1,10 +1,13 @@
 """Times and spans, as people and programs read them, and as people write them (``--since``)."""
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import click
+
+from pgleaderlock._checks import quoted
 
 __all__ = ["SINCE_FORMS", "Since", "duration", "iso", "parse_since"]
 
@@ -26,6 +29,8 @@ def iso(at: float | None) -> str | None:
 
 def duration(seconds: float) -> str:
     """Say a span of time with as much of it as a person wants to know."""
+    if not math.isfinite(seconds):  # a time in PostgreSQL can be infinite
+        return f"{seconds} s"
     if round(seconds, 3) < 1:
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 10:  # noqa: PLR2004 - two digits are enough
@@ -64,4 +69,4 @@ def parse_since(text: str) -> Since:
         at = datetime.fromisoformat(text.strip())
         return Since(at=(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is neither a span nor a time: write {SINCE_FORMS}.") from None
+        raise ValueError(f"{quoted(text)} is neither a span nor a time: write {SINCE_FORMS}.") from None

@@ -54,7 +54,8 @@ SELECT lock, role, %(instance)s, %(node)s, token, to_timestamp(at), to_timestamp
        version = excluded.version, about = excluded.about
  WHERE coalesce(excluded.token, 0) >= coalesce(l.token, 0)
     OR NOT EXISTS (SELECT FROM {schema}.nodes AS n WHERE n.instance = l.instance
-                      AND n.seen_at > clock_timestamp() - make_interval(secs => 10 * n.heartbeat_s))
+                      AND extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float
+                          < 10 * n.heartbeat_s)
 """
 
 _RENEW = """

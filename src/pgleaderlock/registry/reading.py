@@ -19,7 +19,9 @@ from pgleaderlock.registry.audit import Line
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
 
-_ALIVE = "n.seen_at > clock_timestamp() - make_interval(secs => 3 * n.heartbeat_s + 1)"
+# In numbers, which may be anything. Of times and intervals the server refuses to subtract what is infinite, and one row
+# that somebody wrote by hand would keep everybody from reading all the others.
+_ALIVE = "extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float < 3 * n.heartbeat_s + 1"
 
 _LEADERS = """
 SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.acquired_at)::float,

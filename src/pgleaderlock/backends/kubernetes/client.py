@@ -28,6 +28,7 @@ from pgleaderlock.errors import ConnectionError
 __all__ = ["HttpLeaseClient", "LeaseClient"]
 
 _UNAUTHORIZED = 401
+_LARGEST_ANSWER = 4 * 2**20  # etcd keeps no object of half that size
 _IDLE_S = 30.0  # longer than between two renewals, so that each of them does not begin with a handshake
 _WATCH_S = 300  # for one stream; the server ends it then, and a dead one is noticed soon after
 # What httpx lets through of an address that is none: a port too large, a host name that cannot be encoded. The group is
@@ -98,9 +99,8 @@ class HttpLeaseClient:
         ask = _Ask("watch", namespace, name, by_name=False, query=query)
         response = await self._open(ask, read_s=stream_s + self._timeout_s)
         try:
-            async for line in response.aiter_lines():
-                if line:
-                    yield _decode(ask, line)
+            async for line in _lines(ask, response):
+                yield _decode(ask, line)
         except httpx.HTTPError as error:
             raise self._unreachable(ask, error) from error
         finally:
@@ -119,7 +119,7 @@ class HttpLeaseClient:
         response = await self._open(ask, read_s=self._timeout_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return _decode(ask, await response.aread())
+                return _decode(ask, await _read(ask, response))
         except TimeoutError:
             raise self._late(ask) from None
         except httpx.HTTPError as error:
@@ -137,8 +137,8 @@ class HttpLeaseClient:
             return response
         try:
             async with asyncio.timeout(self._timeout_s):
-                body = await response.aread()
-        except (TimeoutError, httpx.HTTPError):
+                body = await _read(ask, response)
+        except (TimeoutError, httpx.HTTPError, ConnectionError):
             body = b""  # the status says enough
         finally:
             await response.aclose()
@@ -173,7 +173,8 @@ class HttpLeaseClient:
 
     async def _send_once(self, ask: _Ask, credential: Credential, read_s: float) -> httpx.Response:
         http = await self._connected(credential)
-        headers = {"Accept": "application/json"}
+        # Not compressed: a few bytes could become gigabytes before anybody has counted them.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if credential.token is not None:
             headers["Authorization"] = f"Bearer {credential.token}"
         extensions: dict[str, Any] = {"timeout": httpx.Timeout(self._timeout_s, read=read_s).as_dict()}
@@ -228,6 +229,35 @@ def _retry_after_s(response: httpx.Response) -> float | None:
     text = response.headers.get("Retry-After", "")
     is_refusal = response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error
     return max(_SHORTEST_PAUSE_S, float(text)) if is_refusal and text.isascii() and text.isdigit() else None
+
+
+async def _read(ask: _Ask, response: httpx.Response) -> bytes:
+    """Read the body of an answer, unless it is one that never ends."""
+    body = bytearray()
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) > _LARGEST_ANSWER:
+            raise _endless(ask)
+    return bytes(body)
+
+
+async def _lines(ask: _Ask, response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream that are not empty, unless one never ends."""
+    rest = b""
+    async for part in response.aiter_raw():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in filter(bytes.strip, lines):
+            yield line
+        if len(rest) > _LARGEST_ANSWER:
+            raise _endless(ask)
+    if rest.strip():
+        yield rest
+
+
+def _endless(ask: _Ask) -> ConnectionError:
+    return ConnectionError(
+        f"cannot {ask}: the answer is longer than any Lease, so something other than the API server gave it"
+    )
 
 
 def _decode(ask: _Ask, body: bytes | str) -> LeaseObject:

@@ -109,9 +109,10 @@ def _next_second(text: object, default: datetime) -> datetime:
     try:
         last = datetime.fromisoformat(str(text))
         following = last.replace(microsecond=0) + timedelta(seconds=1)
+        # In our own zone, here: the last hours of the year 9999 in America are in no year that can be written in UTC.
+        return following.astimezone(UTC) if following.tzinfo is not None else default
     except (ValueError, OverflowError):  # OverflowError: somebody wrote the end of the year 9999
         return default
-    return following if following.tzinfo is not None else default
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 
+from pgleaderlock._checks import visible
 from pgleaderlock.backends.kubernetes.api import ApiError
 
 __all__ = ["explain"]
@@ -34,9 +35,9 @@ def _message(body: bytes) -> str:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        return body[:_EXCERPT].decode("utf-8", "replace").strip()
+        return visible(body[:_EXCERPT].decode("utf-8", "replace").strip())
     message = content.get("message") if isinstance(content, dict) else None
-    return str(message)[: 3 * _EXCERPT] if message else ""
+    return visible(str(message)[: 3 * _EXCERPT]) if message else ""
 
 
 def _advice(verb: str, namespace: str, status: int, said: str) -> str:

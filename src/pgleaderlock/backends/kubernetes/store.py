@@ -42,6 +42,7 @@ _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME, _NAMESPACE = re.compile(rf"{_LABEL}(\.{_LABEL})*"), re.compile(_LABEL)
 _NAME_LENGTH, _NAMESPACE_LENGTH = 253, 63
+_LAST_TERM = 2**31 - 1  # an int32 in the API
 
 
 class LeaseStore(RecordStore):
@@ -87,7 +88,8 @@ class LeaseStore(RecordStore):
         if strategy and record.holder != self._held_as:
             raise LockError(
                 f"lease {self._namespace}/{self._name} has spec.strategy {quoted(strategy)}: Kubernetes' "
-                "coordinated leader election decides who holds it. Use another lease name, or remove the strategy and its candidates"
+                "coordinated leader election decides who holds it. Use another lease name, or remove the strategy and "
+                "its candidates"
             )
         return record
 
@@ -109,6 +111,11 @@ class LeaseStore(RecordStore):
         if claim.lease_s < 1 or claim.lease_s != int(claim.lease_s):
             raise LockError(
                 f"lease {self._namespace}/{self._name} cannot last {claim.lease_s:g} s: Kubernetes counts whole seconds"
+            )
+        if claim.token > _LAST_TERM:
+            raise LockError(
+                f"lease {self._namespace}/{self._name} can have no term after {_LAST_TERM}: somebody wrote that number "
+                "into its leaseTransitions. Put back what it was, or use another lease name"
             )
         try:
             lease = await self._send(claim, replacing)

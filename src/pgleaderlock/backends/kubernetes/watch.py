@@ -16,6 +16,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from pgleaderlock._checks import shown
 from pgleaderlock.backends.kubernetes.api import ApiError, LeaseClient, LeaseObject
 from pgleaderlock.backends.kubernetes.lease import LeaseVersion, read_lease
 from pgleaderlock.errors import ConnectionError
@@ -117,7 +118,7 @@ class LeaseWatch:
         if kind == "ERROR":
             code = subject.get("code")
             raise ApiError(
-                f"the watch on lease {self._namespace}/{self._name} ended: {subject.get('message')}",
+                f"the watch on lease {self._namespace}/{self._name} ended: {shown(str(subject.get('message')))}",
                 code if isinstance(code, int) else 500,
             )
         version = read_lease(subject).version if kind != "BOOKMARK" else None
