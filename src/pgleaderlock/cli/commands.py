@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from pgleaderlock import __version__
+from pgleaderlock._checks import visible
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
@@ -54,7 +55,9 @@ def invoke(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        click.echo(hide_secrets(shown.getvalue(), arguments), err=True, nl=False)
+        # Paths and names in it may be anything: a terminal must not obey them.
+        lines = map(visible, hide_secrets(shown.getvalue(), arguments).split("\n"))
+        click.echo("\n".join(lines), err=True, nl=False)
         return error.exit_code
     except OSError as error:  # such as a full disk behind "> file"
         click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)

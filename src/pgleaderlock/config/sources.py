@@ -30,6 +30,7 @@ from pgleaderlock.config.settings import PREFIX, SETTINGS, Setting, sections, se
 
 __all__ = ["DEFAULT", "Loaded", "load", "load_config"]
 
+_DEEPEST = 50  # tables and lists within each other
 DEFAULT = "default"
 """Where a value comes from that nobody set."""
 
@@ -243,13 +244,23 @@ def _read(path: str | os.PathLike[str] | None) -> _Layers:
 
 def _parse(text: str, file: str) -> tuple[dict[str, Any], Problem | None]:
     try:
-        return tomllib.loads(text), None
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return {}, _syntax_problem(str(error), text, file)
     except RecursionError:
         return {}, Problem(file, "", "is nested too deeply")
     except ValueError:  # such as a number of thousands of digits
         return {}, Problem(file, "", "is not TOML that can be read")
+    # Dotted keys may go deeper than what is nested by brackets, and than those who read it afterwards can follow.
+    return ({}, Problem(file, "", "is nested too deeply")) if _is_too_deep(content) else (content, None)
+
+
+def _is_too_deep(content: dict[str, Any]) -> bool:
+    level: list[Any] = [content]
+    for _ in range(_DEEPEST):
+        nested = [list(each.values()) if isinstance(each, dict) else each for each in level]
+        level = [value for each in nested for value in each if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def _syntax_problem(message: str, text: str, file: str) -> Problem:
