@@ -15,6 +15,7 @@ from pgleaderlock.backends.record import Claim, Record, RecordBackend
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant, Holder
 from pgleaderlock.testing import BackendContract
+from pgleaderlock.testing.contract import _tools
 from tests.test_contract import ToyStore
 
 LEASE_S = 0.4
@@ -128,6 +129,14 @@ class TrustsFromTheAnswer(Sound):
     async def renew(self, grant: Grant) -> Grant:
         renewed = await super().renew(grant)
         return dataclasses.replace(renewed, trusted_until=self._clock() + 0.9 * LEASE_S)
+
+
+class IsGrantedFromTheAnswer(Sound):
+    store_type = SlowStore
+
+    async def try_acquire(self) -> Grant | None:
+        grant = await super().try_acquire()
+        return grant and dataclasses.replace(grant, trusted_until=self._clock() + 0.9 * LEASE_S)
 
 
 class RenewsForItselfOnly(Sound):
@@ -319,6 +328,41 @@ class StubbornHolder(Stubborn):
         await super().wait(timeout_s)
 
 
+class TakesHeldForAnError(Sound):
+    async def try_acquire(self) -> Grant | None:
+        grant = await super().try_acquire()
+        if grant is None:
+            raise LockError("another has it")
+        return grant
+
+
+class LosesInItsOwnWords(Sound):
+    async def renew(self, grant: Grant) -> Grant:
+        try:
+            return await super().renew(grant)
+        except LockError:
+            raise KeyError("lease") from None
+
+
+class FailsToClose(Sound):
+    async def close(self) -> None:
+        await super().close()
+        raise ConnectionError("the store is gone")
+
+
+class Hanging(Sound):
+    """Never ends, unless it is told to."""
+
+    async def renew(self, grant: Grant) -> Grant:
+        await asyncio.get_running_loop().create_future()
+        return grant
+
+
+class HangingAtItsEnd(Sound):
+    async def close(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
 class NeverGrants(Sound):
     async def try_acquire(self) -> Grant | None:
         return None
@@ -366,6 +410,16 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
     (OwnLease, "silence_lasts_as_long_as_the_lease_of_the_holder", "before trust had ended"),
     (RenewsForItselfOnly, "a_renewal_extends_trust_and_keeps_others_out", "another holds was granted"),
     (TrustsFromTheAnswer, "an_answer_that_takes_its_time_adds_no_trust", "count from sending"),
+    (IsGrantedFromTheAnswer, "a_grant_that_takes_its_time_adds_no_trust", "also for an acquisition"),
+    (
+        TakesHeldForAnError,
+        "a_second_contender_is_blocked_while_the_first_holds",
+        "is an answer, None, and not an error",
+    ),
+    (LosesInItsOwnWords, "an_old_grant_cannot_renew_or_release_the_term_of_another", "raised KeyError"),
+    (FailsToClose, "a_single_contender_acquires", "must not raise"),
+    (Hanging, "trust_ends_within_the_lease", r"renew\(\) did not end within"),
+    (HangingAtItsEnd, "a_single_contender_acquires", r"close\(\) did not end within"),
     (Alarmist, "a_holder_in_good_health_is_not_called_lost", "called lost"),
     (Deaf, "whoever_waits_is_woken_by_a_release", "was not woken"),
     (Deaf, "a_wait_is_over_when_its_time_is", "after its time"),
@@ -400,7 +454,11 @@ class Contract(BackendContract):
 @pytest.mark.parametrize(
     ("backend_type", "promise", "reason"), BROKEN, ids=lambda value: getattr(value, "__name__", value)
 )
-async def test_a_broken_backend_is_noticed(backend_type: type[Sound], promise: str, reason: str):
+async def test_a_broken_backend_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, backend_type: type[Sound], promise: str, reason: str
+):
+    if backend_type in (Hanging, HangingAtItsEnd):
+        monkeypatch.setattr(_tools, "PATIENCE_S", 0.2)
     with pytest.raises(AssertionError, match=reason):
         await getattr(Contract(backend_type), f"test_{promise}")()
 

@@ -108,3 +108,12 @@ async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp
                 first.signal(signal.SIGTERM)
                 assert await asyncio.to_thread(first.wait) == 0
                 await asyncio.to_thread(second.wait_for, "pod-2 works in term 1", 5.0)  # its lease would be 6 s
+
+
+def test_the_backend_of_somebody_else_keeps_the_contract():
+    """Its whole suite takes half a minute: here are one holder, growing tokens, and waiting."""
+    chosen = "acquires or blocked or from_term_to_term or woken or cut_short_ends"
+    words = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", chosen, str(EXAMPLES / "third_party_backend"))
+    with Process(sys.executable, "-m", "pytest", *words) as suite:
+        suite.wait_for("5 passed", 60)
+        assert suite.wait() == 0

@@ -9,6 +9,8 @@ from pgleaderlock.testing.contract._tools import (
     acquired,
     assert_growing,
     assert_refused,
+    closed,
+    released,
     renewed,
     token_of,
 )
@@ -24,8 +26,8 @@ class CutShortTests(ContractTools):
         async with self.contenders(2) as (first, second):
             for delay_s in (0.0, 0.0005, 0.002):
                 await self._cut_short(first.try_acquire(), delay_s)
-                await first.close()
-                await second.release(await self.taken_over(second))
+                await closed(first)
+                await released(second, await self.taken_over(second))
                 await first.open()
 
     async def test_a_renewal_that_is_cut_short_does_not_hold_the_lock_for_ever(self) -> None:
@@ -33,7 +35,7 @@ class CutShortTests(ContractTools):
         async with self.contenders(2) as (first, second):
             old = await acquired(first)
             await self._cut_short(first.renew(old), 0.0005)
-            await first.close()
+            await closed(first)
             new = await self.taken_over(second)
             assert_growing([token_of(old), token_of(new)])
             await renewed(second, new)
@@ -43,7 +45,7 @@ class CutShortTests(ContractTools):
         async with self.contenders(2) as (first, second):
             old = await acquired(first)
             await self._cut_short(first.release(old), 0.0005)
-            await first.close()
+            await closed(first)
             new = await self.taken_over(second)
             assert_growing([token_of(old), token_of(new)])
             await renewed(second, new)
@@ -55,7 +57,7 @@ class CutShortTests(ContractTools):
             await assert_refused(second)
             await self._cut_short(second.wait(60), 0.05)
             await second.open()
-            await first.release(grant)
+            await released(first, grant)
             await self.taken_over(second)
 
     async def _cut_short(self, verb: Coroutine[Any, Any, object], delay_s: float) -> None:

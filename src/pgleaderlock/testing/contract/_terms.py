@@ -8,6 +8,8 @@ from pgleaderlock.testing.contract._tools import (
     assert_growing,
     assert_over,
     assert_refused,
+    closed,
+    released,
     renewed,
     token_of,
 )
@@ -34,7 +36,7 @@ class TermTests(ContractTools):
         async with self.contenders(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
-            await first.release(grant)
+            await released(first, grant)
             assert_growing([token_of(grant), token_of(await acquired(second))])
 
     async def test_tokens_grow_from_term_to_term(self) -> None:
@@ -44,7 +46,7 @@ class TermTests(ContractTools):
             for backend in [*backends, *backends]:
                 grant = await acquired(backend)
                 tokens.append(token_of(grant))
-                await backend.release(grant)
+                await released(backend, grant)
             assert_growing(tokens)
 
     async def test_tokens_grow_for_contenders_that_were_not_there_before(self) -> None:
@@ -54,7 +56,7 @@ class TermTests(ContractTools):
             async with self.contender(name) as newcomer:
                 grant = await acquired(newcomer)
                 tokens.append(token_of(grant))
-                await newcomer.release(grant)
+                await released(newcomer, grant)
         assert_growing(tokens)
 
     async def test_tokens_grow_for_one_who_never_saw_the_silent_holder(self) -> None:
@@ -70,7 +72,7 @@ class TermTests(ContractTools):
         """Whoever holds one has no part in the other."""
         async with self.contender(self.new_name()) as one, self.contender(self.new_name()) as other:
             grant = await acquired(one)
-            await other.release(await acquired(other))
+            await released(other, await acquired(other))
             await renewed(one, grant)
 
     async def test_opening_again_changes_nothing(self) -> None:
@@ -95,7 +97,7 @@ class TermTests(ContractTools):
         """A renewal that was forgotten somewhere, and comes to life in another term, is worth nothing."""
         async with self.contenders(2) as (first, second):
             old = await acquired(first)
-            await first.release(old)
+            await released(first, old)
             new = await acquired(first)
             await assert_over(first, old)
             await renewed(first, new)
@@ -109,7 +111,7 @@ class TermTests(ContractTools):
                 for _ in range(10):
                     await assert_refused(second)
                 grant = await renewed(first, grant)
-            await first.release(grant)
+            await released(first, grant)
             await acquired(second)
 
     async def test_the_holder_is_named_while_there_is_one(self) -> None:
@@ -123,7 +125,7 @@ class TermTests(ContractTools):
             own = await first.holder()
             assert own is not None
             assert own.name == holder.name, "the holder is called otherwise by itself"
-            await first.release(grant)
+            await released(first, grant)
             assert await second.holder() is None, "a holder is named where there is none any more"
 
     async def test_closing_lets_go_and_may_be_repeated(self) -> None:
@@ -131,11 +133,11 @@ class TermTests(ContractTools):
         async with self.contenders(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
-            await first.close()
-            await first.close()
+            await closed(first)
+            await closed(first)
             new = await self.taken_over(second)
             assert_growing([token_of(grant), token_of(new)])
-            await second.release(new)
+            await released(second, new)
             await first.open()
             await acquired(first)
 
@@ -145,7 +147,7 @@ class TermTests(ContractTools):
             await acquired(first)
             await assert_refused(second)
             new = await self.taken_over(second)
-            await first.close()
+            await closed(first)
             await assert_refused(third)
             await renewed(second, new)
 
@@ -154,7 +156,7 @@ class TermTests(ContractTools):
         async with self.contenders(3) as (holder, bystander, other):
             grant = await acquired(holder)
             await assert_refused(bystander)
-            await bystander.close()
+            await closed(bystander)
             await assert_refused(other)
             await renewed(holder, grant)
 

@@ -1,19 +1,35 @@
 """What the contract's tests are written with."""
 
+import asyncio
 import contextlib
 import itertools
 import math
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant
 
-__all__ = ["ContractTools", "acquired", "assert_growing", "assert_over", "assert_refused", "renewed", "token_of"]
+__all__ = [
+    "ContractTools",
+    "acquired",
+    "assert_growing",
+    "assert_over",
+    "assert_refused",
+    "closed",
+    "ended",
+    "released",
+    "renewed",
+    "token_of",
+]
 
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+"""How long one call may take before it counts as hanging: a suite that hangs itself says nothing."""
 _numbers = itertools.count(1)
 
 
@@ -42,10 +58,10 @@ class ContractTools:
         """Open one contender for that lock, and close it at the end."""
         backend = self.make_backend(name, lease_s=lease_s or self.lease_s)
         try:
-            await backend.open()
+            await ended(backend.open(), "open()")
             yield backend
         finally:
-            await backend.close()
+            await closed(backend)
 
     @contextlib.asynccontextmanager
     async def contenders(self, number: int) -> AsyncIterator[list[Backend]]:
@@ -57,15 +73,34 @@ class ContractTools:
     async def taken_over(self, backend: Backend, lease_s: float | None = None) -> Grant:
         """Wait, as a follower does, until the lock of a silent holder with that lease is ours."""
         deadline = suspend_aware_clock() + (lease_s or self.lease_s) + self.margin_s
-        while (grant := await backend.try_acquire()) is None:
+        while (grant := await ended(backend.try_acquire(), "try_acquire()")) is None:
             assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
-            await backend.wait(max(0.01, deadline - suspend_aware_clock()))
+            await ended(backend.wait(max(0.01, deadline - suspend_aware_clock())), "wait()")
         return grant
+
+
+async def ended(verb: Coroutine[Any, Any, T], name: str) -> T:
+    """Return what a call answers; one that never does is named."""
+    call = asyncio.ensure_future(verb)
+    try:
+        await asyncio.wait({call}, timeout=PATIENCE_S)
+        assert call.done(), f"{name} did not end within {PATIENCE_S:g} s"
+        return call.result()
+    finally:
+        call.cancel()
+
+
+async def closed(backend: Backend) -> None:
+    """Close it, which never fails."""
+    try:
+        await ended(backend.close(), "close()")
+    except (ConnectionError, LockError) as error:
+        raise AssertionError(f"close() must not raise, whatever goes wrong: {error}") from error
 
 
 async def acquired(backend: Backend) -> Grant:
     """Return what a lock that is free must be granted with."""
-    grant = await backend.try_acquire()
+    grant = await ended(backend.try_acquire(), "try_acquire()")
     assert grant is not None, "a free lock was not granted"
     assert not math.isinf(grant.trusted_until), "nothing ends this grant"
     return grant
@@ -73,7 +108,10 @@ async def acquired(backend: Backend) -> Grant:
 
 async def assert_refused(backend: Backend) -> None:
     """While another holds the lock, that is the answer."""
-    grant = await backend.try_acquire()
+    try:
+        grant = await ended(backend.try_acquire(), "try_acquire()")
+    except LockError as error:
+        raise AssertionError(f"held by another is an answer, None, and not an error: {error}") from error
     assert grant is None, f"a lock that another holds was granted: {grant}"
 
 
@@ -83,24 +121,34 @@ def assert_growing(tokens: list[int]) -> None:
 
 
 async def assert_over(backend: Backend, grant: Grant) -> None:
-    """A holder that comes back must learn that it is one no longer, whatever it tries."""
+    """A holder that comes back must learn that it is one no longer, whatever it tries, and in errors of ours."""
+    for name, done, verb in (("renew()", "renewed", backend.renew), ("release()", "released", backend.release)):
+        try:
+            answer = await ended(verb(grant), name)
+        except (ConnectionError, LockError):
+            continue
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(
+                f"{name} of a term that was over raised {type(error).__name__}, which the engine does not know: lost "
+                "for certain is LeadershipLost, cannot tell is ConnectionError"
+            ) from error
+        raise AssertionError(f"a term that was over was {done}: {answer}")
+
+
+async def released(backend: Backend, grant: Grant) -> None:
+    """Let go of a grant that stands."""
     try:
-        renewed = await backend.renew(grant)
-    except (ConnectionError, LockError):
-        pass
-    else:
-        raise AssertionError(f"a term that was over was renewed: {renewed}")
-    try:
-        await backend.release(grant)
-    except (ConnectionError, LockError):
-        return
-    raise AssertionError("a term that was over was released")
+        await ended(backend.release(grant), "release()")
+    except (ConnectionError, LockError) as error:
+        raise AssertionError(f"a term that stands could not be released: {error}") from error
 
 
 async def renewed(backend: Backend, grant: Grant) -> Grant:
     """Return what a grant that stands is renewed to."""
     try:
-        new = await backend.renew(grant)
+        new = await ended(backend.renew(grant), "renew()")
     except (ConnectionError, LockError) as error:
         raise AssertionError(f"a term that stands could not be renewed: {error}") from error
     assert new.token == grant.token, "a renewal changed the token"

@@ -1,14 +1,26 @@
 """For how long a holder may believe, and that nobody else begins before that is over."""
 
 import asyncio
+import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.models import Grant
-from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_growing, assert_refused, token_of
+from pgleaderlock.testing.contract._tools import (
+    ContractTools,
+    acquired,
+    assert_growing,
+    assert_refused,
+    renewed,
+    token_of,
+)
 
 __all__ = ["TrustTests"]
+
+_STAGGERED_S = (0.001, 0.0005, 0.0005, 0.0, 0.0, 0.0)
+"""How long after each of several attempts the next begins, or the event loop stands still."""
 
 
 class TrustTests(ContractTools):
@@ -22,7 +34,7 @@ class TrustTests(ContractTools):
             self._assert_within_the_lease(grant, before)
             for _ in range(3):
                 before = suspend_aware_clock()
-                grant = await only.renew(grant)
+                grant = await renewed(only, grant)
                 self._assert_within_the_lease(grant, before)
 
     async def test_silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended(self) -> None:
@@ -31,7 +43,7 @@ class TrustTests(ContractTools):
             old = await acquired(first)
             await assert_refused(second)
             await asyncio.sleep(self.lease_s / 4)
-            old = await first.renew(old)
+            old = await renewed(first, old)
             new = await self.taken_over(second)
             assert_disbelieved(old)
             assert_growing([token_of(old), token_of(new)])
@@ -53,10 +65,9 @@ class TrustTests(ContractTools):
             while suspend_aware_clock() < end:
                 await second.wait(self.lease_s / 4)
                 await assert_refused(second)
-                renewed = await first.renew(grant)
-                assert renewed.token == grant.token, "a renewal changed the token"
-                assert renewed.trusted_until > grant.trusted_until, "a renewal added no trust"
-                grant = renewed
+                longer = await renewed(first, grant)
+                assert longer.trusted_until > grant.trusted_until, "a renewal added no trust"
+                grant = longer
 
     async def test_an_answer_that_takes_its_time_adds_no_trust(self) -> None:
         """While it is on its way the lease is running: trust counts from when the request was sent.
@@ -73,7 +84,33 @@ class TrustTests(ContractTools):
                 await asyncio.sleep(0)
             time.sleep(self.lease_s * 0.3)  # noqa: ASYNC251 - that is the point
             grant = await renewal
-            assert await takeover > grant.trusted_until, "two may believe: trust must count from sending"
+            assert (await takeover)[0] > grant.trusted_until, "two may believe: trust must count from sending"
+
+    async def test_a_grant_that_takes_its_time_adds_no_trust(self) -> None:
+        """The same for an acquisition. Where it is on its way cannot be seen from here: so there are several.
+
+        They begin one after the other, and then the event loop stands still for all of them, while followers in
+        threads begin to ask. Whoever was not yet heard by the store may come after its follower, which shows nothing.
+        """
+        names, stalled = [self.new_name() for _ in _STAGGERED_S], threading.Event()
+        loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(len(names))
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(pool.shutdown)
+            stack.callback(stalled.set)
+            holders = [await stack.enter_async_context(self.contender(name)) for name in names]
+            takeovers = [loop.run_in_executor(pool, self._take_over_when, stalled, name) for name in names]
+            attempts = []
+            for holder, pause_s in zip(holders, _STAGGERED_S, strict=True):
+                attempts.append(asyncio.create_task(holder.try_acquire()))
+                await asyncio.sleep(pause_s)
+            stalled.set()
+            time.sleep(self.lease_s * 0.3)  # noqa: ASYNC251 - that is the point
+            for attempt, takeover in zip(attempts, takeovers, strict=True):
+                grant, (at, token) = await attempt, await takeover
+                is_first = grant is not None and token_of(grant) < token
+                assert not is_first or grant is None or at > grant.trusted_until, (
+                    "two may believe: trust must count from sending, also for an acquisition"
+                )
 
     async def test_a_holder_in_good_health_is_not_called_lost(self) -> None:
         """And whoever watches for the loss can be told to stop."""
@@ -85,7 +122,7 @@ class TrustTests(ContractTools):
             watch.cancel()
             await asyncio.wait({watch}, timeout=self.lease_s)
             assert watch.cancelled(), "a watch for the loss that was cancelled went on"
-            await only.renew(grant)
+            await renewed(only, grant)
 
     # --- Helpers -----------------------------------------------------------------------------------------------
 
@@ -93,15 +130,19 @@ class TrustTests(ContractTools):
         end = suspend_aware_clock() + self.lease_s
         assert before < grant.lost_at < grant.trusted_until < end, f"trust must end within the lease: {grant}"
 
-    async def _take_over(self, name: str, was_refused: threading.Event) -> float:
-        """Ask again and again, on an event loop of its own, and return when the lock was ours."""
+    def _take_over_when(self, stalled: threading.Event, name: str) -> tuple[float, int]:
+        stalled.wait(self.lease_s)
+        return asyncio.run(self._take_over(name, threading.Event()))
+
+    async def _take_over(self, name: str, was_refused: threading.Event) -> tuple[float, int]:
+        """Ask again and again, on an event loop of its own, and return when the lock was ours, and its token."""
         deadline = suspend_aware_clock() + 2 * self.lease_s + self.margin_s
         async with self.contender(name) as follower:
-            while await follower.try_acquire() is None:
+            while (grant := await follower.try_acquire()) is None:
                 was_refused.set()
                 assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
                 await asyncio.sleep(self.lease_s / 50)
-            return suspend_aware_clock()
+            return suspend_aware_clock(), token_of(grant)
 
 
 def assert_disbelieved(grant: Grant) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused
+from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused, closed, released, renewed
 
 __all__ = ["WaitingTests"]
 
@@ -17,11 +17,11 @@ class WaitingTests(ContractTools):
     async def test_whoever_waits_is_woken_by_a_release(self) -> None:
         """Or looks again by itself: in either case before the lease would be over."""
         async with self.contenders(2) as (first, second):
-            grant = await first.renew(await acquired(first))
+            grant = await renewed(first, await acquired(first))
             await assert_refused(second)
             waiting = asyncio.create_task(second.wait(60))
             await asyncio.sleep(0.1)
-            await first.release(grant)
+            await released(first, grant)
             await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
             assert waiting.done(), "whoever waits was not woken, neither by the release nor by its own clock"
             await waiting
@@ -40,7 +40,7 @@ class WaitingTests(ContractTools):
     async def test_whoever_was_closed_can_still_wait(self) -> None:
         """The engine waits between two attempts to connect, too."""
         async with self.contenders(1) as (only,):
-            await only.close()
+            await closed(only)
             waiting = asyncio.create_task(only.wait(self.lease_s / 10))
             await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
             assert waiting.done(), "a wait went on after its time"
@@ -52,7 +52,7 @@ class WaitingTests(ContractTools):
             grant = await acquired(first)
             await assert_refused(second)
             await second.wait(self.lease_s / 10)
-            await first.release(grant)
+            await released(first, grant)
         await asyncio.sleep(0.1)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks are left after closing: {left}"
