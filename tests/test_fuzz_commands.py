@@ -55,7 +55,7 @@ WORDS = st.lists(
 )
 
 
-@fuzzed(st.sampled_from(COMMANDS), WORDS, examples=80)
+@fuzzed(st.sampled_from(COMMANDS), WORDS, examples=40)
 @example("status", [("--key", f"postgresql://u:{SECRET}@h/d")])
 @example("history", [("--since", "\x1b[31m")])
 @example("acquire", [("--lease", f"postgresql://u:{SECRET}@h/d")])
@@ -70,7 +70,7 @@ def test_any_words_are_refused_as_wrong_usage(command: str, words: list[tuple[st
 NAMES = texts("a", "%20", "lock").filter(lambda name: SECRET not in name)
 
 
-@fuzzed(st.sampled_from(["memory://", "file://{}/", "nfs://{}/", "{}/"]), NAMES, examples=40)
+@fuzzed(st.sampled_from(["memory://", "file://{}/", "nfs://{}/", "{}/"]), NAMES, examples=20)
 @example("file://{}/", "\x1b]0;owned\x07a/b")
 def test_any_url_of_a_store_on_this_host_is_looked_at_or_refused(place: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ TOML = st.lists(st.sampled_from([*KEYS, "{", "[", "=", "\n"]) | texts("'a'", "5"
     | TOML.map(lambda parts: "\n".join(parts).encode("utf-8", "surrogatepass"))
     | damaged(b'{"a": 1}').map(lambda text: EXAMPLE + text)
     | st.integers(0, len(EXAMPLE)).map(lambda end: EXAMPLE[:end] + b"\x1b[31m"),
-    examples=60,
+    examples=30,
 )
 @example(DEEP[1])
 def test_any_configuration_is_taken_or_refused_as_wrong_usage(content: bytes) -> None:
@@ -106,7 +106,7 @@ def test_any_configuration_is_taken_or_refused_as_wrong_usage(content: bytes) ->
         check(["config", "check", "--config", str(path)], 0, 2)
 
 
-@fuzzed(NAMES, examples=40)
+@fuzzed(NAMES, examples=20)
 def test_a_holder_of_any_name_is_shown(name: str) -> None:
     """A file's record may be anybody's."""
     entry = _file_record.Entry(name or "x", 7, 15.0, name, None)

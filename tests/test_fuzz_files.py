@@ -28,7 +28,7 @@ CLAIMANT = _claim.Claimant("me", "host", 5, "/srv/lock", LEASE_S, "boot", "claim
 # --- What one text says -----------------------------------------------------------------------------------------------
 
 
-@fuzzed(damaged(_file_record.encode(ENTRY)), examples=200)
+@fuzzed(damaged(_file_record.encode(ENTRY)), examples=100)
 def test_any_record_is_an_entry_that_makes_sense_or_is_unreadable(text: bytes) -> None:
     entry = _file_record.decode(text)
     if entry is not None:
@@ -39,7 +39,7 @@ def test_any_record_is_an_entry_that_makes_sense_or_is_unreadable(text: bytes) -
         assert {type(entry.host), type(entry.acquire_time), type(entry.boot_id or "")} == {str}
 
 
-@fuzzed(damaged(_claim.encode(CLAIMANT)), damaged(_claim.encode_lifetime(5.0)), examples=200)
+@fuzzed(damaged(_claim.encode(CLAIMANT)), damaged(_claim.encode_lifetime(5.0)), examples=100)
 def test_any_claim_is_somebody_s_or_nobody_s_that_is_known(first: bytes, second: bytes) -> None:
     for text in (first, first + b"\n" + second, _claim.encode(CLAIMANT) + second + b"\n"):
         claimant = _claim.decode(text)
@@ -82,14 +82,14 @@ FILE_HARM = damaged(_file_record.encode(ENTRY)).filter(lambda text: not says_som
 NFS_HARM = damaged(_claim.encode(CLAIMANT)).filter(lambda text: not says_something(text))
 
 
-@fuzzed(st.sampled_from(["lock", "live", "lock.live.0"]), FILE_HARM, examples=60)
+@fuzzed(st.sampled_from(["lock", "live", "lock.live.0"]), FILE_HARM, examples=30)
 def test_a_lock_file_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "file")
         asyncio.run(play(scene.contender, scene.clock, lambda: scene.damage(which, text)))
 
 
-@fuzzed(st.sampled_from(["epoch", "claim"]), NFS_HARM, examples=40)
+@fuzzed(st.sampled_from(["epoch", "claim"]), NFS_HARM, examples=20)
 def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "nfs")
@@ -104,7 +104,7 @@ def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours
         min_size=1,
         max_size=4,
     ),
-    examples=60,
+    examples=30,
 )
 def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twice(
     scheme: str, files: dict[str, bytes]
@@ -139,7 +139,7 @@ def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twi
 # --- Who is named -----------------------------------------------------------------------------------------------------
 
 
-@fuzzed(texts(), texts(), examples=60)
+@fuzzed(texts(), texts(), examples=30)
 def test_a_holder_of_any_name_is_an_answer_and_never_us(holder: str, other: str) -> None:
     """A name with escapes in it reaches log lines and terminals in the words of an error."""
 

@@ -56,7 +56,7 @@ def with_time(text: object) -> dict[str, Any]:
     return {**LEASE, "spec": {**LEASE["spec"], "renewTime": text}}
 
 
-@fuzzed(LEASES | st.sampled_from(TIMES).map(with_time), examples=200)
+@fuzzed(LEASES | st.sampled_from(TIMES).map(with_time), examples=100)
 @example(with_time("9999-12-31T23:30:00-11:00"))
 def test_any_object_is_a_lease_that_can_be_written_again_or_is_refused(lease: object) -> None:
     with refused_in_words():
@@ -70,7 +70,7 @@ def test_any_object_is_a_lease_that_can_be_written_again_or_is_refused(lease: ob
             assert read_lease(written).holder == "me"
 
 
-@fuzzed(st.sampled_from([400, 401, 403, 404, 409, 422, 429, 500, 599]), st.binary(max_size=400) | LEASES, examples=60)
+@fuzzed(st.sampled_from([400, 401, 403, 404, 409, 422, 429, 500, 599]), st.binary(max_size=400) | LEASES, examples=30)
 @example(500, b"\x1b[31m<html>\r\n" * 50)
 @example(500, {"message": "\x1b]0;owned\x07" * 500})
 def test_any_refusal_is_explained(status: int, body: Any) -> None:
@@ -125,7 +125,7 @@ def is_unreadable(lease: object) -> bool:
     return False
 
 
-@fuzzed(LEASES.filter(is_unreadable), st.booleans(), examples=60)
+@fuzzed(LEASES.filter(is_unreadable), st.booleans(), examples=30)
 def test_a_lease_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(lease: Any, also_when_written: bool) -> None:
     """Whatever the API server answers to a reading, and to a writing, that it may have done all the same."""
     api, clock, clients = LeaseApi(), Clock(), []
@@ -171,7 +171,7 @@ EVENTS = st.fixed_dictionaries({}, optional={"type": KINDS, "object": LEASES})
 LISTS = st.fixed_dictionaries({}, optional={"items": st.lists(LEASES, max_size=2) | values(), "metadata": values()})
 
 
-@fuzzed(st.lists(EVENTS, max_size=4), LISTS, st.booleans(), examples=80)
+@fuzzed(st.lists(EVENTS, max_size=4), LISTS, st.booleans(), examples=40)
 def test_any_news_ends_a_wait_in_time(events: list[Any], listing: Any, has_seen: bool) -> None:
     async def wait() -> None:
         store = LeaseStore(Newscaster(events, listing), "default", "a")
@@ -216,7 +216,7 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end(verb: str) -> Non
     await server.wait_closed()
 
 
-@fuzzed(texts(), examples=30)
+@fuzzed(texts(), examples=15)
 def test_a_coordinated_lease_names_any_strategy(strategy: str) -> None:
     lease = {**LEASE, "spec": {**LEASE["spec"], "strategy": strategy, "preferredHolder": strategy}}
     client = Client(LeaseApi())

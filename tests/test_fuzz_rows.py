@@ -75,7 +75,7 @@ def check_record(record: dict[str, Any]) -> None:
     check_json(out.getvalue())
 
 
-@fuzzed(st.lists(LINES, max_size=5), TIMES, TIMES, examples=25)
+@fuzzed(st.lists(LINES, max_size=5), TIMES, TIMES, examples=12)
 def test_any_history_is_judged_and_shown(lines: Sequence[Line], since: float, until: float) -> None:
     audits = audit(lines, since=since, until=until)
     for each in audits:
@@ -90,7 +90,7 @@ def test_any_history_is_judged_and_shown(lines: Sequence[Line], since: float, un
     check_json(dumps(shown_events(lines)))
 
 
-@fuzzed(st.lists(ROLES, max_size=3), st.lists(LINES, max_size=3), TIMES, TIMES, examples=20)
+@fuzzed(st.lists(ROLES, max_size=3), st.lists(LINES, max_size=3), TIMES, TIMES, examples=12)
 def test_any_roles_are_shown(roles: list[RoleStatus], lines: list[Line], since: float, at: float) -> None:
     for role in roles:
         check_json(dumps([standing_record(role), past_record(role, lines, since=since, at=at)]))
@@ -99,7 +99,7 @@ def test_any_roles_are_shown(roles: list[RoleStatus], lines: list[Line], since: 
     check_table(cli_roles.roles_table(roles, 100))
 
 
-@fuzzed(st.lists(TICKS, max_size=3), examples=25)
+@fuzzed(st.lists(TICKS, max_size=3), examples=12)
 def test_any_ticks_are_shown(ticks: list[RecordedTick]) -> None:
     for tick in ticks:
         check_record(cli_ticks._fields(tick))
@@ -109,7 +109,7 @@ def test_any_ticks_are_shown(ticks: list[RecordedTick]) -> None:
 # --- What is decided by rows ------------------------------------------------------------------------------------------
 
 
-@fuzzed(SPANS, NUMBERS, examples=30)
+@fuzzed(SPANS, NUMBERS, examples=15)
 @example(0.0, 1)
 def test_a_lease_that_makes_no_sense_is_taken_to_be_as_long_as_ours(lease_s: float, token: int) -> None:
     sighting = Sighting(LEASE_S)
@@ -120,7 +120,7 @@ def test_a_lease_that_makes_no_sense_is_taken_to_be_as_long_as_ours(lease_s: flo
         assert sighting.is_free(100.0 + LEASE_S)
 
 
-@fuzzed(SPANS, st.booleans(), examples=30)
+@fuzzed(SPANS, st.booleans(), examples=15)
 @example(math.nan, False)
 def test_a_past_that_makes_no_sense_is_waited_for_as_long_as_ours(lease_s: float, was_promoted: bool) -> None:
     past = Past(7, lease_s, 1, was_released=False, timeline_here=2 if was_promoted else 1)
