@@ -1,7 +1,7 @@
 """What must hold at every step, whatever the weather; and the transcript that a failure is told with.
 
 - At most one node believes that it leads. Frozen nodes count: they could thaw in any moment.
-- Tokens grow from term to term, over all nodes, and each recovery begins a new one.
+- Tokens grow from term to term, over all nodes, and each recovery begins a new one. No term begins when it is over.
 - A term that ends without being asked to has a cause.
 - A leader that is awake has left LEADER before another leads; and has told those who listen, if its network is well. (A
   killed session and an unanswered renewal together leave nothing that could keep a successor waiting.)
@@ -32,7 +32,7 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         super().__init__(f"{what}\n{lines}\nreplay it: {replay}")
         self.what = what
         self.kind = kind
-        """``two_leaders``, ``token``, ``cause``, ``told_late``, ``nobody``, ``acted`` or ``raised``."""
+        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``acted`` or ``raised``."""
         self.replay = replay
 
 
@@ -56,7 +56,9 @@ class Checker:
         self.terms = 0
         self.losses: Counter[str] = Counter()
         self.gaps_s: list[float] = []
-        self.is_watching_for_nobody = True
+        self.is_over = False
+        """Whether nothing that happens now matters any more."""
+        self._failure: SimulationFailed | None = None
         self.leaderless_since: float | None = 0.0
         self.disturbed_at = 0.0
 
@@ -67,6 +69,8 @@ class Checker:
 
     def note(self, who: str, what: str) -> None:
         """Write it into the transcript."""
+        if self.is_over:
+            return
         self._story.append((self._world.now, who, what))
 
     def transcript(self) -> list[str]:
@@ -77,6 +81,8 @@ class Checker:
 
     def stepped(self, node: Node) -> None:
         """See what the node thinks after this step."""
+        if self._failure is not None and not self.is_over:  # it was raised in a callback, which raises to nobody
+            raise self._failure
         if node.lock.state is not LockState.LEADER:
             if node.leads:
                 node.leads = False
@@ -92,14 +98,16 @@ class Checker:
         if len(believers) > 1:
             self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in believers))
         self._check_told(node)
-        if node.token is not None:  # None: by the time it led, its trust had run out
-            if node.token <= self.highest:
-                self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
-            self.highest = node.token
-            self.terms += 1
-            if self.leaderless_since is not None:
-                self.gaps_s.append(self._world.now - self.leaderless_since)
-                self.leaderless_since = None
+        if node.token is None:
+            self._fail("late", f"{node.name} leads by a grant that nobody can believe in any more: {node.describe()}")
+            return
+        if node.token <= self.highest:
+            self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
+        self.highest = node.token
+        self.terms += 1
+        if self.leaderless_since is not None:
+            self.gaps_s.append(self._world.now - self.leaderless_since)
+            self.leaderless_since = None
 
     def _check_told(self, leader: Node) -> None:
         for node in self.nodes:
@@ -164,5 +172,8 @@ class Checker:
             self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
 
     def _fail(self, kind: str, what: str) -> None:
+        if self.is_over:
+            return
         self.note("CHECK", what)
-        raise SimulationFailed(what, kind, self.transcript()[-_STORY_LINES:], self._replay)
+        self._failure = SimulationFailed(what, kind, self.transcript()[-_STORY_LINES:], self._replay)
+        raise self._failure

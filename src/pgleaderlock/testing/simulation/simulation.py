@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from pgleaderlock.election import Election
 from pgleaderlock.models import LockState
@@ -91,11 +92,10 @@ class Simulation:
         for number in range(nodes):
             rate = self.world.random.uniform(1 - self.weather.clock_spread, 1 + self.weather.clock_spread)
             node = Node(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
-            node.cable.slow_share, node.cable.slow_s = self.weather.slow_share, 1.5 * lease_s
+            node.cable.slow_share, node.cable.slow_s = self.weather.slow_share, self.weather.slowness * lease_s
             self.checker.nodes.append(node)
         self.sky = Sky(self.world, self.weather, self.server, self.checker)
         self._loops: list[NodeLoop] = []
-        self._is_ending = False
 
     @property
     def nodes(self) -> list[Node]:
@@ -145,11 +145,15 @@ class Simulation:
     def start(self) -> None:
         """Start all nodes, and look now and then whether somebody leads."""
         for node in self.nodes:
-            self.world.later(self.world.random.random() * self.lease_s / 10, node.boot)
+            self.world.later(self.world.random.random() * self.lease_s / 10, partial(self._boot, node))
         self._look()
 
+    def _boot(self, node: Node) -> None:
+        if not self.checker.is_over:
+            node.boot()
+
     def _look(self) -> None:
-        if self._is_ending:
+        if self.checker.is_over:
             return
         slow = 1 + 10 * self.weather.slow_share
         self.checker.look(_PATIENCE * self.lease_s * slow**2)
@@ -173,7 +177,8 @@ class Simulation:
 
     def end(self) -> None:
         """Shut all nodes down, and put to rest what dead ones left behind, so that nothing is destroyed half-way."""
-        self._is_ending = True
+        self.checker.is_over = True
+        self.sky.end()
         for node in self.nodes:
             if node.is_alive:
                 node.loop.create_task(node.lock.shutdown(self.lease_s))

@@ -29,7 +29,7 @@ class Sky:
         self._nodes = checker.nodes
         self._server = server
         self._checker = checker
-        self._is_clear = False
+        self._is_clear = self._is_over = False
         self._killed_at: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
 
@@ -71,6 +71,10 @@ class Sky:
                 self._thaw(node, node.boots)
         self._checker.disturb()
 
+    def end(self) -> None:
+        """Let nothing more happen."""
+        self._is_clear = self._is_over = True
+
     def _draw_node(self) -> Node:
         leader = self._checker.leader
         if leader is not None and self._world.random.random() < _LEADER_SHARE:
@@ -82,8 +86,9 @@ class Sky:
 
     def _then(self, delay_s: float, do: Callable[[], object]) -> None:
         def well_again() -> None:
-            do()
-            self._checker.disturb()
+            if not self._is_over:
+                do()
+                self._checker.disturb()
 
         self._world.later(delay_s, well_again)
 

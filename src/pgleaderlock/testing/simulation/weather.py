@@ -22,7 +22,9 @@ class Weather:
     lasts: float = 1.2
     """Leases that a fault lasts which is over some time, on average."""
     slow_share: float = 0.02
-    """How many messages are slow: up to a lease and a half on their way."""
+    """How many messages are slow."""
+    slowness: float = 1.5
+    """Leases that a slow message is on its way, at most."""
     clock_spread: float = 0.05
     """By how much a clock may run fast or slow. Two of these are 10 %, which is what is promised."""
     race_share: float = 0.02

@@ -1,0 +1,216 @@
+"""The product with one mechanism taken out, and the weather in which the simulation must miss it.
+
+    python -m tests.mutations              look for the first seed that finds each, and tell how it ended
+
+The exhaustive check has a list of its own (``pgleaderlock.testing.exhaustive``): rules of a model. Here it is the real
+code that is mutilated, by patches that exist only in the tests.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+from pgleaderlock import Election, Grant, LockState
+from pgleaderlock._sighting import Sighting
+from pgleaderlock.backends import _sql, base, leased, terms
+from pgleaderlock.backends.leased import LeasedLockBackend
+from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock.models import Event
+from pgleaderlock.testing import SimulationFailed, simulate
+from pgleaderlock.testing.simulation import STORES, STORM, Store, Weather
+
+Patch = Callable[[ExitStack], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mechanism that is missing."""
+
+    name: str
+    finds: str
+    """The kind of failure."""
+    take_out: Patch
+    store: Store = STORES["postgres"]
+    weather: Weather = STORM
+    seed: int = 0
+    """One that finds it."""
+    faults: frozenset[str] = field(default_factory=frozenset)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            self.take_out(stack)
+            yield
+
+    def run(self, seed: int) -> SimulationFailed | None:
+        """Return how it ended, if it did."""
+        with self.applied():
+            try:
+                simulate(seed, weather=self.weather, store=self.store, hours=0.5)
+            except SimulationFailed as failure:
+                return failure
+        return None
+
+
+def only(*faults: str, **changes: Any) -> Weather:
+    return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), **changes)
+
+
+def store(name: str, **lease: Any) -> Store:
+    given = STORES[name]
+    return replace(given, lease={**given.lease, **lease})
+
+
+def nothing(_: ExitStack) -> None:
+    """Some mechanisms are settings, and the store says that they are off."""
+
+
+def replaced(target: Any, name: str, value: Any) -> Patch:
+    return lambda stack: stack.enter_context(patch.object(target, name, value))
+
+
+def without_words(name: str, *words: str) -> Patch:
+    """Take some words out of a statement."""
+
+    def take_out(stack: ExitStack) -> None:
+        statement = getattr(_sql, name)
+        for word in words:
+            assert word in statement, f"{name} has no {word!r} any more: this mutation mutates nothing"
+            statement = statement.replace(word, "NULL")
+        stack.enter_context(patch.object(_sql, name, statement))
+
+    return take_out
+
+
+def both(*patches: Patch) -> Patch:
+    return lambda stack: [each(stack) for each in patches][0]
+
+
+# --- The mechanisms ----------------------------------------------------------------------------------------------------
+
+_renew, _confirm = LeasedLockBackend.renew, LeasedLockBackend._confirm
+_renew_record = RecordBackend.renew
+
+
+async def renew_from_arrival(self: LeasedLockBackend, grant: Grant) -> Grant:
+    renewed = await _renew(self, grant)
+    return self._lease.grant(renewed.token, self._clock())
+
+
+async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
+    renewed = await _renew_record(self, grant)
+    return base.leased_grant(renewed.token, self._clock(), self._lease_s)
+
+
+async def confirm_at_once(self: LeasedLockBackend, token: int) -> Grant:
+    if self._lease.witness and (self._witness is None or self._witness.closed):
+        await self._win_witness()
+    self._term = token
+    return self._lease.grant(token, self._clock())
+
+
+async def confirm_with_the_old_token(self: LeasedLockBackend, token: int) -> Grant:
+    former, recovering = self._term, self._witness is not None
+    grant = await _confirm(self, token)
+    if recovering and former is not None:
+        self._term = former
+        return replace(grant, token=former)
+    return grant
+
+
+def bare_state(self: Election) -> float:
+    return 1.0 if self.state is LockState.LEADER else 0.0
+
+
+async def tell_nobody(self: Election, run: Any, events: list[Event], timeout_s: float | None) -> None:
+    for event in events:
+        run.stream.put(event)
+
+
+async def pretend_to_replace(self: LeasedLockBackend, grant: Grant) -> bool:
+    await self._close_witness()
+    return True
+
+
+async def give_up_a_slow_witness(self: LeasedLockBackend) -> bool:
+    return await self._witness_lives()
+
+
+def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
+    return terms.past_s(replace(past, timeline=past.timeline_here), lease, ours=ours)
+
+
+def over_as_soon_as_seen(self: Sighting) -> float:
+    return self._seen_at
+
+
+def in_time_or_not(self: Election, grant: Grant | None) -> Grant | None:
+    return grant
+
+
+_IDLE = "set_config('idle_session_timeout', '{limit}', false)"
+_EMIT = "pg_logical_emit_message(true, 'pgleaderlock', '')"
+_ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"witness": False})
+_BAD = {"every": 1.0}
+
+MUTATIONS = (
+    Mutation("trust counts from sending", "two_leaders", replaced(LeasedLockBackend, "renew", renew_from_arrival),
+             weather=only("freeze", every=1.5, slow_share=0.12, slowness=0.6)),
+    Mutation("trust counts from sending, in records", "two_leaders",
+             replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
+             only("cut", "freeze", every=1.0, slow_share=0.4, slowness=0.5)),
+    Mutation("trust ends at 0.9 T", "two_leaders", replaced(base, "TRUST_SHARE", 1.0), weather=only("cut", "freeze")),
+    Mutation("a loss is declared at 2/3 T", "told_late", replaced(base, "LOST_SHARE", 1.1), weather=only("cut")),
+    Mutation("is_leader compares with the clock", "two_leaders",
+             replaced(Election, "time_left_s", property(bare_state)), weather=only("freeze")),
+    Mutation("a grant that is read too late is none", "late", replaced(Election, "_in_time", in_time_or_not),
+             weather=only("freeze", "crash", every=0.4, slow_share=0.4, slowness=0.6)),
+    Mutation("the witness", "two_leaders", nothing, _ALONE, only("ambush", "kill_session")),
+    Mutation("a silent witness is not closed", "two_leaders",
+             replaced(LeasedLockBackend, "_witness_answers", give_up_a_slow_witness),
+             weather=only("kill_session", every=1.2, slow_share=0.1, slowness=0.6)),
+    Mutation("no trust without a witness", "two_leaders",
+             replaced(LeasedLockBackend, "_replace_witness", pretend_to_replace),
+             weather=only("kill_session", "ambush", every=0.6)),
+    Mutation("both are renewed before leading", "two_leaders",
+             replaced(LeasedLockBackend, "_confirm", confirm_at_once),
+             replace(STORES["postgres-alone"], name="postgres-alone"), only("freeze", "crash", every=0.7)),
+    Mutation("a restart is waited out", "two_leaders", nothing, store("postgres", settle_s=0),
+             only("cut_and_restart")),
+    Mutation("a crash recovery is a restart", "two_leaders",
+             without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"), weather=only("cut_and_crash")),
+    Mutation("a promotion is a restart", "two_leaders", replaced(leased, "past_s", forget_the_timeline),
+             STORES["postgres-terms"], only("cut_and_promote")),
+    Mutation("a strict take-over", "two_leaders", nothing, replace(
+        STORES["postgres-terms"], faults=STORES["postgres-strict"].faults), only("double_ambush")),
+    Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),
+             weather=only("kill_session", "step_down")),
+    Mutation("tokens reach the disk", "token",
+             both(without_words("_TRY", _EMIT + "::text"), without_words("_STAND_IN_LINE", _EMIT)),
+             weather=only("server_crash", "power", "crash", every=1.0)),
+    Mutation("a silent session is ended", "nobody", replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
+             weather=only("freeze", "host_crash", every=10.0, lasts=40.0)),
+    Mutation("callbacks are told before the session is closed", "told_late", replaced(Election, "_tell", tell_nobody),
+             weather=only("kill_session", slow_share=0.0)),
+    Mutation("a record is waited out for a lease", "two_leaders",
+             replaced(Sighting, "over_at", property(over_as_soon_as_seen)), STORES["records"], only("cut", "crash")),
+)  # fmt: skip
+
+
+def main() -> None:
+    for mutation in MUTATIONS:
+        for seed in range(200):
+            failure = mutation.run(seed)
+            if failure is not None and failure.kind == mutation.finds:
+                sys.stdout.write(f"{mutation.name}: seed {seed}, {failure.kind}: {failure.what}\n")
+                break
+        else:
+            sys.stdout.write(f"{mutation.name}: NOTHING FOUND\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
