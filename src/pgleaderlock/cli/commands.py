@@ -39,6 +39,7 @@ from pgleaderlock.cli.schema import apply_schema, statements_of
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres, in_store
+from pgleaderlock.cli.torture import torture
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import ExponentialBackoff
 
@@ -317,6 +318,7 @@ cli.add_command(nfs)
 cli.add_command(alerts)
 cli.add_command(config)
 cli.add_command(demo)
+cli.add_command(torture)
 for _command in COMMANDS:
     cli.add_command(_command)
 

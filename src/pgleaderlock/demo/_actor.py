@@ -52,18 +52,13 @@ class Actor:
     async def run(self) -> None:
         """Play until the process ends, and hear all that it says. Whoever is cancelled here goes on to :meth:`stop`."""
         self.is_ready = self.is_frozen = False
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         with self._log_path.open("ab") as log:
             self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # what lies about in the current folder is nobody's module
-                "-m",
-                "pgleaderlock.demo._node",
-                json.dumps(self._settings),
+                *self._command(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=env,
+                env=self._environment(),
                 # A group of its own: Ctrl-C is not for it. In our session: if we are killed while it is frozen, its
                 # group is an orphan, and the kernel wakes it up and hangs up on it.
                 process_group=0,
@@ -73,6 +68,13 @@ class Actor:
             with contextlib.suppress(ValueError):  # the last line of one who was killed may be half a line
                 self._hear(self, process.pid, json.loads(line))
         await process.wait()
+
+    def _command(self) -> list[str]:
+        """Say how the next process is started. -P: what lies about in the current folder is nobody's module."""
+        return [sys.executable, "-P", "-m", "pgleaderlock.demo._node", json.dumps(self._settings)]
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
     def kill(self) -> None:
         """End it with -9."""

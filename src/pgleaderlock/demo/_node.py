@@ -30,7 +30,7 @@ from pgleaderlock.registry import Registry
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.term import Term
 
-__all__ = ["BeliefWatch", "main", "say"]
+__all__ = ["BeliefWatch", "main", "say", "until_stdin_ends"]
 
 _ASK_EVERY_S = 0.001
 _WORK_EVERY_S = 0.25
@@ -86,7 +86,8 @@ async def _work(term: Term) -> None:
         await asyncio.sleep(_WORK_EVERY_S)
 
 
-async def _until_stdin_ends() -> None:
+async def until_stdin_ends() -> None:
+    """Return when whoever started us wants us to end, or is gone."""
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     await stdin.read()
@@ -109,7 +110,7 @@ async def main(dsn: str, role: str, node: str, lease_s: float) -> None:
     registry.attach(lock)
     await registry.start()
     await lock.start()
-    await _until_stdin_ends()
+    await until_stdin_ends()
     await lock.shutdown(_SHUTDOWN_S)
     await registry.close()
 

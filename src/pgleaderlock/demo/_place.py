@@ -1,8 +1,8 @@
 """Where a demo lives: a folder for itself alone, with a PostgreSQL in it, and nothing of it left afterwards.
 
-A demo that is killed with -9 cannot tidy up: its server goes on, in a folder that nobody uses. The next demo of this
-user removes both. It tells them from those of the living by a lock in the folder, which the kernel lets go of with the
-process that held it.
+A torture lives in such a folder too, with a PostgreSQL or without. A demo that is killed with -9 cannot tidy up: its
+server goes on, in a folder that nobody uses. The next demo of this user removes both. It tells them from those of the
+living by a lock in the folder, which the kernel lets go of with the process that held it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 from pgleaderlock.embedded import Server, shared_folder
 from pgleaderlock.embedded.folders import told_plainly
 
-__all__ = ["own_server", "remove_orphans"]
+__all__ = ["own_folder", "own_server", "remove_orphans"]
 
 _PREFIX = "pgleaderlock-demo-"
 _OWNER = "owner.lock"
@@ -31,6 +31,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def own_server() -> Iterator[Server]:
     """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be."""
+    with own_folder() as folder, contextlib.ExitStack() as stack:
+        server = Server(folder / "server")
+        stack.callback(_stop, server)
+        server.start()
+        yield server
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """Make a folder that exists within the block only, with ``nodes/`` in it, which nobody else can enter."""
     with contextlib.ExitStack() as stack:
         root = _root()
         with told_plainly(root):
@@ -42,10 +52,7 @@ def own_server() -> Iterator[Server]:
             (folder / "nodes").mkdir(mode=0o700)
             stack.enter_context(_owned(folder))
         remove_orphans(root)
-        server = Server(folder / "server")
-        stack.callback(_stop, server)
-        server.start()
-        yield server
+        yield folder
 
 
 def _stop(server: Server) -> None:
@@ -66,7 +73,8 @@ def remove_orphans(root: Path) -> list[Path]:
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody lives there
-            Server(folder / "server").stop("immediate")
+            if (folder / "server").exists():
+                Server(folder / "server").stop("immediate")
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
     return removed

@@ -13,10 +13,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from urllib.parse import quote
 
-__all__ = ["Relay"]
+__all__ = ["CHUNK_BYTES", "SOCKET_NAME", "Relay", "Stream", "first_of"]
 
-_SOCKET = ".s.PGSQL.5432"
-_CHUNK = 65536
+SOCKET_NAME = ".s.PGSQL.5432"
+"""What libpq calls the socket of port 5432 in its folder."""
+CHUNK_BYTES = 65536
+"""How much is read at a time."""
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""One side of a conversation."""
 
 
 class Relay:
@@ -43,7 +48,7 @@ class Relay:
     async def start(self) -> None:
         """Listen."""
         self._folder.mkdir(mode=0o700)
-        self._server = await asyncio.start_unix_server(self._accept, self._folder / _SOCKET)
+        self._server = await asyncio.start_unix_server(self._accept, self._folder / SOCKET_NAME)
 
     def cut(self) -> None:
         """Let nothing through from now on, and say so to nobody."""
@@ -72,20 +77,27 @@ class Relay:
             stack.callback(to_node.close)
             await self._passes.wait()
             with contextlib.suppress(OSError):  # the server is not there, or one side has hung up
-                from_server, to_server = await asyncio.open_unix_connection(self._server_socket)
+                from_server, to_server = await self._reach_server()
                 stack.callback(to_server.close)
-                await _first_of(self._pump(from_node, to_server), self._pump(from_server, to_node))
+                await self._converse((from_node, to_node), (from_server, to_server))
+
+    async def _reach_server(self) -> Stream:
+        return await asyncio.open_unix_connection(self._server_socket)
+
+    async def _converse(self, node: Stream, server: Stream) -> None:
+        """Pass on what is said until one side has hung up."""
+        await first_of(self._pump(node[0], server[1]), self._pump(server[0], node[1]))
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            while data := await source.read(_CHUNK):
+            while data := await source.read(CHUNK_BYTES):
                 await self._passes.wait()
                 sink.write(data)
                 await sink.drain()
         await self._passes.wait()  # that one side has hung up is news, too
 
 
-async def _first_of(*ways: Coroutine[None, None, None]) -> None:
+async def first_of(*ways: Coroutine[None, None, None]) -> None:
     """Run both; when one side has ended, so has the conversation."""
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:

@@ -1,0 +1,240 @@
+"""What ``pgleaderlock torture`` does and shows: what it will do, how it goes, tables or JSON, and a page."""
+
+import asyncio
+import contextlib
+import dataclasses
+import shlex
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import print_json, visible
+from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
+from pgleaderlock.cli.tables import console_for, fitting_table
+from pgleaderlock.demo import own_folder, own_server
+from pgleaderlock.errors import ConnectionError, EmbeddedServerError, LockError
+from pgleaderlock.torture import (
+    PERCENTS,
+    Conductor,
+    Ground,
+    Options,
+    Setting,
+    Verdict,
+    as_record,
+    judge,
+    ms,
+    page,
+    percentile,
+    read_logs,
+    seconds,
+    why_clocks_cannot_jump,
+)
+
+__all__ = ["Request", "run_torture"]
+
+_ADVICE = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
+_PROGRESS_S = 10.0
+_DEFAULTS = Options(60.0, 3, 3.0, "fast", (), 0)
+
+
+class _UnfitError(click.ClickException):
+    exit_code = exit_codes.UNFIT
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    options: Options
+    dsn: str | None
+    """None: a server of our own."""
+    restart_command: str | None
+    report: Path | None
+    logs: Path | None
+    as_json: bool
+
+
+def run_torture(request: Request) -> int:
+    """Run it to its end, leave nothing behind, and return the exit code."""
+    unwind_on_hangup()
+    try:
+        with _ground(request) as (ground, folder):
+            logs = _logs_folder(request, folder)
+            return asyncio.run(_Run(request, ground, folder, logs).run())
+    except EmbeddedServerError as error:
+        raise UnreachableError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _ground(request: Request) -> Iterator[tuple[Ground, Path]]:
+    """Yield the server, and a folder for sockets that nobody else can enter."""
+    if request.dsn is None:
+        click.echo("starting a PostgreSQL...", err=True)
+        with own_server() as server:
+            yield Ground(server.dsn, server=server), server.folder.parent / "nodes"
+    else:
+        with own_folder() as folder:
+            yield Ground(request.dsn, restart_command=request.restart_command), folder / "nodes"
+
+
+def _logs_folder(request: Request, folder: Path) -> Path:
+    logs = request.logs or folder / "logs"
+    try:
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--logs: {logs} cannot be made: {error.strerror}.") from error
+    return logs.absolute()
+
+
+class _Run:
+    """One torture, as a person sees it."""
+
+    def __init__(self, request: Request, ground: Ground, folder: Path, logs: Path) -> None:
+        self._request = request
+        self._ground = ground
+        self._folder = folder
+        self._logs = logs
+        self._impossible: dict[str, str] = {}
+        self._came: list[signal.Signals] = []
+
+    async def run(self) -> int:
+        stop = asyncio.Event()
+
+        def end(number: signal.Signals) -> None:
+            self._came.append(number)
+            stop.set()
+
+        with call_on_signal(end, also=(signal.SIGHUP,)):
+            options = await self._prepare()
+            conductor = Conductor(self._ground, self._folder, self._logs, options)
+            await self._torture(conductor, options, stop)
+        if self._came and not conductor.done:
+            return exit_codes.of_signal(self._came[0])
+        return self._tell(conductor, options)
+
+    async def _prepare(self) -> Options:
+        """Find out what can be done on this server and this machine, and say what will be."""
+        options = self._request.options
+        try:
+            await self._ground.survey(options.lease_s)
+        except ConnectionError as error:
+            raise UnreachableError.from_error(error, _ADVICE) from error
+        except LockError as error:
+            raise _UnfitError(str(error)) from error
+        if "clock" in options.faults and (why := await asyncio.to_thread(why_clocks_cannot_jump, self._folder)):
+            self._impossible["clock"] = why
+            options = dataclasses.replace(options, faults=tuple(kind for kind in options.faults if kind != "clock"))
+        if not options.faults:
+            raise click.UsageError(f"--faults: nothing of it is possible here: {'; '.join(self._impossible.values())}.")
+        click.echo(visible(self._intention(options)), err=True)
+        return options
+
+    def _intention(self, options: Options) -> str:
+        load = f"{options.most_connections} connections and {options.most_statements_per_s} statements per second"
+        words = [
+            f"torture of {self._ground.where}: {options.nodes} processes for {options.seconds / 60:g} min",
+            f"at most {load} there",
+            f"faults {','.join(options.faults)}, to these processes and their sessions only",
+        ]
+        if not self._ground.is_ours and options.takeover == "strict":
+            words.append(f"schema {self._ground.schema} is made, and dropped at the end")
+        if not self._ground.is_ours and "restart" in options.faults:
+            words.append(f"the server is restarted with {self._request.restart_command}")
+        words.append(f"seed {options.seed}")
+        return "; ".join(words)
+
+    async def _torture(self, conductor: Conductor, options: Options, stop: asyncio.Event) -> None:
+        progress = asyncio.ensure_future(self._show_progress(conductor))
+        try:
+            async with self._ground.tidied(has_schema=options.takeover == "strict"):
+                await conductor.run(stop)
+        except LockError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:  # such as: one process more cannot be had
+            raise click.ClickException(f"the torture failed: {error}") from error
+        finally:
+            progress.cancel()
+
+    async def _show_progress(self, conductor: Conductor) -> None:
+        passed_s = 0.0
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            passed_s += _PROGRESS_S
+            verdict = await asyncio.to_thread(lambda: judge(read_logs(self._logs)))
+            faults, terms, overlaps = sum(conductor.done.values()), len(verdict.terms), len(verdict.overlaps)
+            line = f"{seconds(passed_s)}: {faults} faults, {terms} terms, {overlaps} times two leaders at once"
+            click.echo(click.style(line, fg="red", bold=True) if overlaps else line, err=True)
+
+    # --- Afterwards ---
+
+    def _tell(self, conductor: Conductor, options: Options) -> int:
+        verdict = judge(read_logs(self._logs))
+        setting = Setting(
+            where=self._ground.where,
+            version=self._ground.version,
+            seconds=options.seconds,
+            nodes=options.nodes,
+            lease_s=options.lease_s,
+            takeover=options.takeover,
+            seed=options.seed,
+            command=self._command(options),
+            done=conductor.done,
+            left_out=conductor.left_out,
+            impossible=self._impossible,
+            is_cut_short=bool(self._came),
+            most_connections=conductor.allowance.most_in_use,
+        )
+        if self._request.report is not None:
+            self._request.report.write_text(page(verdict, setting), encoding="utf-8")
+        if self._request.as_json:
+            print_json(as_record(verdict, setting))
+        else:
+            _print(verdict, setting, self._request.report)
+        if not verdict.is_good:
+            return exit_codes.OVERLAP
+        return exit_codes.of_signal(self._came[0]) if self._came else exit_codes.CLEAN
+
+    def _command(self, options: Options) -> str:
+        """How to do it again. Without the connection string: it may hold a password."""
+        words = ["pgleaderlock", "torture", "--seed", str(options.seed), "--minutes", f"{options.seconds / 60:g}"]
+        for name, flag in (("nodes", "--nodes"), ("lease_s", "--lease"), ("takeover", "--takeover")):
+            if getattr(options, name) != getattr(_DEFAULTS, name):
+                words += [flag, f"{getattr(options, name)}"]
+        words += ["--faults", ",".join(options.faults)]
+        return shlex.join(words)
+
+
+def _print(verdict: Verdict, setting: Setting, report: Path | None) -> None:
+    console = console_for()
+    click.echo(visible(setting.sentence()))
+    rows = [
+        [
+            Text(cause),
+            Text(str(len(times)), justify="right"),
+            *(Text(ms(percentile(times, percent)), justify="right") for percent in PERCENTS),
+        ]
+        for cause, times in verdict.failovers_s().items()
+    ]
+    headings = ("Failover after", "Times", *(f"p{percent}" for percent in PERCENTS[:-1]), "Max")
+    console.print(fitting_table(headings, rows, console.width))
+    leaderless = [
+        [Text(cause), Text(seconds(lasted_s), justify="right")] for cause, lasted_s in verdict.leaderless_s().items()
+    ]
+    console.print(fitting_table(("Nobody led after", "In all"), leaderless, console.width))
+    endings = [[Text(cause), Text(str(times), justify="right")] for cause, times in verdict.endings().items()]
+    console.print(fitting_table(("Terms ended by", "Times"), endings, console.width))
+    if setting.not_done():
+        click.echo(setting.not_done())
+    for problem in verdict.problems():
+        click.echo(click.style(visible(problem), fg="red", bold=True))
+    if verdict.is_good:
+        words = f"{len(verdict.terms)} terms, {sum(setting.done.values())} faults, never two leaders; tokens only grew"
+        click.echo(click.style(words, fg="green", bold=True))
+    if report is not None:
+        click.echo(f"the picture: {report.absolute()}")

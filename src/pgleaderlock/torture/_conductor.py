@@ -1,0 +1,302 @@
+"""The conductor: starts the nodes, does to them what the plan says, mends it, and ends them all.
+
+It decides nothing about who leads and judges nothing: it writes down what it did and when, and looks at the nodes' logs
+only to find out whom to harm.
+
+In ``takeover="fast"`` at most one session is ended by force within a lease, whoever's it is: a frozen leader that lost
+both of its sessions at once is the case that fast take-over does not promise, and that ``strict`` does.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pgleaderlock.clock import suspend_aware_clock as clock
+from pgleaderlock.errors import EmbeddedServerError, LockError
+from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay
+from pgleaderlock.torture._ground import Ground
+from pgleaderlock.torture._logs import FAULT_LOG, RUN_LOG, Fault, write_line
+from pgleaderlock.torture._member import Member
+from pgleaderlock.torture._plan import Deed, draw
+from pgleaderlock.torture._wall_clock import WallClock
+
+__all__ = ["Conductor", "Options"]
+
+_READY_S = 60.0
+_LOOK_EVERY_S = 0.02
+_REPLACED_AFTER_S = 0.2
+_MOST_STILLBORN = 3
+_LEAVE_S = 4.0
+_CONNECTIONS_PER_NODE = 4
+_MESSAGES_PER_NODE = 40
+_OWN_CONNECTIONS = 2
+_OWN_STATEMENTS = 10
+_SESSION_KINDS = frozenset({"session", "witness", "both", "reset"})
+_WEATHER_KINDS = frozenset({"delay", "throttle", "cut", "drop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for."""
+
+    seconds: float
+    nodes: int
+    lease_s: float
+    takeover: Literal["fast", "strict"]
+    faults: tuple[str, ...]
+    seed: int
+
+    @property
+    def most_connections(self) -> int:
+        """How many connections to the server there are at most, our own with them."""
+        return self.nodes * _CONNECTIONS_PER_NODE + _OWN_CONNECTIONS
+
+    @property
+    def most_statements_per_s(self) -> int:
+        """How many statements the server gets at most per second, on average over two of them."""
+        return self.nodes * _MESSAGES_PER_NODE + _OWN_STATEMENTS
+
+
+class Conductor:
+    """One torture, from its first process to its last."""
+
+    def __init__(self, ground: Ground, folder: Path, logs: Path, options: Options) -> None:
+        self._ground = ground
+        self._folder = folder
+        self._logs = logs
+        self._options = options
+        self.allowance = Allowance(options.nodes * _CONNECTIONS_PER_NODE, options.nodes * _MESSAGES_PER_NODE, clock)
+        self._members: list[Member] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: Exception | None = None
+        self._session_ended_at = -1e9
+        self._began_at = 0.0
+        self.done: dict[str, int] = {}
+        """How often each kind was done."""
+        self.left_out = 0
+        """How often what was planned could not be done when its turn came."""
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Torture until the time is over, or ``stop`` is set. LockError if the nodes do not get to lead at all."""
+        self._began_at = clock()
+        self._write_run(self._began_at + self._options.seconds)
+        try:
+            await self._start(stop)
+            on_ready()
+            ends_at = clock() + self._options.seconds
+            self._write_run(ends_at)
+            await self._harm_until(ends_at, stop)
+        finally:
+            self._write_run(clock())
+            await self._end()
+
+    def _write_run(self, ended_at: float) -> None:
+        names = [_name(number) for number in range(self._options.nodes)]
+        run = {"began_at": self._began_at, "ended_at": ended_at, "lease_s": self._options.lease_s, "nodes": names}
+        new = self._logs / f"{RUN_LOG}.new"
+        new.write_text(json.dumps(run), encoding="utf-8")
+        new.replace(self._logs / RUN_LOG)
+
+    # --- The nodes ---
+
+    async def _start(self, stop: asyncio.Event) -> None:
+        for number in range(self._options.nodes):
+            member = await self._make(_name(number))
+            self._members.append(member)
+            self._spawn(self._keep_alive(member))
+        deadline = clock() + _READY_S + 2 * self._options.lease_s
+        while not (all(member.is_ready for member in self._members) or stop.is_set()):
+            self._raise_failure()
+            if clock() > deadline:
+                late = [member for member in self._members if not member.is_ready]
+                words = "".join(f"\n{member.last_words()}" for member in late).rstrip()
+                names = ", ".join(member.name for member in late)
+                raise LockError(f"{names} neither led nor stood in line within {_READY_S:g} s{words}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _make(self, name: str) -> Member:
+        options = self._options
+        relay = FaultyRelay(self._folder / name, self._ground.target, self.allowance)
+        await relay.start()
+        settings = {
+            "role": self._ground.role,
+            "lease_s": options.lease_s,
+            "takeover": options.takeover,
+            "schema": self._ground.schema,
+        }
+        wall_clock = WallClock(self._folder / f"{name}.clock") if "clock" in options.faults else None
+        return Member(
+            name,
+            relay,
+            self._logs,
+            settings,
+            environment=self._ground.environment(),
+            dsn=self._ground.dsn_by(relay),
+            wall_clock=wall_clock,
+        )
+
+    async def _keep_alive(self, member: Member) -> None:
+        stillborn = 0
+        while True:
+            await member.run()
+            stillborn = 0 if member.is_ready or member.was_killed else stillborn + 1
+            if stillborn == _MOST_STILLBORN:
+                raise LockError(f"{member.name} does not start:\n{member.last_words()}")
+            await asyncio.sleep(_REPLACED_AFTER_S)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for member in self._members:
+            member.ask_to_end()
+        await asyncio.gather(*(member.stop(_LEAVE_S) for member in self._members))
+        for member in self._members:
+            await member.relay.close()
+
+    def _leader(self) -> Member | None:
+        return next((member for member in self._members if member.leads()), None)
+
+    # --- Harm ---
+
+    async def _harm_until(self, ends_at: float, stop: asyncio.Event) -> None:
+        options = self._options
+        for deed in draw(options.seed, options.faults, options.nodes, options.lease_s):
+            await _sleep_unless(stop, min(deed.wait_s, ends_at - clock()))
+            self._raise_failure()
+            if stop.is_set() or clock() >= ends_at:
+                return
+            if await self._do(deed):
+                self.done[deed.kind] = self.done.get(deed.kind, 0) + 1
+            else:
+                self.left_out += 1
+
+    async def _do(self, deed: Deed) -> bool:
+        """Do it, unless that cannot be now."""
+        member = (self._leader() if deed.to_leader else None) or self._members[deed.node]
+        if deed.kind in _SESSION_KINDS and self._spares_sessions():
+            return False
+        if deed.kind in _WEATHER_KINDS:
+            return self._change_weather(deed, member)
+        doing: dict[str, Callable[[Deed, Member], Coroutine[Any, Any, bool]]] = {
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "reset": self._reset,
+            "restart": self._restart,
+            "clock": self._jump,
+        }
+        return await doing.get(deed.kind, self._end_session)(deed, member)
+
+    def _spares_sessions(self) -> bool:
+        return self._options.takeover == "fast" and clock() - self._session_ended_at < 1.2 * self._options.lease_s
+
+    def _note(self, kind: str, member: Member | None, at: float, lasts_s: float = 0.0, detail: str = "") -> None:
+        name, process = (None, 0) if member is None else (member.name, member.incarnation)
+        write_line(self._logs / FAULT_LOG, Fault(kind, at, at + lasts_s, name, process, detail))
+
+    async def _kill(self, _deed: Deed, member: Member) -> bool:
+        if member.pid is None:
+            return False
+        self._note("kill", member, clock())
+        member.kill()
+        return True
+
+    async def _freeze(self, deed: Deed, member: Member) -> bool:
+        if member.is_frozen or member.pid is None:
+            return False
+        self._note("freeze", member, clock(), deed.lasts_s)
+        member.freeze()
+        self._spawn(_later(deed.lasts_s, member.thaw))
+        return True
+
+    def _change_weather(self, deed: Deed, member: Member) -> bool:
+        relay = member.weather
+        if not relay.is_fair:
+            return False
+        detail = ""
+        if deed.kind == "delay":
+            relay.delay_s = deed.strength * self._options.lease_s / 2
+            detail = f"{relay.delay_s * 1000:.0f} ms each way"
+        elif deed.kind == "throttle":
+            relay.bytes_per_s = 200 + 4000 * deed.strength
+            detail = f"{relay.bytes_per_s:.0f} bytes/s"
+        self._note(deed.kind, member, clock(), deed.lasts_s, detail)
+        if deed.kind == "cut":
+            relay.cut()
+        elif deed.kind == "drop":
+            relay.drop()
+        self._spawn(_later(deed.lasts_s, relay.heal))
+        return True
+
+    async def _reset(self, deed: Deed, member: Member) -> bool:
+        at = clock()
+        number = None if self._options.takeover == "strict" else (0 if deed.strength < 1 / 2 else -1)
+        broken = member.weather.reset(number)
+        if not broken:
+            return False
+        self._session_ended_at = at
+        self._note("reset", member, at, detail=f"{broken} connection{'s' * (broken > 1)}")
+        return True
+
+    async def _end_session(self, deed: Deed, member: Member) -> bool:
+        at = clock()
+        names = await self._ground.end_session(deed.kind)
+        if not names:
+            return False
+        self._session_ended_at = clock()
+        owner = next((each for each in self._members if any(f":{each.pid}" in name for name in names)), member)
+        self._note(deed.kind, owner, at)
+        return True
+
+    async def _restart(self, deed: Deed, _member: Member) -> bool:
+        at = clock()
+        crash = self._ground.is_ours and deed.strength < 1 / 2
+        try:
+            await self._ground.restart(crash=crash)
+        except EmbeddedServerError as error:
+            raise LockError(f"the server did not come back: {error}") from error
+        self._note("restart", None, at, clock() - at, "a crash" if crash else "")
+        return True
+
+    async def _jump(self, deed: Deed, member: Member) -> bool:
+        if member.wall_clock is None:
+            return False
+        self._note("clock", member, clock(), detail=f"{deed.jump_s:+d} s")
+        member.wall_clock.jump(deed.jump_s)
+        return True
+
+    # --- Tasks beside it ---
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and self._failure is None:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _name(number: int) -> str:
+    return f"node-{chr(ord('a') + number)}"
+
+
+async def _later(seconds: float, act: Callable[[], None]) -> None:
+    await asyncio.sleep(seconds)
+    act()
+
+
+async def _sleep_unless(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await stop.wait()

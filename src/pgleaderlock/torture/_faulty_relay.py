@@ -1,0 +1,205 @@
+"""The way from one node to the server, with weather on it: slow, narrow, silent, or broken off.
+
+Towards a server on a Unix socket it listens on one, in a folder that only this user can enter. Towards any other it
+listens on the loopback address, and the node goes on calling the server by its own name (libpq's ``host`` beside
+``hostaddr``), so that certificates and passwords are what they were: nothing is decrypted here.
+
+Weather:
+
+- ``delay``: every piece arrives later by so many seconds;
+- ``throttle``: so many bytes per second, and no more;
+- ``cut``: nothing gets through, and arrives late when it is over;
+- ``drop``: silence for ever. What is said is read, acknowledged and lost, and neither side hears of the other's end:
+  a half-open connection. New ones are like that too until it is over;
+- ``reset``: a connection is broken off on both sides.
+
+It is also what keeps the load within bounds: so many connections at once, so many messages per second, whatever the
+nodes would like to do.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgleaderlock.demo._relay import CHUNK_BYTES, Relay, Stream, first_of
+
+__all__ = ["Allowance", "FaultyRelay", "Target"]
+
+_SIDES = 2
+_HANG_UP_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the server is: a socket's path, or a host and a port."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    async def connect(self) -> Stream:
+        """Reach it, or raise OSError."""
+        if self.path is not None:
+            return await asyncio.open_unix_connection(self.path)
+        return await asyncio.open_connection(self.host, self.port)
+
+
+class Allowance:
+    """How many connections there may be at once, and how many messages per second, for all nodes together."""
+
+    def __init__(self, connections: int, messages_per_s: float, clock: Callable[[], float]) -> None:
+        self.connections = connections
+        self.messages_per_s = messages_per_s
+        self.in_use = self.most_in_use = self.refused = self.messages = 0
+        self._clock = clock
+        self._paid_until = 0.0
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[None]:
+        """Count one connection; ConnectionRefusedError if there are enough."""
+        if self.in_use >= self.connections:
+            self.refused += 1
+            raise ConnectionRefusedError
+        self.in_use += 1
+        self.most_in_use = max(self.most_in_use, self.in_use)
+        try:
+            yield
+        finally:
+            self.in_use -= 1
+
+    async def message(self) -> None:
+        """Return when one more may be sent. A second's worth may come at once, for that is how elections talk."""
+        self.messages += 1
+        now = self._clock()
+        self._paid_until = max(self._paid_until, now) + 1 / self.messages_per_s
+        if self._paid_until - now > 1.0:
+            await asyncio.sleep(self._paid_until - now - 1.0)
+
+
+class FaultyRelay(Relay):
+    """Passes on what a node and the server say to each other, as well as its weather lets it."""
+
+    def __init__(self, folder: Path, target: Target, allowance: Allowance) -> None:
+        super().__init__(folder, folder)
+        self._target = target
+        self._allowance = allowance
+        self._conversations: list[_Conversation] = []
+        self.delay_s = 0.0
+        self.bytes_per_s: float | None = None
+        self.is_dropping = False
+        self.port = 5432
+        """What the node has to connect to, beside the folder or the loopback address."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the socket is; None if it is a port on the loopback address."""
+        return self._folder if self._target.path is not None else None
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether there is no weather."""
+        return not (self.delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
+
+    async def start(self) -> None:
+        """Listen."""
+        if self._target.path is not None:
+            await super().start()
+            return
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def drop(self) -> None:
+        """Fall silent for ever on all that is open, and on what is opened until it is over."""
+        self.is_dropping = True
+        for conversation in self._conversations:
+            conversation.is_mute = True
+
+    def reset(self, which: int | None) -> int:
+        """Break off the oldest (0) or the newest (-1) conversation that can be heard, or all. Return how many."""
+        audible = [each for each in self._conversations if not each.is_mute]
+        chosen = audible if which is None else audible[which:][:1]
+        for conversation in chosen:
+            conversation.break_off()
+        return len(chosen)
+
+    def heal(self) -> None:
+        """Let the weather be fine. What was silent stays so: with words missing, no conversation can go on."""
+        self.delay_s, self.bytes_per_s, self.is_dropping = 0.0, None, False
+        super().heal()
+
+    async def weather(self, length: int) -> None:
+        """Wait for as long as these bytes take."""
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if self.bytes_per_s:
+            await asyncio.sleep(length / self.bytes_per_s)
+        await self._passes.wait()
+
+    async def until_clear(self) -> None:
+        """Wait while the way is cut."""
+        await self._passes.wait()
+
+    async def message(self) -> None:
+        """Wait for our turn."""
+        await self._allowance.message()
+
+    async def _reach_server(self) -> Stream:
+        return await self._target.connect()
+
+    async def _link(self, from_node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        try:
+            with self._allowance.connection():
+                await super()._link(from_node, to_node)
+        except ConnectionRefusedError:
+            to_node.close()
+
+    async def _converse(self, node: Stream, server: Stream) -> None:
+        conversation = _Conversation(self, node, server)
+        self._conversations.append(conversation)
+        try:
+            await conversation.run()
+        finally:
+            self._conversations.remove(conversation)
+
+
+class _Conversation:
+    """One connection of a node, and whether either side can still be heard."""
+
+    def __init__(self, relay: FaultyRelay, node: Stream, server: Stream) -> None:
+        self._relay = relay
+        self._node, self._server = node, server
+        self.is_mute = relay.is_dropping
+        self._ended = 0
+        self._both_ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Go on until one side has hung up; if it is mute, until both have."""
+        ways = self._pump(self._node[0], self._server[1], counts=True), self._pump(self._server[0], self._node[1])
+        await first_of(*ways)
+
+    def break_off(self) -> None:
+        for _, writer in (self._node, self._server):
+            connection = writer.get_extra_info("socket")
+            if connection.family != socket.AF_UNIX:  # an RST, not a polite end
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _HANG_UP_AT_ONCE)
+            writer.transport.abort()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counts: bool = False) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(CHUNK_BYTES):
+                if counts:
+                    await self._relay.message()
+                await self._relay.weather(len(data))
+                if not self.is_mute:
+                    sink.write(data)
+                    await sink.drain()
+        await self._relay.until_clear()  # that one side has hung up is news, too
+        self._ended += 1
+        if self._ended == _SIDES:
+            self._both_ended.set()
+        if self.is_mute:  # each has to find out by itself
+            await self._both_ended.wait()

@@ -1,0 +1,176 @@
+"""The server under torture, as the conductor sees it: what may be done there, and what is removed afterwards.
+
+A server of the user's own is touched in these ways only: sessions of our nodes, for one advisory lock with a random
+name; the schema of the term table, with the same name, if take-over is strict; and ``pg_terminate_backend`` for
+whoever holds that lock, which can only be one of ours. It is never restarted without a command that says how.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._connector import Connector
+from pgleaderlock.backends._driver import close_connection
+from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.backends._pg_doctor import Verdict, examine
+from pgleaderlock.backends.lease import witness_key
+from pgleaderlock.demo._relay import SOCKET_NAME
+from pgleaderlock.embedded import Server
+from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.keys import LockKey
+from pgleaderlock.torture._faulty_relay import FaultyRelay, Target
+
+__all__ = ["Ground"]
+
+_RESTART_S = 120.0
+_TIDY_TRIES = 60
+_TIDY_EVERY_S = 0.5
+_OWN_WAY = ("host", "hostaddr", "port", "user", "dbname", "password", "passfile", "target_session_attrs")
+
+_END_HOLDER = """
+SELECT a.application_name, pg_terminate_backend(l.pid) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+ WHERE l.locktype = 'advisory' AND l.granted AND a.usename = current_user
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.classid::text::bigint = %s AND l.objid::text::bigint = %s AND l.objsubid = %s
+"""
+
+
+class Ground:
+    """A server: ours, which may be restarted, or a user's."""
+
+    def __init__(self, dsn: str, *, server: Server | None = None, restart_command: str | None = None) -> None:
+        mark = secrets.token_hex(6)
+        self.dsn = dsn
+        self.role = f"pgleaderlock-torture/{mark}"
+        self.schema = f"pgleaderlock_torture_{mark}"
+        self.key = LockKey.named(self.role)
+        self.where = _dsn.describe(_dsn.check_dsn(dsn)) if server is None else "a server of its own"
+        self.version = ""
+        self._server = server
+        self._restart_command = restart_command
+        self._connector = Connector(self.key, dsn=dsn, named="the torture")
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._parts: dict[str, str] = {}
+        self._password = ""
+        self.target = Target()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server exists for this torture only."""
+        return self._server is not None
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether we may restart the server."""
+        return self._server is not None or self._restart_command is not None
+
+    async def survey(self, lease_s: float) -> None:
+        """See whether an election can be held there, and how to get there. ConnectionError, or LockError if not."""
+        examination = await examine(self.dsn, None, lease_s)
+        problems = [each for each in examination.findings if each.verdict is Verdict.PROBLEM]
+        if problems:
+            lines = "".join(
+                f"\n  {each.check}: {each.found}" + (f" -> {each.advice}" * bool(each.advice)) for each in problems
+            )
+            raise LockError(f"no election can be held on this database, so there is nothing to torture:{lines}")
+        connection = await self._connected()
+        info = connection.info
+        self.version = str(info.parameter_status("server_version") or "")
+        self._password = info.password
+        self._parts = {**_dsn.check_dsn(self.dsn), "user": info.user, "dbname": info.dbname, "host": info.host}
+        if info.host.startswith("/"):
+            self.target = Target(path=Path(info.host) / SOCKET_NAME.replace("5432", str(info.port)))
+        else:
+            self.target = Target(host=info.hostaddr or info.host, port=info.port)
+
+    def dsn_by(self, relay: FaultyRelay) -> str:
+        """How a node connects through its relay. Without the password, which would be seen by others."""
+        kept = {name: value for name, value in self._parts.items() if name not in _OWN_WAY}
+        way = {name: self._parts[name] for name in ("host", "user", "dbname")}
+        if relay.folder is not None:
+            way["host"] = str(relay.folder)
+        else:
+            way["hostaddr"] = "127.0.0.1"
+        return make_conninfo(**kept, **way, port=relay.port)
+
+    def environment(self) -> Mapping[str, str]:
+        """What a node needs beside it."""
+        return {"PGPASSWORD": self._password} if self._password else {}
+
+    # --- Harm ---
+
+    async def end_session(self, kind: str) -> list[str]:
+        """End the session of whoever holds the lock, its witness, or both. Return what they called themselves."""
+        keys = {"session": [self.key], "witness": [witness_key(self.key)], "both": [self.key, witness_key(self.key)]}
+        return [str(row[0]) for key in keys[kind] for row in await self._ask(_END_HOLDER, lock_columns(key))]
+
+    async def restart(self, *, crash: bool) -> None:
+        """Restart the server. LockError if it does not come back."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.restart, "immediate" if crash else "fast")
+            return
+        words = shlex.split(str(self._restart_command))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise LockError(f"--restart-command cannot be started: {error}") from error
+        try:
+            async with asyncio.timeout(_RESTART_S):
+                code = await process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
+        if code:
+            raise LockError(f"--restart-command ended with {code}")
+
+    # --- Our own connection ---
+
+    async def _connected(self) -> psycopg.AsyncConnection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._connector.connect()
+        return self._connection
+
+    async def _ask(self, statement: str, values: tuple[int, ...] = ()) -> list[Any]:
+        """Ask the server; nothing, if it cannot be asked now, as while it is restarted."""
+        try:
+            connection = await self._connected()
+            return await (await connection.execute(statement, values)).fetchall()
+        except (psycopg.Error, ConnectionError):
+            return []
+
+    @contextlib.asynccontextmanager
+    async def tidied(self, *, has_schema: bool) -> AsyncIterator[None]:
+        """Remove at the end of the block what we made there, and hang up."""
+        try:
+            yield
+        finally:
+            if has_schema and not self.is_ours:
+                await self._drop_schema()
+            if self._connection is not None:
+                await close_connection(self._connection)
+
+    async def _drop_schema(self) -> None:
+        error: Exception | None = None
+        for _ in range(_TIDY_TRIES):
+            try:
+                connection = await self._connected()
+                await connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+            except (psycopg.Error, ConnectionError) as why:
+                error = why
+                await asyncio.sleep(_TIDY_EVERY_S)
+            else:
+                return
+        raise LockError(
+            f"the schema of the torture could not be removed ({error}): DROP SCHEMA {self.schema} CASCADE"
+        ) from None

@@ -1,0 +1,195 @@
+"""The picture of a torture: who led when, what was done to whom, and when nobody led. One SVG per strip of time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from pgleaderlock.torture._checker import Gap, Overlap, Term, Verdict
+from pgleaderlock.torture._logs import Fault
+
+__all__ = ["legend", "strips"]
+
+_WIDTH = 1180
+_LABELS = 78
+_LANE = 36
+_TOP = 8
+_AXIS = 20
+_MOST_STRIPS = 60
+_SHORTEST_STRIP_S = 30.0
+_LEASES_PER_STRIP = 20
+_TICKS_PER_STRIP = 12
+_NICE_S = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)
+_VISIBLE_GAP_S = 0.02
+_GROUPS = {
+    "kill": "process",
+    "freeze": "process",
+    "session": "session",
+    "witness": "session",
+    "both": "session",
+    "reset": "network",
+    "delay": "network",
+    "throttle": "network",
+    "cut": "network",
+    "drop": "network",
+    "restart": "server",
+    "clock": "clock",
+}
+
+
+def strips(verdict: Verdict) -> Iterator[str]:
+    """Yield the timeline in pieces that fit on a page, each as SVG with words for those who cannot see it."""
+    logs = verdict.logs
+    total_s = max(logs.ended_at - logs.began_at, 0.001)
+    each_s = max(_SHORTEST_STRIP_S, _LEASES_PER_STRIP * logs.lease_s, total_s / _MOST_STRIPS)
+    each_s = min(each_s, total_s)
+    start = logs.began_at
+    while start < logs.ended_at - 0.001:
+        end = min(start + each_s, logs.ended_at)
+        yield _Strip(verdict, start, start + each_s, end).draw()
+        start += each_s
+
+
+def legend() -> str:
+    """Say what the shapes mean."""
+    items = (
+        '<span class="key"><i class="k-term"></i>leads</span>',
+        '<span class="key"><i class="k-gap"></i>nobody leads</span>',
+        *(
+            f'<span class="key"><i class="k-{group}"></i>{words}</span>'
+            for group, words in (
+                ("process", "killed, frozen"),
+                ("session", "session ended by the server"),
+                ("network", "bad network"),
+                ("server", "server restarted"),
+                ("clock", "wall clock jumped"),
+            )
+        ),
+        '<span class="key"><i class="k-overlap"></i>two at once</span>',
+    )
+    return f'<p class="legend">{"".join(items)}</p>'
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    verdict: Verdict
+    start: float
+    """The time of its left edge."""
+    edge: float
+    """The time of its right edge, which the last strip may not reach."""
+    end: float
+
+    def draw(self) -> str:
+        logs = self.verdict.logs
+        height = _TOP + _LANE * len(logs.nodes) + _AXIS
+        since, until = (_clock(each - logs.began_at) for each in (self.start, self.end))
+        parts = [
+            f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Who led from {since} to {until}">',
+            *self._gaps(),
+            *self._lanes(),
+            *self._axis(),
+            *(self._term(term) for term in self.verdict.terms),
+            *(self._fault(fault) for fault in logs.faults),
+            *(self._overlap(overlap) for overlap in self.verdict.overlaps),
+            "</svg>",
+        ]
+        return "".join(parts)
+
+    # --- Where things are ---
+
+    def _x(self, at: float) -> float:
+        share = (min(max(at, self.start), self.end) - self.start) / (self.edge - self.start)
+        return round(_LABELS + share * (_WIDTH - _LABELS), 1)
+
+    def _y(self, node: str | None) -> int:
+        nodes = self.verdict.logs.nodes
+        return _TOP + _LANE * (nodes.index(node) if node in nodes else 0)
+
+    def _shows(self, began_at: float, ended_at: float) -> bool:
+        return ended_at >= self.start and began_at < self.end
+
+    def _width(self, began_at: float, ended_at: float, least: float) -> float:
+        return round(max(least, self._x(ended_at) - self._x(began_at)), 1)
+
+    # --- What there is ---
+
+    def _lanes(self) -> Iterator[str]:
+        for node in self.verdict.logs.nodes:
+            middle = self._y(node) + 19
+            yield f'<text class="node" x="0" y="{middle + 4}">{escape(node)}</text>'
+            yield f'<line class="lane" x1="{_LABELS}" x2="{self._x(self.end)}" y1="{middle}" y2="{middle}"/>'
+
+    def _axis(self) -> Iterator[str]:
+        began_at = self.verdict.logs.began_at
+        wanted = (self.edge - self.start) / _TICKS_PER_STRIP
+        step = next((each for each in _NICE_S if each >= wanted), _NICE_S[-1])
+        bottom = _TOP + _LANE * len(self.verdict.logs.nodes)
+        second = -(-(self.start - began_at) // step) * step
+        while began_at + second <= self.end:
+            x = self._x(began_at + second)
+            yield f'<line class="tick" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}"/>'
+            yield f'<text class="time" x="{x}" y="{bottom + 14}">{_clock(second)}</text>'
+            second += step
+
+    def _gaps(self) -> Iterator[str]:
+        height = _LANE * len(self.verdict.logs.nodes)
+        for gap in self.verdict.gaps:
+            if gap.lasted_s >= _VISIBLE_GAP_S and self._shows(gap.began_at, gap.ended_at):
+                width = self._width(gap.began_at, gap.ended_at, 1.5)
+                box = f'x="{self._x(gap.began_at)}" y="{_TOP}" width="{width}" height="{height}"'
+                yield f'<rect class="gap" {box}><title>{escape(_gap_words(gap))}</title></rect>'
+
+    def _term(self, term: Term) -> str:
+        spans = [span for span in term.spans if self._shows(*span)]
+        y = self._y(term.node) + 12
+        title = escape(_term_words(term))
+        return "".join(
+            f'<rect class="term" x="{self._x(began)}" y="{y}" width="{self._width(began, seen, 1.0)}" height="14"'
+            f' rx="2"><title>{title}</title></rect>'
+            for began, seen in spans
+        )
+
+    def _fault(self, fault: Fault) -> str:
+        if not self._shows(fault.at, fault.until):
+            return ""
+        group, title = _GROUPS.get(fault.kind, "process"), escape(_fault_words(fault))
+        x, y = self._x(fault.at), self._y(fault.node)
+        name = escape(fault.kind) if fault.at >= self.start else ""
+        label = f'<text class="what f-{group}" x="{min(x, _WIDTH - 30)}" y="{y + 9}">{name}</text>'
+        if fault.node is None:
+            height = _LANE * len(self.verdict.logs.nodes)
+            width = self._width(fault.at, fault.until, 2.0)
+            box = f'<rect class="f-{group} wide" x="{x}" y="{_TOP}" width="{width}" height="{height}"/>'
+        else:
+            width = self._width(fault.at, fault.until, 3.0)
+            box = f'<rect class="f-{group}" x="{x}" y="{y + 28}" width="{width}" height="4" rx="1"/>'
+            box += f'<line class="f-{group} stem" x1="{x}" x2="{x}" y1="{y + 11}" y2="{y + 32}"/>'
+        return f"<g>{box}{label}<title>{title}</title></g>"
+
+    def _overlap(self, overlap: Overlap) -> str:
+        if not self._shows(overlap.began_at, overlap.began_at + overlap.lasted_s):
+            return ""
+        height = _LANE * len(self.verdict.logs.nodes)
+        width = self._width(overlap.began_at, overlap.began_at + overlap.lasted_s, 4.0)
+        title = escape(f"{overlap.first.node} and {overlap.second.node} for {overlap.lasted_s * 1000:.2f} ms")
+        box = f'x="{self._x(overlap.began_at)}" y="0" width="{width}" height="{_TOP + height}"'
+        return f'<rect class="overlap" {box}><title>TWO LEADERS: {title}</title></rect>'
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _gap_words(gap: Gap) -> str:
+    return f"nobody led for {gap.lasted_s:.3f} s, after: {gap.cause}"
+
+
+def _term_words(term: Term) -> str:
+    lasted_s = term.seen_at - term.began_at
+    return f"{term.node} led for {lasted_s:.3f} s with token {term.token}; ended by: {term.ended_by or 'nobody knows'}"
+
+
+def _fault_words(fault: Fault) -> str:
+    lasted = f" for {fault.until - fault.at:.2f} s" if fault.until > fault.at else ""
+    detail = f" ({fault.detail})" if fault.detail else ""
+    return f"{fault.kind}: {fault.node or 'the server'}{lasted}{detail}"

@@ -1,0 +1,67 @@
+"""Which fault comes next, to whom, and for how long. Pure: the same seed gives the same order, on any machine.
+
+The plan is drawn beforehand, from the seed alone. What cannot be done when its turn comes (whoever is to be frozen is
+frozen, a session must not be ended yet) is left out, and counted; what comes after it does not change.
+
+Not promised: that the same seed gives the same run. When each node notices what is up to the machine.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["FAULTS", "Deed", "draw"]
+
+FAULTS = {
+    "kill": "a node is killed with -9, and started again",
+    "freeze": "a node is stopped (SIGSTOP), and goes on later",
+    "session": "the server ends the session that holds the lock",
+    "witness": "the server ends the session that holds the second lock",
+    "both": "the server ends both at once",
+    "delay": "a node's way to the server is slow",
+    "throttle": "a node's way to the server is narrow",
+    "cut": "a node is cut off, and what it said arrives late",
+    "drop": "a node's connections fall silent for ever, half open",
+    "reset": "a connection of a node is broken off",
+    "restart": "the server is restarted",
+    "clock": "a node's wall clock jumps",
+}
+"""Everything that can be done, and what it is."""
+
+_WEIGHTS = {"kill": 4, "freeze": 5, "session": 3, "witness": 2, "restart": 0.6, "clock": 1}
+_TO_LEADER = 0.7
+_AT_ONCE = 0.2
+_JUMPS_S = (-86_400, -3600, -5, 5, 3600, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One fault, as it is planned."""
+
+    wait_s: float
+    """How long after the one before."""
+    kind: str
+    to_leader: bool
+    """Whether whoever leads then is meant; otherwise, or if nobody does, the node with this number."""
+    node: int
+    lasts_s: float
+    strength: float
+    """Between 0 and 1: how slow, how narrow, which connection; what the kind makes of it."""
+    jump_s: int
+
+
+def draw(seed: int, kinds: Sequence[str], nodes: int, lease_s: float) -> Iterator[Deed]:
+    """Return deeds without end. Most wait for the one before to be over, some come at once: both happen to people."""
+    rng = random.Random(seed)  # noqa: S311 - not a secret
+    weights = [_WEIGHTS.get(kind, 2) for kind in kinds]
+    while True:
+        at_once = rng.random() < _AT_ONCE
+        yield Deed(
+            wait_s=rng.uniform(0.0, 0.1) * lease_s if at_once else rng.uniform(0.3, 1.5) * lease_s,
+            kind=rng.choices(kinds, weights)[0],
+            to_leader=rng.random() < _TO_LEADER,
+            node=rng.randrange(nodes),
+            lasts_s=rng.uniform(0.1, 1.6) * lease_s,
+            strength=rng.random(),
+            jump_s=rng.choice(_JUMPS_S),
+        )
