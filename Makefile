@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 	$(RUN) python -m tests.torture --mode alone $(ARGS)
 	$(RUN) python -m tests.torture --mode group $(ARGS)
 	$(RUN) python -m tests.torture --mode rows $(ARGS)
+
+torture-server: setup ## Torture a database of yours, or one of its own, with a report (ARGS="--dsn ... --minutes 10 --report out.html")
+	@exec .venv/bin/pgleaderlock torture $(ARGS)
 
 torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
 	$(RUN) python -m tests.file_torture $(ARGS)

@@ -17,12 +17,10 @@ import argparse
 import asyncio
 import contextlib
 import json
-import mmap
 import os
 import random
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -41,45 +39,24 @@ from pgleaderlock.backends.file import FileStore, open_file
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Grant
+from pgleaderlock.torture._belief import make_belief_file, read_beliefs
 from tests.torture import find_overlaps
 
 LEASE_S = 1.5
-_RECORD = struct.Struct("ddq")
-_MAX_INTERVALS = 5_000
 
 # A process that has everything imported, and forks a child for each line it is sent: starting is cheap then.
 _NURSERY = """
-import asyncio, ctypes, json, logging, mmap, os, signal, struct, sys, threading, time
+import asyncio, ctypes, json, logging, os, signal, sys, threading, time
+from pathlib import Path
 from pgleaderlock import Election, FixedInterval, suspend_aware_clock as clock
 from pgleaderlock.backends.file import open_file
-
-RECORD, GAP_S = struct.Struct("ddq"), 0.01
-
-def sample(election, path):
-    with open(path, "r+b") as file:
-        memory = mmap.mmap(file.fileno(), 0)
-    index, last, term = -1, 0.0, None
-    while True:
-        before = clock()
-        token = election.token
-        after = clock()
-        if token is not None and after - before < GAP_S:
-            # The answer held at some moment between the two readings: count from the later, to the earlier.
-            if last == 0.0 or after - last > GAP_S or token != term:
-                index += 1
-                RECORD.pack_into(memory, index * RECORD.size, after, after, token)
-            else:
-                start, _, _ = RECORD.unpack_from(memory, index * RECORD.size)
-                RECORD.pack_into(memory, index * RECORD.size, start, before, token)
-            last, term = after, token
-        else:
-            last = 0.0
-        time.sleep(0.001 if token is not None else 0.004)
+from pgleaderlock.torture._belief import sample_forever
 
 async def take_part(path, samples, lease_s):
     election = Election(open_file(path, lease_s=lease_s), health_interval_s=lease_s / 3,
                         retry_strategy=FixedInterval(0.5))
-    threading.Thread(target=sample, args=(election, samples), daemon=True).start()
+    watched = lambda: election.token, Path(samples), clock, 0.004
+    threading.Thread(target=sample_forever, args=watched, daemon=True).start()
     async with election:
         while True:  # busy, as an application is: its event loop does not read the news at once
             time.sleep(0.004)
@@ -152,7 +129,7 @@ class Member:
 
     def start(self) -> None:
         path = self.folder / f"{self.name}-{len(self.files)}"
-        path.write_bytes(bytes(_RECORD.size * _MAX_INTERVALS))
+        make_belief_file(path)
         self.files.append(path)
         said = self.nursery.start("take_part", str(self.record), str(path), LEASE_S)
         self.pid = int(said[0].split()[1])
@@ -172,15 +149,11 @@ class Member:
         self.frozen_until = 0.0
 
     def intervals(self) -> list[tuple[float, float, str, int]]:
-        found = []
-        for path in self.files:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                for index in range(_MAX_INTERVALS):
-                    start, end, token = _RECORD.unpack_from(memory, index * _RECORD.size)
-                    if start == 0.0:
-                        break
-                    found.append((start, end, path.name, token))
-        return found
+        return [
+            (began_at, seen_at, path.name, token)
+            for path in self.files
+            for began_at, seen_at, token in read_beliefs(path)
+        ]
 
 
 class Group:

@@ -198,6 +198,25 @@ def _demo(scene: Scene) -> Records:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def _torture(scene: Scene) -> Records:
+    words = (
+        "--dsn",
+        scene.dsn,
+        "--minutes",
+        "0.03",
+        "--nodes",
+        "2",
+        "--lease",
+        "0.5",
+        "--faults",
+        "kill",
+        "--seed",
+        "1",
+    )
+    done = subprocess.run([*CLI, "torture", *words, "--json"], capture_output=True, text=True, check=True, timeout=50)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def _alerts_export(scene: Scene) -> Records:
     return records(run("alerts", "export", "--config", alerts_file(scene), "--out", str(scene.folder / "o"), "--json"))
 
@@ -251,6 +270,7 @@ REAL: dict[str, Callable[[Scene], Records]] = {
     "config check": _config_check,
     "alerts export": _alerts_export,
     "demo": _demo,
+    "torture": _torture,
 }
 
 

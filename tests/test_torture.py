@@ -1,8 +1,51 @@
-"""The checker of the torture can tell two leaders from one."""
+"""The torture: a judge that can say no, faults that are what they are called, and a command that leaves nothing."""
 
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psycopg
 import pytest
 
-from tests.torture import find_overlaps
+from pgleaderlock import ConnectionError, LockError
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.commands import invoke
+from pgleaderlock.cli.torture import parse_faults
+from pgleaderlock.torture import (
+    FAULTS,
+    Belief,
+    Fault,
+    Ground,
+    Logs,
+    Setting,
+    Told,
+    Verdict,
+    as_record,
+    find_overlaps,
+    judge,
+    page,
+    percentile,
+    read_logs,
+    why_clocks_cannot_jump,
+)
+from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
+from pgleaderlock.torture._conductor import Conductor, Options
+from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
+from pgleaderlock.torture._plan import draw
+from tests.conftest import Postgres, free_port
+from tests.processes import Process
+from tests.test_cli import CLI
+
+# --- The judge -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -17,4 +60,569 @@ from tests.torture import find_overlaps
     ],
 )
 def test_overlaps_are_counted_between_members_only(intervals, number):
-    assert len(find_overlaps(intervals)) == number
+    assert len(find_overlaps(Belief(name, 1, 7, start, end) for start, end, name in intervals)) == number
+
+
+def logs(*beliefs: Belief, told: list[Told] | None = None, faults: list[Fault] | None = None, until: float = 100.0):
+    return Logs(0.0, until, 1.0, ["a", "b", "c"], list(beliefs), told or [], faults or [])
+
+
+def lost(node: str, token: int, at: float, cause: str | None = "session_terminated", process: int = 1) -> Told:
+    return Told(node, process, at, "on_lost", token, cause)
+
+
+def test_terms_that_follow_each_other_are_good():
+    verdict = judge(
+        logs(
+            Belief("a", 1, 10, 1.0, 50.0),
+            Belief("b", 1, 11, 50.2, 99.99),
+            told=[lost("a", 10, 50.001)],
+            faults=[Fault("session", 50.0, 50.0, "a", 1)],
+        )
+    )
+    assert verdict.problems() == []
+    assert verdict.is_good
+    assert verdict.endings() == {"session_terminated": 1, "the end": 1}
+    [taken] = verdict.failovers_s()["session"]
+    assert taken == pytest.approx(0.2)
+    assert verdict.leaderless_s() == {
+        "the beginning": 1.0,
+        "session": pytest.approx(0.2),
+        "the end": pytest.approx(0.01),
+    }
+
+
+def test_two_that_believed_at_once_are_found_however_short_it_was():
+    verdict = judge(
+        logs(Belief("a", 1, 10, 1.0, 50.0004), Belief("b", 1, 11, 50.0, 99.99), told=[lost("a", 10, 50.001)])
+    )
+    assert not verdict.is_good
+    [problem] = verdict.problems()
+    assert problem.startswith("TWO LEADERS AT ONCE: a and b both believed for 0.40 ms, 50.000 s after")
+
+
+def test_a_process_and_the_next_in_its_place_are_two():
+    verdict = judge(logs(Belief("a", 1, 10, 1.0, 5.0), Belief("a", 2, 11, 4.0, 99.99), told=[lost("a", 10, 5.0)]))
+    assert len(verdict.overlaps) == 1
+
+
+def test_a_token_that_two_processes_had_is_found():
+    verdict = judge(
+        logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 10, 3.0, 99.99), told=[lost("a", 10, 2.0)]),
+    )
+    assert verdict.repeated_tokens == [10]
+    assert verdict.problems() == ["TOKEN REPEATED: two processes led with 10"]
+
+
+def test_a_token_that_goes_back_is_found():
+    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 9, 3.0, 99.99), told=[lost("a", 10, 2.0)]))
+    assert verdict.problems() == ["TOKEN WENT BACK: 9 came after a greater one"]
+
+
+def test_a_term_that_ended_without_a_cause_is_found():
+    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 11, 3.0, 99.99)))
+    assert [term.node for term in verdict.unexplained] == ["a"]
+    assert verdict.problems() == ["NO CAUSE: the term of a with token 10 ended, and nobody knows why"]
+    assert verdict.endings() == {"unexplained": 1, "the end": 1}
+
+
+def test_the_word_of_another_process_is_no_cause():
+    verdict = judge(
+        logs(Belief("a", 2, 10, 1.0, 2.0), Belief("b", 1, 11, 3.0, 99.99), told=[lost("a", 9, 0.5, process=1)])
+    )
+    assert len(verdict.unexplained) == 1
+
+
+def test_whoever_was_killed_needs_no_word():
+    kill = Fault("kill", 2.001, 2.001, "a", 1)
+    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 11, 2.02, 99.99), faults=[kill]))
+    assert verdict.endings() == {"killed": 1, "the end": 1}
+    assert verdict.failovers_s() == {"kill": [pytest.approx(0.019)]}
+    another = judge(logs(Belief("a", 2, 10, 1.0, 2.0), Belief("b", 1, 11, 2.02, 99.99), faults=[kill]))
+    assert len(another.unexplained) == 1  # it was the one before that was killed
+
+
+def test_nobody_ever_led_is_not_good():
+    verdict = judge(logs())
+    assert verdict.problems() == ["NOBODY EVER LED: the torture has tortured nothing"]
+    assert verdict.leaderless_s() == {"the beginning": 100.0}
+
+
+def test_a_leader_without_samples_is_not_taken_for_a_follower():
+    told = [Told("b", 1, 5.0, "on_acquired", 11), lost("b", 11, 6.0)]
+    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), told=[lost("a", 10, 2.0), *told]))
+    assert verdict.problems() == ["NOT WATCHED: b (process 1) led, and there are no samples of it"]
+
+
+def test_a_frozen_leader_that_goes_on_is_leaderless_time_and_no_failover():
+    verdict = judge(
+        logs(
+            Belief("a", 1, 10, 0.0, 20.0),
+            Belief("a", 1, 10, 20.5, 30.0),
+            Belief("a", 1, 10, 30.02, 99.99),
+            faults=[Fault("freeze", 20.0, 20.5, "a", 1)],
+        )
+    )
+    assert verdict.leaderless_s() == {"freeze": 0.5, "the end": pytest.approx(0.01)}
+    assert verdict.not_sampled_s() == pytest.approx(0.02)
+    assert verdict.failovers_s() == {}
+    assert len(verdict.terms) == 1
+
+
+def handover(*faults: Fault) -> Verdict:
+    return judge(
+        logs(
+            Belief("a", 1, 10, 0.0, 20.0),
+            Belief("b", 1, 11, 21.0, 99.99),
+            told=[lost("a", 10, 20.1, "stalled")],
+            faults=list(faults),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ([], "nothing that was done"),
+        ([Fault("freeze", 19.9, 21.5, "a", 1)], "freeze"),
+        ([Fault("restart", 19.9, 20.3)], "restart"),
+        ([Fault("freeze", 19.9, 21.5, "b", 1)], "nothing that was done"),
+        ([Fault("freeze", 10.0, 10.5, "a", 1)], "nothing that was done"),
+        ([Fault("freeze", 20.5, 21.5, "a", 1)], "nothing that was done"),
+        ([Fault("clock", 19.9, 19.9, "a", 1)], "nothing that was done"),
+        ([Fault("freeze", 10.0, 10.5, "a", 1), Fault("drop", 19.0, 20.5, "a", 1)], "drop"),
+        ([Fault("drop", 19.0, 20.5, "a", 1), Fault("freeze", 19.5, 20.9, "b", 1)], "several at once"),
+        ([Fault("drop", 19.0, 20.5, "a", 1), Fault("clock", 19.5, 19.5, "b", 1)], "drop"),
+    ],
+)
+def test_the_time_without_a_leader_belongs_to_what_hit_the_leader_last(faults: list[Fault], cause: str):
+    verdict = handover(*faults)
+    assert verdict.leaderless_s()[cause] == pytest.approx(1.0)
+    assert cause in verdict.failovers_s() or cause == "nothing that was done"
+
+
+def test_whoever_led_while_all_were_sent_home_is_judged_and_not_drawn():
+    verdict = judge(
+        logs(Belief("a", 1, 10, 0.0, 99.0), Belief("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),
+    )
+    assert [term.node for term in verdict.terms] == ["a", "b"]
+    assert verdict.leaderless_s() == {"the end": 1.0}
+
+
+def test_a_percentile_is_one_of_the_values():
+    assert [percentile([1.0, 2.0, 3.0, 4.0], percent) for percent in (1, 50, 90, 100)] == [1.0, 2.0, 4.0, 4.0]
+    assert percentile([5.0], 50) == 5.0
+
+
+# --- What a process believed -----------------------------------------------------------------------------------------
+
+
+def test_an_interval_lasts_from_the_later_reading_to_the_earlier(tmp_path: Path):
+    assert samples(tmp_path, (1.000, 7, 1.001), (1.002, 7, 1.003), (1.004, None, 1.005)) == [(1.001, 1.002, 7)]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ((1.001 + 2 * GAP_S, 7, 1.002 + 2 * GAP_S), (1.002 + 2 * GAP_S, 1.002 + 2 * GAP_S, 7)),  # frozen between
+        ((1.002, 8, 1.003), (1.003, 1.003, 8)),  # another term
+    ],
+)
+def test_a_gap_and_another_token_begin_an_interval(tmp_path: Path, second: Any, expected: Any):
+    assert samples(tmp_path, (1.000, 7, 1.001), second) == [(1.001, 1.001, 7), expected]
+
+
+def test_an_answer_that_took_long_says_nothing(tmp_path: Path):
+    assert samples(tmp_path, (1.0, 7, 1.0 + GAP_S)) == []
+
+
+def test_what_a_kill_cut_in_half_is_not_read(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes(b"\0" * 8 + b"x" * 4)
+    assert list(read_beliefs(path)) == []
+    assert list(read_beliefs(tmp_path / "none")) == []
+
+
+def samples(folder: Path, *noted: tuple[float, int | None, float]) -> list[tuple[float, float, int]]:
+    path = folder / "beliefs"
+    make_belief_file(path)
+    memory = bytearray(path.stat().st_size)
+    writer = BeliefWriter(memory)
+    for before, token, after in noted:
+        writer.note(before, token, after)
+    path.write_bytes(memory)
+    return list(read_beliefs(path))
+
+
+def test_logs_are_read_back_whole_and_half_a_line_is_none(tmp_path: Path):
+    (tmp_path / "run.json").write_text('{"began_at": 1.0, "ended_at": 9.0, "lease_s": 2.0, "nodes": ["a.b"]}')
+    event = {"at": 2.0, "event": "on_lost", "token": 7, "cause": "stalled", "detail": None}
+    (tmp_path / "a.b.3.events").write_text(json.dumps(event) + '\n{"at": 3.0, "ev')
+    (tmp_path / "a.b.4.events").write_text('{"at": 5.0, "event": "ready"}\n')
+    (tmp_path / "faults.jsonl").write_text('{"kind": "kill", "at": 2.0, "until": 2.0, "node": "a.b", "process": 3}\n')
+    found = read_logs(tmp_path)
+    assert found.told == [Told("a.b", 3, 2.0, "on_lost", 7, "stalled"), Told("a.b", 4, 5.0, "ready")]
+    assert found.faults == [Fault("kill", 2.0, 5.0, "a.b", 3)]  # a node is away until another takes part in its place
+    assert found.beliefs == []
+
+
+# --- The plan --------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_the_order_and_another_does_not():
+    first, again, other = (list(islice(draw(seed, tuple(FAULTS), 3, 1.0), 50)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {deed.kind for deed in islice(draw(1, ("kill", "freeze"), 3, 1.0), 50)} == {"kill", "freeze"}
+
+
+def test_what_may_be_done_depends_on_the_promise_and_on_the_server():
+    assert parse_faults(None, "strict", can_restart=True) == tuple(FAULTS)
+    assert set(FAULTS) - set(parse_faults(None, "fast", can_restart=False)) == {"both", "restart"}
+    assert parse_faults("kill, freeze,kill", "fast", can_restart=False) == ("kill", "freeze")
+
+
+# --- The way to the server -------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def relayed(folder: Path, connections: int = 5, messages_per_s: float = 1000.0) -> AsyncIterator[Any]:
+    """Yield a relay before a server that says everything again, and a way to talk through it."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    allowance = Allowance(connections, messages_per_s, asyncio.get_running_loop().time)
+    relay = FaultyRelay(folder / "way", Target(host="127.0.0.1", port=port), allowance)
+    await relay.start()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def talk() -> Any:
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+        writers.append(writer)
+        return reader, writer
+
+    try:
+        yield relay, talk
+    finally:
+        for writer in writers:
+            writer.close()
+        server.close()
+        await relay.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def say(stream: Any, words: bytes = b"one") -> bytes:
+    stream[1].write(words)
+    answer: bytes = await stream[0].read(100)
+    return answer
+
+
+async def test_what_falls_silent_stays_silent_and_what_comes_later_does_not(tmp_path: Path):
+    async with relayed(tmp_path) as (relay, talk):
+        before = await talk()
+        assert await say(before) == b"one"
+        relay.drop()
+        during = await talk()
+        heard = [asyncio.ensure_future(say(stream)) for stream in (before, during)]
+        assert not (await asyncio.wait(heard, timeout=0.1))[0]
+        assert not relay.is_fair
+        relay.heal()
+        assert relay.is_fair
+        after = await talk()
+        assert await say(after) == b"one"
+        assert not any(future.done() for future in heard)
+        for future in heard:
+            future.cancel()
+
+
+async def test_a_reset_breaks_off_one_conversation_or_all(tmp_path: Path):
+    async with relayed(tmp_path) as (relay, talk):
+        oldest, newest, third = [await talk() for _ in range(3)]
+        for stream in (oldest, newest, third):
+            await say(stream)
+        assert relay.reset(0) == 1
+        with pytest.raises(ConnectionResetError):
+            await oldest[0].read(1)
+        assert await say(newest) == b"one"
+        await until(lambda: len(relay._conversations) == 2)  # it has been told, and tidies up in its own time
+        assert relay.reset(None) == 2
+        with pytest.raises(ConnectionResetError):
+            await newest[0].read(1)
+        await until(lambda: not relay._conversations)
+        assert relay.reset(0) == 0
+
+
+async def test_a_slow_and_a_narrow_way_take_their_time(tmp_path: Path):
+    async with relayed(tmp_path) as (relay, talk):
+        stream = await talk()
+        await say(stream)
+        clock = asyncio.get_running_loop().time
+        relay.delay_s = 0.03
+        began_at = clock()
+        await say(stream)
+        assert clock() - began_at >= 0.05
+        relay.heal()
+        relay.bytes_per_s = 100.0
+        began_at = clock()
+        await say(stream, b"x" * 3)
+        assert clock() - began_at >= 0.05
+
+
+async def test_there_are_no_more_connections_than_were_promised(tmp_path: Path):
+    async with relayed(tmp_path, connections=1) as (relay, talk):
+        await say(await talk())
+        refused = await talk()
+        assert await refused[0].read(1) == b""
+        assert relay._allowance.refused == 1
+        assert relay._allowance.most_in_use == 1
+
+
+@pytest.mark.virtual_time
+async def test_there_are_no_more_statements_than_were_promised():
+    clock = asyncio.get_running_loop().time
+    allowance = Allowance(1, 10.0, clock)
+    began_at = clock()
+    for _ in range(40):
+        await allowance.message()
+    assert clock() - began_at == pytest.approx(3.0, abs=0.11)
+
+
+async def test_a_relay_without_a_server_hangs_up(tmp_path: Path):
+    relay = FaultyRelay(
+        tmp_path / "way",
+        Target(host="127.0.0.1", port=free_port()),
+        Allowance(5, 10.0, asyncio.get_running_loop().time),
+    )
+    await relay.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+    assert await reader.read() == b""
+    writer.close()
+    await relay.close()
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+EVIL = '<script>alert("&")</script>'
+
+
+def setting(**changed: Any) -> Setting:
+    values: dict[str, Any] = {
+        "where": EVIL,
+        "version": EVIL,
+        "seconds": 60.0,
+        "nodes": 2,
+        "lease_s": 1.0,
+        "takeover": "fast",
+        "seed": 7,
+        "command": EVIL,
+        "done": {"kill": 2, EVIL: 1},
+    }
+    return Setting(**{**values, **changed})
+
+
+def evil_verdict() -> Verdict:
+    evil = logs(
+        Belief(EVIL, 1, 10, 1.0, 21.0),
+        Belief("b", 1, 11, 20.0, 99.99),
+        told=[lost(EVIL, 10, 21.0, EVIL)],
+        faults=[
+            Fault(EVIL, 19.0, 20.5, EVIL, 1, EVIL),
+            Fault("restart", 40.0, 41.0, detail="a crash"),
+            Fault("kill", 99.9, 99.9, "b", 1),
+        ],
+    )
+    evil.nodes = [EVIL, "b"]
+    return judge(evil)
+
+
+def test_whatever_is_on_the_page_was_escaped():
+    shown = page(evil_verdict(), setting(impossible={"clock": EVIL}, left_out=3, is_cut_short=True))
+    assert "<script" not in shown
+    assert "&lt;script&gt;alert(&quot;&amp;&quot;)&lt;/script&gt;" in shown
+    assert "cut short" in shown
+
+
+def test_the_page_needs_nothing_from_anywhere_and_says_what_is_wrong():
+    shown = page(evil_verdict(), setting())
+    assert "http" not in shown.replace("http-equiv", "")
+    assert "default-src 'none'" in shown
+    assert "The promise was not kept" in shown
+    assert "TWO LEADERS AT ONCE" in shown
+    assert 'class="overlap"' in shown
+
+
+def test_a_good_page_says_so_and_draws_every_term():
+    verdict = judge(
+        logs(Belief("a", 1, 10, 1.0, 99.99), Belief("b", 1, 11, 99.995, 99.999), told=[lost("a", 10, 99.99)])
+    )
+    shown = page(verdict, setting(where="db", version="18", command="x", done={"kill": 1}))
+    assert "Never two leaders" in shown
+    assert "a led for 98.990 s with token 10; ended by: session_terminated" in shown
+    assert shown.count("<svg") == 3  # 100 s in strips of about half a minute
+
+
+def test_a_record_counts_what_the_page_shows():
+    record = as_record(evil_verdict(), setting(where="db"))
+    assert (record["good"], record["terms"], record["overlaps"][0]["ms"]) == (False, 2, 1000.0)
+    assert record["overlaps"][0]["tokens"] == [10, 11]
+
+
+# --- What cannot be meant, and servers that refuse -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--faults", "kill,dance"], "'dance' is nothing that can be done"),
+        (["--faults", "both"], "for --takeover strict only"),
+        (["--faults", "restart", "--dsn", "host=x"], "only with --restart-command"),
+        (["--restart-command", "x"], "goes with --dsn"),
+        (["--nodes", "1"], "1 is not in the range"),
+        (["--lease", "0.1"], "--lease must be at least 0.5"),
+        (["--minutes", "0"], "0.0 is not in the range"),
+        (["--report", "/nowhere/x.html"], "/nowhere/x.html cannot be written"),
+        (["--logs", "/"], "is not empty"),
+        (["--dsn", "mysql://x"], "not PostgreSQL's"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert invoke(["torture", *words]) == exit_codes.USAGE
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password(capsys: pytest.CaptureFixture[str]):
+    dsn = f"postgresql://me:s3cret@127.0.0.1:{free_port()}/db"
+    assert invoke(["torture", "--dsn", dsn, "--minutes", "0.01"]) == exit_codes.UNREACHABLE
+    shown = capsys.readouterr().err
+    assert "host=127.0.0.1" in shown
+    assert "s3cret" not in shown
+
+
+async def test_a_server_that_cannot_carry_an_election_is_not_tortured(postgres: Postgres):
+    ground = Ground(f"{postgres.tcp_dsn}?target_session_attrs=standby")
+    with pytest.raises((LockError, ConnectionError)):
+        await ground.survey(1.0)
+
+
+async def test_a_node_is_led_through_its_relay_and_the_password_is_not_in_its_arguments(
+    postgres: Postgres, tmp_path: Path
+):
+    dsn = postgres.tcp_dsn.replace("postgres@", "postgres:s3cret@") + "?sslmode=prefer"
+    ground = Ground(dsn)
+    async with ground.tidied(has_schema=False):
+        await ground.survey(1.0)
+        relay = FaultyRelay(tmp_path / "way", ground.target, Allowance(5, 100.0, asyncio.get_running_loop().time))
+        await relay.start()
+        parts = psycopg.conninfo.conninfo_to_dict(ground.dsn_by(relay))
+        assert (parts["host"], parts["hostaddr"], parts["port"]) == ("127.0.0.1", "127.0.0.1", str(relay.port))
+        assert parts["sslmode"] == "prefer"
+        assert "password" not in parts
+        assert ground.environment() == {"PGPASSWORD": "s3cret"}
+        await relay.close()
+
+
+async def test_a_command_that_restarts_a_server_has_to_succeed(postgres: Postgres):
+    await Ground(postgres.dsn, restart_command="true").restart(crash=False)
+    with pytest.raises(LockError, match="ended with 1"):
+        await Ground(postgres.dsn, restart_command="false").restart(crash=False)
+    with pytest.raises(LockError, match="cannot be started"):
+        await Ground(postgres.dsn, restart_command="/nowhere/restart now").restart(crash=False)
+
+
+def test_without_faketime_clocks_cannot_jump_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_clocks_cannot_jump(tmp_path) == "faketime is not installed"
+
+
+def test_a_faketime_that_changes_too_much_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = tmp_path / "faketime"
+    program.write_text("#!/bin/sh\necho /nowhere/lib.so\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert "does not leave the monotonic clock alone" in str(why_clocks_cannot_jump(tmp_path))
+
+
+async def test_nodes_that_do_not_start_end_the_torture_with_their_last_words(postgres: Postgres, tmp_path: Path):
+    ground = Ground(postgres.dsn)
+    async with ground.tidied(has_schema=False):
+        await ground.survey(1.0)
+        ground.role = ""  # which is no role
+        conductor = Conductor(ground, tmp_path, tmp_path, Options(5.0, 2, 1.0, "fast", ("kill",), 1))
+        with pytest.raises(LockError, match=r"node-. does not start:[\s\S]*role"):
+            await conductor.run(asyncio.Event())
+
+
+# --- For real --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a torture puts its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="pgll-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+EVERYTHING = 129353
+"""A seed whose first fifteen faults are of all kinds, most of them to the leader."""
+
+
+def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
+    report, kept = tmp_path / "report.html", tmp_path / "logs"
+    words = ("--minutes", "0.1", "--lease", "0.5", "--takeover", "strict", "--seed", str(EVERYTHING))
+    with Process(*CLI, "torture", *words, "--report", str(report), "--logs", str(kept)) as process:
+        assert process.wait(50) == 0, process.lines
+        process.wait_for("the picture:")
+    assert any("never two leaders" in line for line in process.lines)
+    assert any("torture of a server of its own: 3 processes" in line for line in process.lines)
+    verdict = judge(read_logs(kept))
+    assert verdict.is_good
+    assert {"kill", "freeze", "session", "restart"} <= {fault.kind for fault in verdict.logs.faults}
+    assert len(verdict.terms) >= 2
+    assert "Never two leaders" in report.read_text()
+    assert list(root.iterdir()) == []
+
+
+def test_ctrl_c_ends_and_removes_everything_and_the_users_own_schema_is_never_touched(root: Path, postgres: Postgres):
+    words = ("--dsn", postgres.tcp_dsn, "--lease", "0.5", "--takeover", "strict", "--faults", "kill,session")
+    with Process(*CLI, "torture", *words, "--nodes", "2", "--minutes", "5", "--json") as process:
+        schema = process.wait_for("is made, and dropped").partition("schema ")[2].split()[0]
+        process.wait_for("it begins")
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            there = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
+            assert connection.execute(there, (schema,)).fetchone() == (1,)
+            process.signal(signal.SIGINT)
+            assert process.wait(30) in (128 + signal.SIGINT, 0), process.lines
+            assert connection.execute(there, (schema,)).fetchone() == (0,)
+    assert list(root.iterdir()) == []
+    assert not [line for line in process.lines if "Traceback" in line]
+
+
+def test_a_port_on_the_loopback_address_is_all_that_listens():
+    relay = FaultyRelay(Path("way"), Target(host="db", port=5432), Allowance(1, 1.0, lambda: 0.0))
+
+    async def where() -> tuple[str, int]:
+        await relay.start()
+        assert relay._server is not None
+        found: tuple[str, int] = relay._server.sockets[0].getsockname()
+        await relay.close()
+        return found
+
+    host, port = asyncio.run(where())
+    assert host == "127.0.0.1"
+    assert relay.folder is None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))

@@ -2,9 +2,8 @@
 
     python -m tests.torture --mode fast --seconds 300
 
-Each member samples ``is_leader`` about every millisecond in a thread of its own and writes the intervals in which it
-was true into a memory-mapped file, where they outlive a kill -9. A gap in the samples ends an interval: a frozen
-process does not act. Afterwards the intervals of all members are laid over each other on the machine's one clock.
+``pgleaderlock torture`` is the same for everybody; here are the modes that must fail, or that only we need. Each member
+writes down what it believes (``pgleaderlock/torture/_belief.py``), and the judge of that command reads it.
 
 Modes:
 
@@ -17,64 +16,41 @@ Modes:
 """
 
 import argparse
-import mmap
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
 from pgleaderlock import LockKey
+from pgleaderlock import torture as proof
+from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
+from pgleaderlock.torture import Belief, Overlap
+from pgleaderlock.torture._belief import make_belief_file, read_beliefs
 from tests.conftest import free_port
 from tests.pooler import Pooler
 
+__all__ = ["Overlap", "Torture", "find_overlaps", "torture"]
+
 KEY = LockKey.pair(666, 1)
 LEASE_S = 1.5
-GAP_S = 0.01
-_RECORD = struct.Struct("dd")
-_MAX_INTERVALS = 20_000
 
 _MEMBER = """
-import asyncio, mmap, struct, sys, threading, time
+import asyncio, sys, threading
+from pathlib import Path
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey, open_backend
 from pgleaderlock import suspend_aware_clock as clock
-
-RECORD, GAP_S = struct.Struct("dd"), float(sys.argv[5])
-
-def sample(lock, path):
-    with open(path, "r+b") as file:
-        memory = mmap.mmap(file.fileno(), 0)
-    index, last = -1, 0.0
-    while True:
-        before = clock()
-        leads = lock.is_leader
-        after = clock()
-        if leads and after - before < GAP_S:
-            # The answer held at some moment between the two readings: count from the later, to the earlier.
-            if last == 0.0 or after - last > GAP_S:
-                index += 1
-                RECORD.pack_into(memory, index * RECORD.size, after, after)
-            else:
-                start, _ = RECORD.unpack_from(memory, index * RECORD.size)
-                RECORD.pack_into(memory, index * RECORD.size, start, before)
-            last = after
-        else:
-            last = 0.0
-        time.sleep(0.001)
-
-async def be_busy():
-    while True:  # as an application is: its event loop does not read the news at once
-        time.sleep(0.005)
-        await asyncio.sleep(0.005)
+from pgleaderlock.torture._belief import sample_forever
+from pgleaderlock.torture._node import be_busy
 
 class GroupOfThree:  # as if it were the lock that the others look at
     def __init__(self, dsn, key, lease_s):
@@ -83,8 +59,8 @@ class GroupOfThree:  # as if it were the lock that the others look at
         self.role = self.group[str(key)]
 
     @property
-    def is_leader(self):
-        return self.role.is_leader
+    def token(self):
+        return self.role.token
 
     async def __aenter__(self):
         await self.group.start()
@@ -104,21 +80,12 @@ def make_lock(dsn, key, lease_s, mode):
 
 async def main(dsn, key, lease_s, path, mode):
     lock = make_lock(dsn, key, lease_s, mode)
-    threading.Thread(target=sample, args=(lock, path), daemon=True).start()
+    threading.Thread(target=sample_forever, args=(lambda: lock.token, Path(path), clock), daemon=True).start()
     async with lock:
         await be_busy()
 
-asyncio.run(main(*sys.argv[1:5], sys.argv[6]))
+asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@dataclass
-class Overlap:
-    """Two members that believed at once."""
-
-    start: float
-    end: float
-    members: tuple[str, str]
 
 
 @dataclass
@@ -134,10 +101,10 @@ class Member:
 
     def start(self) -> None:
         path = self.folder / f"{self.name}-{len(self.files)}"
-        path.write_bytes(bytes(_RECORD.size * _MAX_INTERVALS))
+        make_belief_file(path)
         self.files.append(path)
         dsn, mode = self.arguments
-        command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), str(GAP_S), mode]
+        command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), mode]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def signal(self, number: signal.Signals) -> None:
@@ -150,30 +117,17 @@ class Member:
             self.process.wait()
         self.frozen_until = 0.0
 
-    def intervals(self) -> list[tuple[float, float, str]]:
-        found = []
-        for path in self.files:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                for index in range(_MAX_INTERVALS):
-                    start, end = _RECORD.unpack_from(memory, index * _RECORD.size)
-                    if start == 0.0:
-                        break
-                    found.append((start, end, path.name))
-        return found
+    def intervals(self) -> list[Belief]:
+        return [
+            Belief(self.name, number, token, began_at, seen_at)
+            for number, path in enumerate(self.files)
+            for began_at, seen_at, token in read_beliefs(path)
+        ]
 
 
-def find_overlaps(intervals: list[tuple[float, float, str]]) -> list[Overlap]:
-    """Compare each interval with all that begin before it ends."""
-    overlaps = []
-    ordered = sorted(intervals)
-    for index, (start, end, name) in enumerate(ordered):
-        for later_start, later_end, later_name in ordered[index + 1 :]:
-            if later_start >= end:
-                break
-            if later_name != name:
-                overlaps.append(Overlap(later_start, min(end, later_end), (name, later_name)))
-        del start
-    return overlaps
+def find_overlaps(intervals: Iterable[tuple[float, float, str]]) -> list[Overlap]:
+    """Compare intervals of other things than beliefs in a term: of processes, or of jobs that run."""
+    return proof.find_overlaps(Belief(name, 0, 0, start, end) for start, end, name in intervals)
 
 
 class Torture:
@@ -245,13 +199,13 @@ class Torture:
             return False  # two kills within a lease could be both sessions of one process
         keys = {"lock": [KEY], "witness": [witness_key(KEY)], "both": [KEY, witness_key(KEY)]}[deed]
         for key in keys:
-            connection.execute(_END_HOLDER, _columns(key))
+            connection.execute(_END_HOLDER, lock_columns(key))
         self.session_kills.append((now, deed))
         return True
 
     def _ambush(self, connection: psycopg.Connection) -> bool:
         """Freeze the leader, end one of its sessions (or both), and thaw it while it would still believe."""
-        row = connection.execute(_NAME_HOLDER, _columns(KEY)).fetchone()
+        row = connection.execute(_NAME_HOLDER, lock_columns(KEY)).fetchone()
         pid = int(row[0].rpartition(":")[2].split()[0]) if row else 0
         leader = next((each for each in self.members if each.process and each.process.pid == pid), None)
         if leader is None or leader.frozen_until:
@@ -263,12 +217,16 @@ class Torture:
         return True
 
     def overlaps(self) -> list[Overlap]:
-        return find_overlaps([interval for member in self.members for interval in member.intervals()])
+        return proof.find_overlaps(belief for member in self.members for belief in member.intervals())
 
     def unexplained(self) -> list[Overlap]:
         """Return the overlaps that no double kill within the lease before them explains."""
         kills = [at for at, deed in self.session_kills if deed == "both" and self._mode == "double"]
-        return [overlap for overlap in self.overlaps() if not any(0 <= overlap.end - at < 2 * LEASE_S for at in kills)]
+        return [
+            overlap
+            for overlap in self.overlaps()
+            if not any(0 <= overlap.began_at + overlap.lasted_s - at < 2 * LEASE_S for at in kills)
+        ]
 
     def terms(self) -> int:
         return sum(len(member.intervals()) for member in self.members)
@@ -284,12 +242,6 @@ _NAME_HOLDER = """
 SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
  WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objid::text::bigint = %s AND objsubid = %s
 """
-
-
-def _columns(key: LockKey) -> tuple[int, int, int]:
-    if key.space == "pair":
-        return key.numbers[0], key.numbers[1], 2
-    return (key.numbers[0] >> 32) & (2**32 - 1), key.numbers[0] & (2**32 - 1), 1
 
 
 def say(line: str) -> None:
@@ -315,7 +267,7 @@ def torture(mode: str, seconds: float, seed: int) -> Torture:
             say(f"{mode} seed={seed}: {group.terms_seen} intervals, harm {group.harm}, {len(overlaps)} overlaps")
             for overlap in overlaps:
                 mark = "UNEXPLAINED " if overlap in unexplained else ""
-                say(f"  {mark}{(overlap.end - overlap.start) * 1e3:.2f} ms {overlap.members}")
+                say(f"  {mark}{overlap.lasted_s * 1e3:.2f} ms {overlap.first.node} {overlap.second.node}")
             return group
         finally:
             if pooler is not None:

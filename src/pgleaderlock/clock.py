@@ -4,7 +4,7 @@ A leader that was suspended (a laptop lid, a paused VM) must wake up knowing tha
 ``CLOCK_MONOTONIC`` stands still during a suspend on Linux, so ``CLOCK_BOOTTIME`` is used where it exists. On macOS
 ``CLOCK_MONOTONIC`` itself goes on counting. Readings are comparable within one boot of one host and never beyond:
 no reading of this clock is ever sent to another host, and to another process only by ``pgleaderlock exec``, whose
-processes are all of one boot, and by the demo, whose nodes are too.
+processes are all of one boot, and by the demo and the torture, whose nodes are too.
 
 Not promised: a hypervisor that pauses a guest may pause this clock with it.
 """

@@ -153,7 +153,7 @@ class _Run:
         progress = asyncio.ensure_future(self._show_progress(conductor))
         try:
             async with self._ground.tidied(has_schema=options.takeover == "strict"):
-                await conductor.run(stop)
+                await conductor.run(stop, lambda: click.echo("all of them take part: it begins", err=True))
         except LockError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:  # such as: one process more cannot be had

@@ -64,15 +64,18 @@ class BeliefWriter:
         _RECORD.pack_into(self._memory, self._index * _RECORD.size, self._began_at, seen_at, self._token)
 
 
-def sample_forever(ask: Callable[[], int | None], path: Path, clock: Clock) -> None:
-    """Ask again and again; for a thread of its own, which ends with the process."""
+def sample_forever(ask: Callable[[], int | None], path: Path, clock: Clock, idle_s: float = _EVERY_S) -> None:
+    """Ask again and again; for a thread of its own, which ends with the process.
+
+    ``ask`` returns the token of the term that is believed in, or None; ``idle_s`` is how long to wait after a None.
+    """
     with path.open("r+b") as file:
         writer = BeliefWriter(mmap.mmap(file.fileno(), 0))
     while True:
         before = clock()
         token = ask()
         writer.note(before, token, clock())
-        pause(_EVERY_S)
+        pause(idle_s if token is None else _EVERY_S)
 
 
 def pause(seconds: float) -> None:

@@ -224,7 +224,9 @@ class Conductor:
         elif deed.kind == "throttle":
             relay.bytes_per_s = 200 + 4000 * deed.strength
             detail = f"{relay.bytes_per_s:.0f} bytes/s"
-        self._note(deed.kind, member, clock(), deed.lasts_s, detail)
+        # What fell silent stays so after it is over: the server needs a lease to find out.
+        aftermath_s = self._options.lease_s if deed.kind == "drop" else 0.0
+        self._note(deed.kind, member, clock(), deed.lasts_s + aftermath_s, detail)
         if deed.kind == "cut":
             relay.cut()
         elif deed.kind == "drop":

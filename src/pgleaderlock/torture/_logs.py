@@ -6,7 +6,7 @@ Standard library only, as all that judges: nothing here knows how a leader is el
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,16 @@ def read_logs(folder: Path) -> Logs:
     for path in sorted(folder.glob("*.events")):
         node, process = _named(path)
         logs.told += [Told(node, process, **record) for record in _lines(path)]
-    logs.faults = [Fault(**record) for record in _lines(folder / FAULT_LOG)]
+    logs.faults = [_with_absence(Fault(**record), logs) for record in _lines(folder / FAULT_LOG)]
     return logs
+
+
+def _with_absence(fault: Fault, logs: Logs) -> Fault:
+    """A kill is over when another process takes part in the place of the one that was killed."""
+    if fault.kind != "kill":
+        return fault
+    back = [told.at for told in logs.told if told.node == fault.node and told.process > fault.process]
+    return replace(fault, until=max(fault.at, min(back, default=logs.ended_at)))
 
 
 def _named(path: Path) -> tuple[str, int]:

@@ -69,4 +69,4 @@ class Member(Actor):
 
 
 def _listen(actor: Actor, _pid: int, line: dict[str, Any]) -> None:
-    actor.is_ready = actor.is_ready or line.get("says") in ("leads", "in_line")
+    actor.is_ready = actor.is_ready or line.get("says") == "ready"

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.demo._node import say, until_stdin_ends
@@ -28,25 +28,32 @@ __all__ = ["be_busy", "main"]
 
 _SHUTDOWN_S = 1.5
 _BUSY_S = 0.005
+_TAKING_PART = frozenset({EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED})
 _SILENT = frozenset({EventKind.RENEWED, EventKind.STATE_CHANGE, EventKind.ACQUIRE_FAILED})
 
 
-def _write_event(file: int, event: Event) -> None:
-    """Write one event as one line in one piece, which is the kernel's from then on."""
-    if event.kind in _SILENT:
-        if event.kind is EventKind.ACQUIRE_FAILED:
-            say("in_line")
-        return
-    record = {
-        "at": clock(),
-        "event": event.kind.value,
-        "token": event.token,
-        "cause": None if event.loss is None else event.loss.value,
-        "detail": None if event.error is None else str(event.error),
-    }
-    os.write(file, (json.dumps(record) + "\n").encode())
-    if event.kind is EventKind.ACQUIRED:
-        say("leads")
+class _EventLog:
+    """Writes one event as one line in one piece, which is the kernel's from then on."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._is_ready = False
+
+    def hear(self, event: Event) -> None:
+        if event.kind in _TAKING_PART and not self._is_ready:  # it leads, or asked, was refused, and stands in line
+            self._is_ready = True
+            self._write(event="ready")
+            say("ready")
+        if event.kind not in _SILENT:
+            self._write(
+                event=event.kind.value,
+                token=event.token,
+                cause=None if event.loss is None else event.loss.value,
+                detail=None if event.error is None else str(event.error),
+            )
+
+    def _write(self, **facts: Any) -> None:
+        os.write(self._file, (json.dumps({"at": clock(), **facts}) + "\n").encode())
 
 
 def _watch(lock: LeaderLock, beliefs: Path) -> None:
@@ -79,8 +86,7 @@ async def main(
         term_table=takeover == "strict",
         schema=schema,
     )
-    file = os.open(events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    lock.subscribe(lambda event: _write_event(file, event))
+    lock.subscribe(_EventLog(events).hear)
     threading.Thread(target=_watch, args=(lock, Path(beliefs)), daemon=True).start()
     await lock.start()
     busy = asyncio.ensure_future(be_busy())

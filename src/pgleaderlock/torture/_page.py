@@ -46,6 +46,7 @@ _FAILOVER_NOTE = (
     "From the fault to the next leader, where the leader was hit and its term ended by it. A percentile is a value "
     "that was measured. “several at once”: another fault was under way before somebody led again."
 )
+_NUMBERS = frozenset({"times", "p50", "p90", "p99", "max"})
 _LEADERLESS_NOTE = "By the last fault that hit whoever had led. A frozen leader that went on afterwards is counted too."
 
 
@@ -75,13 +76,17 @@ def _section(title: str, body: str, note: str) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    kinds = [' class="number"' if each in _NUMBERS else "" for each in headings]
+    head = "".join(f"<th{kind}>{escape(each)}</th>" for kind, each in zip(kinds, headings, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _failovers(verdict: Verdict) -> str:
-    headings = ("after", "times", *(f"p{percent}" if percent < 100 else "max" for percent in PERCENTS))  # noqa: PLR2004
+    headings = ("after", "times", *(f"p{percent}" for percent in PERCENTS[:-1]), "max")
     rows = [
         (cause, str(len(times)), *(ms(percentile(times, percent)) for percent in PERCENTS))
         for cause, times in verdict.failovers_s().items()

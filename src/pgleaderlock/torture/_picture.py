@@ -20,6 +20,8 @@ _LEASES_PER_STRIP = 20
 _TICKS_PER_STRIP = 12
 _NICE_S = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)
 _VISIBLE_GAP_S = 0.02
+_LETTER = 5.2
+_LONGEST_LABEL = 40
 _GROUPS = {
     "kill": "process",
     "freeze": "process",
@@ -40,13 +42,11 @@ def strips(verdict: Verdict) -> Iterator[str]:
     """Yield the timeline in pieces that fit on a page, each as SVG with words for those who cannot see it."""
     logs = verdict.logs
     total_s = max(logs.ended_at - logs.began_at, 0.001)
-    each_s = max(_SHORTEST_STRIP_S, _LEASES_PER_STRIP * logs.lease_s, total_s / _MOST_STRIPS)
-    each_s = min(each_s, total_s)
-    start = logs.began_at
-    while start < logs.ended_at - 0.001:
-        end = min(start + each_s, logs.ended_at)
-        yield _Strip(verdict, start, start + each_s, end).draw()
-        start += each_s
+    about_s = max(_SHORTEST_STRIP_S, _LEASES_PER_STRIP * logs.lease_s, total_s / _MOST_STRIPS)
+    number = max(1, round(total_s / about_s))  # all of one length, or the last would be a stump
+    for place in range(number):
+        start, end = (logs.began_at + total_s * each / number for each in (place, place + 1))
+        yield _Strip(verdict, start, end).draw()
 
 
 def legend() -> str:
@@ -73,9 +73,6 @@ def legend() -> str:
 class _Strip:
     verdict: Verdict
     start: float
-    """The time of its left edge."""
-    edge: float
-    """The time of its right edge, which the last strip may not reach."""
     end: float
 
     def draw(self) -> str:
@@ -88,7 +85,7 @@ class _Strip:
             *self._lanes(),
             *self._axis(),
             *(self._term(term) for term in self.verdict.terms),
-            *(self._fault(fault) for fault in logs.faults),
+            *self._faults(),
             *(self._overlap(overlap) for overlap in self.verdict.overlaps),
             "</svg>",
         ]
@@ -97,7 +94,7 @@ class _Strip:
     # --- Where things are ---
 
     def _x(self, at: float) -> float:
-        share = (min(max(at, self.start), self.end) - self.start) / (self.edge - self.start)
+        share = (min(max(at, self.start), self.end) - self.start) / (self.end - self.start)
         return round(_LABELS + share * (_WIDTH - _LABELS), 1)
 
     def _y(self, node: str | None) -> int:
@@ -120,14 +117,15 @@ class _Strip:
 
     def _axis(self) -> Iterator[str]:
         began_at = self.verdict.logs.began_at
-        wanted = (self.edge - self.start) / _TICKS_PER_STRIP
+        wanted = (self.end - self.start) / _TICKS_PER_STRIP
         step = next((each for each in _NICE_S if each >= wanted), _NICE_S[-1])
         bottom = _TOP + _LANE * len(self.verdict.logs.nodes)
         second = -(-(self.start - began_at) // step) * step
         while began_at + second <= self.end:
             x = self._x(began_at + second)
             yield f'<line class="tick" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}"/>'
-            yield f'<text class="time" x="{x}" y="{bottom + 14}">{_clock(second)}</text>'
+            anchor = ' text-anchor="end"' if x > _WIDTH - _LONGEST_LABEL / 2 else ""
+            yield f'<text class="time"{anchor} x="{x}" y="{bottom + 14}">{_clock(second)}</text>'
             second += step
 
     def _gaps(self) -> Iterator[str]:
@@ -139,26 +137,38 @@ class _Strip:
                 yield f'<rect class="gap" {box}><title>{escape(_gap_words(gap))}</title></rect>'
 
     def _term(self, term: Term) -> str:
-        spans = [span for span in term.spans if self._shows(*span)]
-        y = self._y(term.node) + 12
-        title = escape(_term_words(term))
-        return "".join(
-            f'<rect class="term" x="{self._x(began)}" y="{y}" width="{self._width(began, seen, 1.0)}" height="14"'
-            f' rx="2"><title>{title}</title></rect>'
-            for began, seen in spans
-        )
-
-    def _fault(self, fault: Fault) -> str:
-        if not self._shows(fault.at, fault.until):
+        """The whole term, pale; and what was really seen of it, on top."""
+        if not self._shows(term.began_at, term.seen_at):
             return ""
+        y = self._y(term.node) + 12
+        shown = [("term pale", term.began_at, term.seen_at)]
+        shown += [("term", began, seen) for began, seen in term.spans if self._shows(began, seen)]
+        boxes = "".join(
+            f'<rect class="{look}" x="{self._x(began)}" y="{y}" width="{self._width(began, seen, 1.0)}" height="14"/>'
+            for look, began, seen in shown
+        )
+        return f"<g>{boxes}<title>{escape(_term_words(term))}</title></g>"
+
+    def _faults(self) -> Iterator[str]:
+        """Each with its name, unless another's is there: then it is a mark, and says its name when pointed at."""
+        free_from: dict[str | None, float] = {}
+        for fault in sorted(self.verdict.logs.faults, key=lambda each: each.at):
+            if self._shows(fault.at, fault.until):
+                x, length = self._x(fault.at), len(fault.kind) * _LETTER
+                has_room = fault.at >= self.start and x >= free_from.get(fault.node, 0.0)
+                if has_room:
+                    free_from[fault.node] = x + length
+                yield self._fault(fault, fault.kind if has_room else "")
+
+    def _fault(self, fault: Fault, name: str) -> str:
         group, title = _GROUPS.get(fault.kind, "process"), escape(_fault_words(fault))
         x, y = self._x(fault.at), self._y(fault.node)
-        name = escape(fault.kind) if fault.at >= self.start else ""
-        label = f'<text class="what f-{group}" x="{min(x, _WIDTH - 30)}" y="{y + 9}">{name}</text>'
+        anchor = ' text-anchor="end"' if x > _WIDTH - _LONGEST_LABEL else ""
+        label = f'<text class="what f-{group}"{anchor} x="{x}" y="{y + 9}">{escape(name)}</text>'
         if fault.node is None:
             height = _LANE * len(self.verdict.logs.nodes)
             width = self._width(fault.at, fault.until, 2.0)
-            box = f'<rect class="f-{group} wide" x="{x}" y="{_TOP}" width="{width}" height="{height}"/>'
+            box = f'<rect class="f-{group} band" x="{x}" y="{_TOP}" width="{width}" height="{height}"/>'
         else:
             width = self._width(fault.at, fault.until, 3.0)
             box = f'<rect class="f-{group}" x="{x}" y="{y + 28}" width="{width}" height="4" rx="1"/>'

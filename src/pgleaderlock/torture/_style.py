@@ -27,8 +27,10 @@ section{background:var(--card);border:1px solid var(--line);border-radius:14px;p
 color:var(--bad);font-weight:600;max-height:320px;overflow:auto}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px}
 th{text-align:left;color:var(--muted);font-weight:500;font-size:13px}
+th.number,td.number{text-align:right}
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);white-space:nowrap;vertical-align:top}
-tr:last-child td{border-bottom:0}td:last-child{white-space:normal;padding-right:0}
+tr:last-child td{border-bottom:0}td:last-child{white-space:normal}
+th:last-child,td:last-child{padding-right:0}
 td.wide{width:45%;vertical-align:middle}
 .bar{display:block;height:10px;min-width:2px;border-radius:3px;background:var(--network)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--muted);font-size:13px;margin-bottom:12px}
@@ -37,9 +39,11 @@ td.wide{width:45%;vertical-align:middle}
 .k-session{background:var(--session)}.k-network{background:var(--network)}.k-server{background:var(--server)}
 .k-clock{background:var(--clock)}.k-overlap{background:var(--bad)}
 .strips{display:grid;gap:14px;overflow-x:auto}svg{display:block;width:100%;min-width:760px;height:auto}
-svg text{font-size:11px;fill:var(--muted)}svg .node{font-size:12px;fill:var(--text)}svg .time{text-anchor:middle}
+svg text{font-size:11px;fill:var(--muted)}svg .node{font-size:12px;fill:var(--text)}
+svg .time:not([text-anchor]){text-anchor:middle}
 svg .what{font-size:9.5px}.lane,.tick{stroke:var(--line);stroke-width:1}.tick{stroke-dasharray:2 3}
-.term{fill:var(--accent)}.gap{fill:var(--gap)}.overlap{fill:var(--bad)}.stem{stroke-width:1.2}.wide{opacity:.35}
+.term{fill:var(--accent)}.pale{opacity:.4}.gap{fill:var(--gap)}.overlap{fill:var(--bad)}
+.stem{stroke-width:1.2}.band{opacity:.35}
 svg .f-process{fill:var(--process);stroke:none}svg .f-session{fill:var(--session)}svg .f-network{fill:var(--network)}
 svg .f-server{fill:var(--server)}svg .f-clock{fill:var(--clock)}
 svg line.f-process{stroke:var(--process)}svg line.f-session{stroke:var(--session)}
