@@ -29,6 +29,7 @@ from pgleaderlock.torture import (
     Setting,
     Told,
     Verdict,
+    _conductor,
     as_record,
     find_overlaps,
     judge,
@@ -40,7 +41,7 @@ from pgleaderlock.torture import (
 from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
 from pgleaderlock.torture._conductor import Conductor, Options
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
-from pgleaderlock.torture._plan import draw
+from pgleaderlock.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
 from tests.test_cli import CLI
@@ -270,9 +271,13 @@ def test_logs_are_read_back_whole_and_half_a_line_is_none(tmp_path: Path):
 
 
 def test_a_seed_repeats_the_order_and_another_does_not():
-    first, again, other = (list(islice(draw(seed, tuple(FAULTS), 3, 1.0), 50)) for seed in (1, 1, 2))
+    first, again, other = (deeds(seed, *FAULTS) for seed in (1, 1, 2))
     assert first == again != other
-    assert {deed.kind for deed in islice(draw(1, ("kill", "freeze"), 3, 1.0), 50)} == {"kill", "freeze"}
+    assert {deed.kind for deed in deeds(1, "kill", "freeze")} == {"kill", "freeze"}
+
+
+def deeds(seed: int, *kinds: str) -> list[Deed]:
+    return list(islice(draw(seed, kinds, 3, lease_s=1.0, every_s=1.0), 50))
 
 
 def test_what_may_be_done_depends_on_the_promise_and_on_the_server():
@@ -580,9 +585,91 @@ async def test_nodes_that_do_not_start_end_the_torture_with_their_last_words(pos
     async with ground.tidied(has_schema=False):
         await ground.survey(1.0)
         ground.role = ""  # which is no role
-        conductor = Conductor(ground, tmp_path, tmp_path, Options(5.0, 1, 1.0, "fast", ("kill",), 1))
+        conductor = Conductor(ground, tmp_path, tmp_path, Options(5.0, 1, 1.0, "fast", ("kill",), 1, 1.0))
         with pytest.raises(LockError, match=r"node-. does not start:[\s\S]*role"):
             await conductor.run(asyncio.Event())
+
+
+async def test_nodes_that_never_take_part_end_it_too(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_conductor, "_READY_S", -10.0)
+    ground = Ground(postgres.dsn)
+    async with ground.tidied(has_schema=False):
+        await ground.survey(1.0)
+        conductor = Conductor(ground, tmp_path, tmp_path, Options(5.0, 1, 1.0, "fast", ("kill",), 1, 1.0))
+        with pytest.raises(LockError, match="node-a neither led nor stood in line"):
+            await conductor.run(asyncio.Event())
+
+
+# --- What the conductor does, and leaves out -------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def conductor_of_the_idle(dsn: str, folder: Path, takeover: Any, *faults: str) -> AsyncIterator[Conductor]:
+    """A conductor whose nodes have relays, and no processes."""
+    ground = Ground(dsn)
+    async with ground.tidied(has_schema=False):
+        await ground.survey(1.0)
+        conductor = Conductor(ground, folder, folder, Options(5.0, 1, 1.0, takeover, faults, 1, 1.0))
+        conductor._members.append(await conductor._make("node-a"))
+        try:
+            yield conductor
+        finally:
+            await conductor._end()
+
+
+def deed(kind: str) -> Deed:
+    return Deed(0.0, kind, to_leader=True, node=0, lasts_s=60.0, strength=0.5, jump_s=-3600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_so"),
+    [
+        ("delay", lambda relay: relay.delay_s == 0.25),
+        ("throttle", lambda relay: relay.bytes_per_s == 2200.0),
+        ("cut", lambda relay: relay.is_cut),
+        ("drop", lambda relay: relay.is_dropping),
+    ],
+)
+async def test_weather_is_made_once_noted_and_mended(postgres: Postgres, tmp_path: Path, kind: str, is_so: Any):
+    async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", kind) as conductor:
+        relay = conductor._members[0].weather
+        assert await conductor._do(deed(kind))
+        assert is_so(relay)
+        assert not await conductor._do(deed("cut"))  # there is weather already
+        conductor._write_run(0.0)
+        [fault] = read_logs(tmp_path).faults
+        assert (fault.kind, fault.node) == (kind, "node-a")
+        assert fault.until - fault.at == pytest.approx(61.0 if kind == "drop" else 60.0)
+        relay.heal()
+        assert relay.is_fair
+
+
+async def test_what_cannot_be_done_is_left_out_and_not_noted(postgres: Postgres, tmp_path: Path):
+    async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "kill") as conductor:
+        for kind in ("kill", "freeze", "session", "witness", "reset", "clock"):
+            assert not await conductor._do(deed(kind)), kind
+        assert not (tmp_path / "faults.jsonl").exists()
+
+
+async def test_fast_spares_a_second_session_for_a_lease_and_strict_does_not(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def end(_kind: str) -> list[str]:
+        return ["pgleaderlock host:1 1s wf"]
+
+    for takeover, ended in (("fast", [True, False, False]), ("strict", [True, True, True])):
+        (folder := tmp_path / takeover).mkdir()
+        async with conductor_of_the_idle(postgres.dsn, folder, takeover) as conductor:
+            monkeypatch.setattr(conductor._ground, "end_session", end)
+            assert [await conductor._do(deed(kind)) for kind in ("session", "witness", "session")] == ended
+
+
+async def test_a_wall_clock_jumps_by_what_was_planned(postgres: Postgres, tmp_path: Path):
+    async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "clock") as conductor:
+        assert await conductor._do(deed("clock"))
+        assert (tmp_path / "node-a.clock").read_text() == "-3600"
 
 
 # --- For real --------------------------------------------------------------------------------------------------------
@@ -598,14 +685,15 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-EVERYTHING = 251887
+EVERYTHING = 40199
 """A seed whose faults of the first three seconds are of all kinds, most of them to the leader."""
 
 
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
     report, kept = tmp_path / "report.html", tmp_path / "logs"
-    words = ("--minutes", "0.075", "--lease", "0.5", "--nodes", "2", "--takeover", "strict", "--seed", str(EVERYTHING))
-    with Process(*CLI, "torture", *words, "--report", str(report), "--logs", str(kept)) as process:
+    words = ["--minutes", "0.07", "--lease", "0.5", "--every", "0.25", "--nodes", "2", "--takeover", "strict"]
+    words += ["--seed", str(EVERYTHING), "--report", str(report), "--logs", str(kept)]
+    with Process(*CLI, "torture", *words) as process:
         assert process.wait(50) == 0, process.lines
         process.wait_for("the picture:")
     assert any("never two leaders" in line for line in process.lines)

@@ -17,6 +17,7 @@ _SHORTEST_LEASE_S = 0.5
 _MOST_NODES = 26  # one for each letter
 _MOST_MINUTES = 7 * 24 * 60
 _SEEDS = 10**6
+_LEASES_BETWEEN = 1.5
 _KINDS = (
     "kill",
     "freeze",
@@ -79,6 +80,7 @@ def _check_report(context: click.Context, _option: click.Parameter, value: Path 
     help="How many processes stand for the role.",
 )
 @seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
+@seconds_option("--every", "About how long after a fault the next one comes. [default: a lease and a half]")
 @click.option(
     "--takeover",
     type=click.Choice(["fast", "strict"]),
@@ -117,6 +119,7 @@ def torture(
     minutes: float,
     nodes: int,
     lease_s: float,
+    every_s: float | None,
     takeover: Literal["fast", "strict"],
     faults: str | None,
     seed: int | None,
@@ -150,5 +153,5 @@ def torture(
 
     show_logs("ERROR")
     seed = random.randrange(_SEEDS) if seed is None else seed  # noqa: S311 - not a secret
-    options = Options(minutes * 60, nodes, lease_s, takeover, kinds, seed)
+    options = Options(minutes * 60, nodes, lease_s, takeover, kinds, seed, every_s or _LEASES_BETWEEN * lease_s)
     context.exit(show.run_torture(show.Request(options, dsn, restart_command, report, logs, as_json)))

@@ -40,7 +40,6 @@ __all__ = ["Request", "run_torture"]
 
 _ADVICE = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
 _PROGRESS_S = 10.0
-_DEFAULTS = Options(60.0, 3, 3.0, "fast", (), 0)
 
 
 class _UnfitError(click.ClickException):
@@ -111,9 +110,12 @@ class _Run:
             stop.set()
 
         with call_on_signal(end, also=(signal.SIGHUP,)):
-            options = await self._prepare()
-            conductor = Conductor(self._ground, self._folder, self._logs, options)
-            await self._torture(conductor, options, stop)
+            try:
+                options = await self._prepare()
+                conductor = Conductor(self._ground, self._folder, self._logs, options)
+                await self._torture(conductor, options, stop)
+            finally:
+                await self._ground.close()
         if self._came and not conductor.done:
             return exit_codes.of_signal(self._came[0])
         return self._tell(conductor, options)
@@ -203,10 +205,8 @@ class _Run:
     def _command(self, options: Options) -> str:
         """How to do it again. Without the connection string: it may hold a password."""
         words = ["pgleaderlock", "torture", "--seed", str(options.seed), "--minutes", f"{options.seconds / 60:g}"]
-        for name, flag in (("nodes", "--nodes"), ("lease_s", "--lease"), ("takeover", "--takeover")):
-            if getattr(options, name) != getattr(_DEFAULTS, name):
-                words += [flag, f"{getattr(options, name)}"]
-        words += ["--faults", ",".join(options.faults)]
+        words += ["--nodes", str(options.nodes), "--lease", f"{options.lease_s:g}", "--every", f"{options.every_s:g}"]
+        words += ["--takeover", options.takeover, "--faults", ",".join(options.faults)]
         return shlex.join(words)
 
 

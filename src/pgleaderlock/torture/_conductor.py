@@ -49,6 +49,8 @@ class Options:
     takeover: Literal["fast", "strict"]
     faults: tuple[str, ...]
     seed: int
+    every_s: float
+    """About how long after a fault the next one comes."""
 
     @property
     def most_connections(self) -> int:
@@ -165,7 +167,8 @@ class Conductor:
 
     async def _harm_until(self, ends_at: float, stop: asyncio.Event) -> None:
         options = self._options
-        for deed in draw(options.seed, options.faults, options.nodes, options.lease_s):
+        times = {"lease_s": options.lease_s, "every_s": options.every_s}
+        for deed in draw(options.seed, options.faults, options.nodes, **times):
             await _sleep_unless(stop, min(deed.wait_s, ends_at - clock()))
             self._raise_failure()
             if stop.is_set() or clock() >= ends_at:

@@ -157,8 +157,12 @@ class Ground:
         finally:
             if has_schema and not self.is_ours:
                 await self._drop_schema()
-            if self._connection is not None:
-                await close_connection(self._connection)
+            await self.close()
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            await close_connection(self._connection)
 
     async def _drop_schema(self) -> None:
         error: Exception | None = None

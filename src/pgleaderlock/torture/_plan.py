@@ -50,14 +50,14 @@ class Deed:
     jump_s: int
 
 
-def draw(seed: int, kinds: Sequence[str], nodes: int, lease_s: float) -> Iterator[Deed]:
-    """Return deeds without end. Most wait for the one before to be over, some come at once: both happen to people."""
+def draw(seed: int, kinds: Sequence[str], nodes: int, *, lease_s: float, every_s: float) -> Iterator[Deed]:
+    """Return deeds without end. Most come about ``every_s`` apart, some at once: both happen to people."""
     rng = random.Random(seed)  # noqa: S311 - not a secret
     weights = [_WEIGHTS.get(kind, 2) for kind in kinds]
     while True:
         at_once = rng.random() < _AT_ONCE
         yield Deed(
-            wait_s=rng.uniform(0.0, 0.1) * lease_s if at_once else rng.uniform(0.3, 1.5) * lease_s,
+            wait_s=rng.uniform(0.0, 0.1) * every_s if at_once else rng.uniform(0.4, 1.6) * every_s,
             kind=rng.choices(kinds, weights)[0],
             to_leader=rng.random() < _TO_LEADER,
             node=rng.randrange(nodes),

@@ -27,7 +27,7 @@ section{background:var(--card);border:1px solid var(--line);border-radius:14px;p
 color:var(--bad);font-weight:600;max-height:320px;overflow:auto}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px}
 th{text-align:left;color:var(--muted);font-weight:500;font-size:13px}
-th.number,td.number{text-align:right}
+th.number,td.number{text-align:right}td.number:last-child{white-space:nowrap}
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);white-space:nowrap;vertical-align:top}
 tr:last-child td{border-bottom:0}td:last-child{white-space:normal}
 th:last-child,td:last-child{padding-right:0}
