@@ -202,6 +202,18 @@ def test_the_time_without_a_leader_belongs_to_what_hit_the_leader_last(faults: l
     assert cause in verdict.failovers_s() or cause == "nothing that was done"
 
 
+def test_a_session_that_was_ended_in_the_moment_before_its_owner_led_is_the_cause():
+    verdict = judge(
+        logs(
+            Belief("a", 1, 10, 20.0, 20.01),
+            Belief("b", 1, 11, 20.5, 99.99),
+            told=[lost("a", 10, 20.011)],
+            faults=[Fault("session", 19.999, 19.999, "a", 1)],
+        )
+    )
+    assert "session" in verdict.failovers_s()
+
+
 def test_whoever_led_while_all_were_sent_home_is_judged_and_not_drawn():
     verdict = judge(
         logs(Belief("a", 1, 10, 0.0, 99.0), Belief("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),

@@ -65,11 +65,12 @@ Exit codes:
   {CLEAN}    clean: stopped on request, acquired, status shown, or no problem found
   {NOT_ACQUIRED}    not acquired: another process holds the lock
        (also: nobody took over from whoever was asked to step down, audit
-       found an overlap, the answer could not be written to stdout)
+       or torture found an overlap, the answer could not be written to stdout)
   {USAGE}    wrong usage: nothing was started
   {UNREACHABLE}    the database cannot be reached, or the embedded one failed
   {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release
        was not confirmed (the session is closed then)
-  {UNFIT}    doctor found a problem: do not elect leaders on this database yet
+  {UNFIT}    doctor, or torture before it began, found a problem: do not elect
+       leaders on this database yet
   {INTERRUPTED}  interrupted before there was anything to hand over ({TERMINATED}: SIGTERM)
 """

@@ -266,6 +266,6 @@ def _culprit(term: Term, logs: Logs) -> Fault | None:
         and fault.hits(term.node)
         and fault.at <= term.seen_at + _SLACK_S
         and fault.until >= term.seen_at - reach_s
-        and fault.until >= term.began_at
+        and fault.until >= term.began_at - _SLACK_S  # whoever holds the lock is a moment away from believing it
     ]
     return max(possible, key=lambda fault: fault.at, default=None)
