@@ -91,7 +91,7 @@ def _check_report(context: click.Context, _option: click.Parameter, value: Path 
 @click.option(
     "--faults",
     metavar="FAULTS",
-    help=f"Only these, with commas between them: {','.join(_KINDS)}. [default: all that are permitted]",
+    help=f"Only these, with commas between them: {', '.join(_KINDS)}. [default: all that are permitted]",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Do the same in the same order. [default: any]")
 @click.option(
