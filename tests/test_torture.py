@@ -26,6 +26,7 @@ from pgleaderlock.torture import (
     Fault,
     Ground,
     Logs,
+    Options,
     Setting,
     Told,
     Verdict,
@@ -39,7 +40,7 @@ from pgleaderlock.torture import (
     why_clocks_cannot_jump,
 )
 from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
-from pgleaderlock.torture._conductor import Conductor, Options
+from pgleaderlock.torture._conductor import Conductor
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
 from pgleaderlock.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port

@@ -16,9 +16,10 @@ a relay on this one, and a wall clock that jumps by libfaketime, where it is ins
 """
 
 from pgleaderlock.torture._checker import Gap, Overlap, Term, Verdict, find_overlaps, judge, percentile
-from pgleaderlock.torture._conductor import Conductor, Options
+from pgleaderlock.torture._conductor import Conductor
 from pgleaderlock.torture._ground import Ground
 from pgleaderlock.torture._logs import Belief, Fault, Logs, Told, read_logs
+from pgleaderlock.torture._options import Options
 from pgleaderlock.torture._page import page
 from pgleaderlock.torture._plan import FAULTS
 from pgleaderlock.torture._summary import PERCENTS, Setting, as_record, ms, seconds

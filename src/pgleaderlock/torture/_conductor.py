@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.errors import EmbeddedServerError, LockError
@@ -21,46 +20,19 @@ from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay
 from pgleaderlock.torture._ground import Ground
 from pgleaderlock.torture._logs import FAULT_LOG, RUN_LOG, Fault, write_line
 from pgleaderlock.torture._member import Member
+from pgleaderlock.torture._options import CONNECTIONS_PER_NODE, MESSAGES_PER_NODE, Options
 from pgleaderlock.torture._plan import Deed, draw
 from pgleaderlock.torture._wall_clock import WallClock
 
-__all__ = ["Conductor", "Options"]
+__all__ = ["Conductor"]
 
 _READY_S = 60.0
 _LOOK_EVERY_S = 0.02
 _REPLACED_AFTER_S = 0.2
 _MOST_STILLBORN = 2
 _LEAVE_S = 4.0
-_CONNECTIONS_PER_NODE = 4
-_MESSAGES_PER_NODE = 40
-_OWN_CONNECTIONS = 2
-_OWN_STATEMENTS = 10
 _SESSION_KINDS = frozenset({"session", "witness", "both", "reset"})
 _WEATHER_KINDS = frozenset({"delay", "throttle", "cut", "drop"})
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for."""
-
-    seconds: float
-    nodes: int
-    lease_s: float
-    takeover: Literal["fast", "strict"]
-    faults: tuple[str, ...]
-    seed: int
-    every_s: float
-    """About how long after a fault the next one comes."""
-
-    @property
-    def most_connections(self) -> int:
-        """How many connections to the server there are at most, our own with them."""
-        return self.nodes * _CONNECTIONS_PER_NODE + _OWN_CONNECTIONS
-
-    @property
-    def most_statements_per_s(self) -> int:
-        """How many statements the server gets at most per second, on average over two of them."""
-        return self.nodes * _MESSAGES_PER_NODE + _OWN_STATEMENTS
 
 
 class Conductor:
@@ -71,7 +43,7 @@ class Conductor:
         self._folder = folder
         self._logs = logs
         self._options = options
-        self.allowance = Allowance(options.nodes * _CONNECTIONS_PER_NODE, options.nodes * _MESSAGES_PER_NODE, clock)
+        self.allowance = Allowance(options.nodes * CONNECTIONS_PER_NODE, options.nodes * MESSAGES_PER_NODE, clock)
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: Exception | None = None
