@@ -9,7 +9,7 @@ code that is mutilated, by patches that exist only in the tests.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,9 +35,6 @@ class Mutation:
     take_out: Patch
     store: Store = STORES["postgres"]
     weather: Weather = STORM
-    seed: int = 0
-    """One that finds it."""
-    faults: frozenset[str] = field(default_factory=frozenset)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -86,10 +83,14 @@ def without_words(name: str, *words: str) -> Patch:
 
 
 def both(*patches: Patch) -> Patch:
-    return lambda stack: [each(stack) for each in patches][0]
+    def take_out(stack: ExitStack) -> None:
+        for each in patches:
+            each(stack)
+
+    return take_out
 
 
-# --- The mechanisms ----------------------------------------------------------------------------------------------------
+# --- The mechanisms --------------------------------------------------------------------------------------------------
 
 _renew, _confirm = LeasedLockBackend.renew, LeasedLockBackend._confirm
 _renew_record = RecordBackend.renew
@@ -151,10 +152,8 @@ def in_time_or_not(self: Election, grant: Grant | None) -> Grant | None:
     return grant
 
 
-_IDLE = "set_config('idle_session_timeout', '{limit}', false)"
 _EMIT = "pg_logical_emit_message(true, 'pgleaderlock', '')"
 _ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"witness": False})
-_BAD = {"every": 1.0}
 
 MUTATIONS = (
     Mutation("trust counts from sending", "two_leaders", replaced(LeasedLockBackend, "renew", renew_from_arrival),

@@ -121,7 +121,7 @@ def copy_hot(primary: Server, standby: Server) -> None:
 
 
 async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
-    own_server: Server, key: LockKey, server_folder_root: Path
+    own_server: Server, key: LockKey, server_folder_root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with standby_of(own_server, server_folder_root / f"standby-of-{own_server.folder.name}") as standby:
         assert await query(standby.dsn, "SELECT pg_is_in_recovery()") == [(True,)]
@@ -134,3 +134,10 @@ async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
             assert await advised.wait_for_leadership(10)
             assert len(await holders(own_server.dsn, key)) == 1
             assert await query(standby.dsn, ADVISORY_LOCKS) == []
+        # The refusal is for people. Without it the token refuses: a standby has no transaction ids to hand out.
+        monkeypatch.setattr("pgleaderlock.backends._admission.Admission._refuse_unfit", lambda *_, **__: None)
+        misled, heard = make_leased(anyway, key, retry_strategy=QUICK)
+        async with misled:
+            await until(lambda: len(heard.errors) >= 2)
+            assert misled.state is not LockState.LEADER
+        assert any("during recovery" in str(error) for error in heard.errors)
