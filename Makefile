@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ types: setup
 
 imports: setup
 	$(RUN) lint-imports
+
+simulate: setup ## Elections in bad weather on virtual time, on every store (SEEDS=100; ARGS="--first 1000" for new ones)
+	$(RUN) python -m pgleaderlock.testing.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 exhaust: setup ## See every interleaving of a few nodes and faults (ARGS="--nodes 2 --faults 2", or ARGS=--mutations)
 	$(RUN) python -m pgleaderlock.testing.exhaustive $(ARGS)

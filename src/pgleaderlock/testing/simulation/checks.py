@@ -124,7 +124,7 @@ class Checker:
 
     def heard(self, node: Node, event: Event) -> None:
         """Look at what an election says of itself."""
-        if event.kind is EventKind.RENEWED:
+        if self.is_over or event.kind is EventKind.RENEWED:
             return
         if not _is_only_a_try(event):
             self.note(node.name, describe_event(event))

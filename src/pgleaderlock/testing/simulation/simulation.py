@@ -113,7 +113,7 @@ class Simulation:
         """Settle what users settle differently."""
         draw = self.world.random
         return {
-            "retry_strategy": FixedInterval(self.lease_s * draw.choice([0.1, 1 / 3])),
+            "retry_strategy": FixedInterval(self.lease_s * draw.choice([0.1, 1 / 3, 1.0, 1.0])),
             "health_interval_s": self.lease_s / draw.choice([3, 4]),
             "reconnect_grace_s": draw.choice([None, None, self.lease_s / 2, 2 * self.lease_s]),
         }

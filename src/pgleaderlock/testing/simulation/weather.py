@@ -7,7 +7,7 @@ outside that they add.
 
 from dataclasses import dataclass, field, replace
 
-__all__ = ["CALM", "STORM", "WEATHERS", "Weather"]
+__all__ = ["CALM", "INSIDE", "STORM", "WEATHERS", "Weather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,6 @@ WEATHERS = {
     )
 }
 """Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
+
+INSIDE = ("storm", "squalls", "fog", "doldrums")
+"""Those in which nothing may go wrong that must not."""
