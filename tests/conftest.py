@@ -41,6 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("PGLEADERLOCK_TEST_DSN"),
         help="run the PostgreSQL tests against this server instead of an embedded one ($PGLEADERLOCK_TEST_DSN)",
     )
+    parser.addoption(
+        "--rewrite-transcripts",
+        action="store_true",
+        help="write what the simulated clusters say under the scripts in tests/transcripts, instead of comparing it",
+    )
 
 
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:

@@ -14,6 +14,7 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
 ``tests/test_modelled_postgres.py`` asks the model and a real server the same questions. Not modelled: everything else.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ VERSION = 170000
 DEADLOCK_S = 10.0
 _LONG_AGO_S = 1e6
 _SIGNAL_S = 0.002
+_CAST = re.compile(r"'|::\w+")
 
 
 class Client(Protocol):
@@ -108,7 +110,7 @@ class ServerSession:
             self._answer(("",))
             return
         self._answer((str(self.server.next_token(is_flushed=ask.is_flushed)),))
-        self.server.note(self.client.owner, f"is granted {key} in line")
+        self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} in line")
 
     @property
     def waits_for(self) -> str | None:

@@ -27,7 +27,7 @@ from pgleaderlock.testing.simulation.stores import STORES, Server, Store
 from pgleaderlock.testing.simulation.weather import WEATHERS, Weather
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["Report", "Simulation", "simulate"]
+__all__ = ["Report", "Simulation", "quiet", "simulate"]
 
 Build = Callable[[Node], object]
 """Registers a user's callbacks and work on ``node.lock``, before it is started. Called at every start of the node."""
@@ -223,7 +223,7 @@ def simulate(
     ``build(node)`` registers your own callbacks and work on ``node.lock``; call ``node.act()`` where your code does
     what only a leader may. ``weather`` and ``store`` are names (:data:`WEATHERS`, :data:`STORES`) or your own.
     """
-    with _quiet(seed):
+    with quiet(seed):
         simulation = Simulation(
             seed,
             nodes=nodes,
@@ -245,7 +245,7 @@ def simulate(
 
 
 @contextlib.contextmanager
-def _quiet(seed: int) -> Iterator[None]:
+def quiet(seed: int) -> Iterator[None]:
     """Log nothing, and let what draws from Python's own generator draw the same each time."""
     logger, state = logging.getLogger("pgleaderlock"), random.getstate()
     level = logger.level

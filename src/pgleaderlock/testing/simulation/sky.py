@@ -200,6 +200,22 @@ class Sky:
         self._world.random.choice(sessions).end(LossCause.SESSION_TERMINATED)
         return None
 
+    def kill_lock(self, node: Node, _: float = 0.0) -> bool | None:
+        """End the session that was opened first: a leader's with the lock."""
+        return self._kill(node, 0)
+
+    def kill_witness(self, node: Node, _: float = 0.0) -> bool | None:
+        """End the session that was opened last: a leader's with the witness."""
+        return self._kill(node, -1)
+
+    def _kill(self, node: Node, place: int) -> bool | None:
+        sessions = self._sessions_of(node)
+        if not sessions:
+            return False
+        self._note(node, "has the session of its lock killed" if place == 0 else "has its witness killed")
+        sessions[place].end(LossCause.SESSION_TERMINATED)
+        return None
+
     def reset(self, node: Node, _: float = 0.0) -> bool | None:
         """Let the server, and only the server, be told that a connection was reset."""
         if self._world.now < self._killed_at.get(node.name, -1e9) + _KILL_PAUSE * self._lease_s:
