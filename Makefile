@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,11 @@ test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetche
 bench: setup ## Measure ourselves against raw psycopg, and client-go if test-k8s has built it, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)
 
+# In an environment of its own: what is compared with is no dependency of anything else.
+bench-peers: $(filter .uv/bin/uv,$(UV)) ## Measure ourselves beside tooz, kazoo, etcdctl, Redis locks and file locks (ARGS=--write for docs/; 10 minutes)
+	UV_PROJECT_ENVIRONMENT=.venv-peers $(UV) sync --frozen --quiet --no-default-groups --all-extras --group peers
+	.venv-peers/bin/python bench/bench_peers.py $(ARGS)
+
 docs: setup ## Write the generated parts of docs/ anew (the transition table and its diagram)
 	$(RUN) python tools/fsm_docs.py
 
@@ -119,4 +124,4 @@ lock: setup ## Resolve the dependencies anew into uv.lock
 	$(UV) lock --upgrade
 
 clean: ## Remove what the other targets made here
-	rm -rf .venv .uv dist htmlcov .coverage* coverage.json .pycache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-peers .uv dist htmlcov .coverage* coverage.json .pycache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from psycopg.conninfo import conninfo_to_dict
 
-__all__ = ["Command", "Contenders", "bare_command", "our_command", "replace_in_turns", "url_of"]
+__all__ = ["Command", "Contenders", "SilentError", "bare_command", "our_command", "replace_in_turns", "url_of"]
 
 Command = Callable[[int], Sequence[str]]
 """What to run as contender number n; client-go's need a name each."""
@@ -40,12 +40,20 @@ def bare_command(dsn: str) -> Command:
     return lambda _: [sys.executable, str(_CONTENDER), "--bare", dsn]
 
 
+class SilentError(SystemExit):
+    """No contender came to lead, or to stand in line, for as long as one was willing to wait."""
+
+
 class Contenders:
     """Three processes for one lock, from one end of a block to the other. Every new one is in line before it counts."""
 
-    def __init__(self, command: Command, number: int = 3) -> None:
+    def __init__(
+        self, command: Command, number: int = 3, *, leads: str = "acquired", patience_s: float = _PATIENCE_S
+    ) -> None:
         self._command = command
         self._number = number
+        self._leads = leads
+        self._patience_s = patience_s
         self._numbers = count()
         self._heard: queue.Queue[tuple[subprocess.Popen[str], str, float]] = queue.Queue()
         self._children: list[subprocess.Popen[str]] = []
@@ -98,15 +106,15 @@ class Contenders:
     def _next_leader(self) -> tuple[subprocess.Popen[str], float]:
         while True:
             child, line, at = self._hear()
-            if line.startswith("acquired"):
+            if line.startswith(self._leads):
                 return child, at
 
     def _hear(self) -> tuple[subprocess.Popen[str], str, float]:
         try:
-            child, self._last_line, at = self._heard.get(timeout=_PATIENCE_S)
+            child, self._last_line, at = self._heard.get(timeout=self._patience_s)
         except queue.Empty:
-            raise SystemExit(
-                f"contenders are silent for {_PATIENCE_S:g} s. The last word was: {self._last_line}"
+            raise SilentError(
+                f"contenders are silent for {self._patience_s:g} s. The last word was: {self._last_line}"
             ) from None
         return child, self._last_line, at
 
