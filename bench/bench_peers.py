@@ -98,8 +98,8 @@ def measure(stores: Stores, entries: Sequence[Entry], rounds: int, freezes: int)
         print(f"  {what}: {entry.row}", file=sys.stderr, flush=True)
         try:
             step(entry, figures[entry.row])
-        except (SystemExit, OSError) as error:
-            figures[entry.row].missing = f"{what}: {error}"
+        except (SystemExit, Exception) as error:  # noqa: BLE001 - one row's trouble is not the others'
+            figures[entry.row].missing = f"{what}: {type(error).__name__}: {error}"
 
     def graceful(entry: Entry, found: Figures) -> None:
         found.graceful_ms = bench.replacements_ms(entry, rounds, by_kill=False)

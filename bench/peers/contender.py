@@ -42,7 +42,8 @@ stop = threading.Event()
 
 
 def say(word: str) -> None:
-    print(word, flush=True)
+    """In one write, because threads and loggers speak too."""
+    os.write(1, f"{word}\n".encode())
 
 
 def act(believes: Callable[[], bool]) -> None:
@@ -114,6 +115,7 @@ def bare(options: Options) -> None:
         say("waiting")
         raw.execute("SELECT pg_advisory_lock(hashtext(%s))", (options.name,))
         lead(options, lambda: True)
+        raw.execute("SELECT pg_advisory_unlock(hashtext(%s))", (options.name,))
 
 
 # --- Redis -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import time
@@ -19,6 +20,7 @@ __all__ = ["Cost", "Crew", "Freeze"]
 _THAW_AFTER_S = 0.3  # so that the successor leads beyond doubt
 _WATCH_S = 3.0
 _SILENT_START_S = 1.0
+_ACTING = re.compile(r"acting ([0-9]+\.[0-9]+)")
 _OUT_OF_STEP_S = 1.0  # the longest interval of those who poll, but flufl.lock's, which is random by itself
 
 
@@ -113,8 +115,8 @@ class Crew(Contenders):
                 child, line, _ = self._heard.get(timeout=left_s)
             except queue.Empty:
                 break
-            if child is old and line.startswith("acting "):
-                stamps.append(float(line.split()[1]))
+            if child is old and (stamp := _ACTING.match(line)):
+                stamps.append(float(stamp[1]))
         return stamps
 
     def _replace_old(self, old: subprocess.Popen[str]) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from peers.arithmetic import median, percentile
 from peers.entries import LIMIT, Entry, all_entries
 from peers.explanations import ABOUT, why
-from peers.judging import METRICS, Verdict, unexplained, verdicts
+from peers.judging import Verdict, unexplained, verdicts
 from peers.plot import plot
 from peers.results import Run
 from peers.terminal import HEADINGS, cells
@@ -20,6 +21,7 @@ _COLUMNS = {
     "graceful": 0, "crash": 1, "freeze": 2, "overlap": 3, "requests": 4, "wakeups": 5, "leader": 6, "follower": 6,
     "memory": 7,
 }  # fmt: skip
+_SHORT = {"crash": "kill -9", "leader": "connections", "follower": "follower's connection", "wakeups": "wake-ups"}
 
 
 def write_page(run: Run) -> None:
@@ -36,43 +38,61 @@ def write_page(run: Run) -> None:
 def page(run: Run) -> str:
     """Return the whole page; the same figures make the same page."""
     entries = all_entries()
+    causes = _Causes()
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     parts = [
-        _INTRODUCTION.format(
-            date=run.date,
-            machine=run.machine,
-            versions=", ".join(f"{name} {number}" for name, number in run.versions.items()),
-        ),
+        _INTRODUCTION.format(begin=fill(_BEGIN.format(date=run.date, machine=run.machine, versions=versions), 120)),
         "## With the defaults of each\n",
-        _table(entries, run, "default"),
-        "\n## With a lease of 4 s for all\n",
+        _table(entries, run, "default", causes),
+        "## With a lease of 4 s for all\n",
         "Where there is something to set. 4 s is ZooKeeper's shortest session.\n",
-        _table(entries, run, "tuned"),
-        "\n## The worst of the rounds\n",
+        _table(entries, run, "tuned", causes),
+        "## Where a peer is ahead of ours, or beside it\n",
+        "The numbers in the last column of the tables:\n",
+        causes.text(),
+        "## The worst of the rounds\n",
         _worst(entries, run),
-        "\n## Where a peer is ahead of ours, or beside it\n",
-        _reasons(entries, run),
-        "\n## What each does when its leader is frozen\n",
+        "## What each does when its leader is frozen\n",
         _abouts(),
         _METHOD,
     ]
     return "\n".join(parts)
 
 
-def _table(entries: Sequence[Entry], run: Run, setting: str) -> str:
+class _Causes:
+    """Numbers for reasons, in the order in which a reader meets them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, entry: Entry, found: Sequence[Verdict]) -> str:
+        """Return one row's, each column with the number of its reason."""
+        columns: dict[int, list[str]] = {}
+        for verdict in found:
+            cause = why(entry.name, verdict.metric) or ""
+            number = self._numbers.setdefault(cause, len(self._numbers) + 1)
+            columns.setdefault(number, []).append(_SHORT.get(verdict.metric, verdict.metric))
+        return "; ".join(f"{', '.join(titles)}: {number}" for number, titles in columns.items())
+
+    def text(self) -> str:
+        return "".join(f"{number}. {cause[0].upper()}{cause[1:]}.\n" for cause, number in self._numbers.items())
+
+
+def _table(entries: Sequence[Entry], run: Run, setting: str, causes: _Causes) -> str:
     limit = run.figures.get(f"{LIMIT} (default)")
-    lines = [f"| | {' | '.join(HEADINGS)} |", f"|---|{'---|' * len(HEADINGS)}"]
+    lines = [f"| | {' | '.join(HEADINGS)} | why it is ahead |", f"|---|{'---|' * (len(HEADINGS) + 1)}"]
     for entry in entries:
         if entry.setting != setting:
             continue
         figures = run.figures[entry.row]
         name = f"**{entry.name}**" if entry.ours else entry.name
         if figures.missing:
-            lines.append(f"| {name} | not measured: {figures.missing} |{' |' * (len(HEADINGS) - 1)}")
+            lines.append(f"| {name} | not measured: {figures.missing} |{' |' * len(HEADINGS)}")
             continue
-        row = list(cells(entry, figures, limit))
-        for verdict in _of(entry, run):
+        row, found = list(cells(entry, figures, limit)), _of(entry, run)
+        for verdict in found:
             _mark(row, _COLUMNS[verdict.metric], verdict)
-        lines.append(f"| {name} | {' | '.join(row)} |")
+        lines.append(f"| {name} | {' | '.join(row)} | {causes.of(entry, found)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -102,32 +122,23 @@ def _spread(values: Sequence[float]) -> str:
     return " / ".join(f"{each:.1f}" for each in (median(values) or 0.0, percentile(values, 0.9), max(values))) + " ms"
 
 
-def _reasons(entries: Sequence[Entry], run: Run) -> str:
-    titles = {metric.key: metric.title for metric in METRICS}
-    lines = []
-    for entry in entries:
-        causes: dict[str, list[str]] = {}
-        for verdict in _of(entry, run):
-            title = titles[verdict.metric] + (" (a tie)" if verdict.is_tie else "")
-            causes.setdefault(why(entry.name, verdict.metric) or "", []).append(title)
-        if causes:
-            said = "; ".join(f"*{', '.join(columns)}*: {cause}" for cause, columns in causes.items())
-            lines.append(f"- **{entry.row}**, beside `{entry.compared_with}`. {said}.")
-    return "\n".join(lines) + "\n"
-
-
 def _abouts() -> str:
     lines = ["| | as measured by default | frozen, then thawed | a token for fencing |", "|---|---|---|---|"]
     lines += [f"| {name} | {about.default} | {about.freeze} | {about.token} |" for name, about in ABOUT.items()]
     return "\n".join(lines) + "\n"
 
 
+_BEGIN = (
+    "One harness, one machine, one run, on {date}: {machine}; {versions}. Written by `make bench-peers ARGS=--write`, "
+    "which needs Debian, `redis-server` and `java`, fetches the other servers' packages without installing them, and "
+    "takes about eleven minutes. Absolute figures are this machine's, and it was not idle; what to look at is how they "
+    "compare."
+)
+
 _INTRODUCTION = """\
 # Beside what people use instead
 
-One harness, one machine, one run, on {date}: {machine}. {versions}. Written by `make bench-peers ARGS=--write`, which
-needs Debian, `redis-server` and `java`, fetches the other servers' packages without installing them, and takes about
-ten minutes. Absolute figures are this machine's; what to look at is how they compare.
+{begin}
 
 ![Failover times on a logarithmic scale: ours, the physical limit, and the others](../images/comparison.svg)
 
@@ -135,8 +146,9 @@ A leader and two who wait, each a process of its own. The leader gets SIGTERM an
 or is frozen by SIGSTOP; what is timed is how long it takes until another says that it leads. A frozen leader is thawed
 0.3 s after that and watched for 3 s: *overlap* is for how long it still acts beside its successor. Medians, for the
 overlap the worst; in brackets how many times the physical limit, which is a bare blocking `pg_advisory_lock`. "‹" marks
-what is better than ours, "=" a tie; the reasons are below. Ours are in bold; a peer is compared with the one that its
-user would take instead.
+what is better than ours, "=" a tie; the reasons are below the tables. Ours are in bold; a peer is compared with the one
+that its user would take instead: locks in files with `file://`, those that may be shared between hosts with
+`pgleaderlock.nfs.Lock`, client-go with `k8s://`, all others with `postgresql://`.
 
 **In short.** Session locks see a crash at once, and of those only ours survives a freeze too. Whoever has a lease alone
 waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. Whoever has neither never

@@ -11,7 +11,7 @@ from peers.results import Run
 
 __all__ = ["plot"]
 
-_WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 860, 250, 70, 20, 74
+_WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 880, 250, 96, 20, 74
 _FROM_MS, _TO_MS = 1.0, 100_000.0
 _TICKS = ((1, "1 ms"), (10, "10 ms"), (100, "0.1 s"), (1000, "1 s"), (10_000, "10 s"), (100_000, "100 s"))
 _MARKS = (("graceful", "circle"), ("kill -9", "square"), ("freeze", "triangle"))
@@ -34,7 +34,7 @@ def x_of(ms: float) -> float:
     """Return the place of a time on the scale; what never came is beyond its end."""
     inner = _WIDTH - _LEFT - _RIGHT
     if not math.isfinite(ms):
-        return _LEFT + inner + 26
+        return _LEFT + inner + 56
     share = math.log10(max(ms, _FROM_MS) / _FROM_MS) / math.log10(_TO_MS / _FROM_MS)
     return _LEFT + inner * min(share, 1.0)
 

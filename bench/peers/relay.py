@@ -58,8 +58,8 @@ class Relay:
                 )
             finally:
                 to_server.close()
-        except OSError:
-            pass  # either side may end as it likes
+        except (OSError, asyncio.CancelledError):
+            pass  # either side may end as it likes; and a cancelled one is reported by Python 3.11 as if it had failed
         finally:
             self.connections -= 1
             to_client.close()
