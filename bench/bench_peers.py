@@ -43,13 +43,14 @@ def main() -> None:
         command = [sys.executable, str(_K8S), "run", "--", sys.executable, __file__, *sys.argv[1:]]
         sys.exit(subprocess.run(command, check=False).returncode)
     logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
+    load = os.getloadavg()[0]
     entries = [entry for entry in all_entries() if not options.only or any(word in entry.row for word in options.only)]
     with tempfile.TemporaryDirectory(prefix="pgll-peers-") as folder:
         Path(folder).chmod(0o755)
         wanted = {entry.store for entry in entries} if options.only else None
         with running_stores(Path(folder), only=None if wanted is None else sorted(wanted)) as stores:
             found = measure(stores, entries, options.rounds, options.freezes)
-    run = results.Run.of_today(found, stores.versions)
+    run = results.Run.of_today(found, stores.versions, load)
     print_table(entries, run)
     if options.write:
         results.save(run)

@@ -151,7 +151,7 @@ def test_the_page_in_the_docs_is_made_of_the_figures_beside_it():
 def test_figures_survive_their_file(tmp_path: Path):
     results, measuring = module("results"), module("measuring")
     figures = {"a row": measuring.Figures(crash_ms=[1.5, math.inf], overlap_ms=[0.0], missing="why")}
-    run = results.Run("2026-01-02", "2 cores", {"Redis": "7"}, figures)
+    run = results.Run("2026-01-02", "2 cores", 0.5, {"Redis": "7"}, figures)
     results.save(run, tmp_path / "file")
     assert results.load(tmp_path / "file") == run
 

@@ -39,9 +39,8 @@ def page(run: Run) -> str:
     """Return the whole page; the same figures make the same page."""
     entries = all_entries()
     causes = _Causes()
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     parts = [
-        _INTRODUCTION.format(begin=fill(_BEGIN.format(date=run.date, machine=run.machine, versions=versions), 120)),
+        _INTRODUCTION.format(begin=fill(_begin(run), 120)),
         "## With the defaults of each\n",
         _table(entries, run, "default", causes),
         "## With a lease of 4 s for all\n",
@@ -57,6 +56,11 @@ def page(run: Run) -> str:
         _METHOD,
     ]
     return "\n".join(parts)
+
+
+def _begin(run: Run) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
+    return _BEGIN.format(date=run.date, machine=run.machine, load=run.load, versions=versions)
 
 
 class _Causes:
@@ -129,10 +133,10 @@ def _abouts() -> str:
 
 
 _BEGIN = (
-    "One harness, one machine, one run, on {date}: {machine}; {versions}. Written by `make bench-peers ARGS=--write`, "
-    "which needs Debian, `redis-server` and `java`, fetches the other servers' packages without installing them, and "
-    "takes about eleven minutes. Absolute figures are this machine's, and it was not idle; what to look at is how they "
-    "compare."
+    "One harness, one machine, one run, on {date}: {machine}, load average {load:.1f} as it began; {versions}. Written "
+    "by `make bench-peers ARGS=--write`, which needs Debian, `redis-server` and `java`, fetches the other servers' "
+    "packages without installing them, and takes about eleven minutes. Absolute figures are this machine's, and those "
+    "of whatever else ran on it; what to look at is how they compare."
 )
 
 _INTRODUCTION = """\

@@ -27,15 +27,17 @@ class Run:
 
     date: str
     machine: str
+    load: float
+    """The machine's load average as it began: above its number of cores, others worked there too."""
     versions: Mapping[str, str]
     figures: Mapping[str, Figures]
 
     @classmethod
-    def of_today(cls, figures: Mapping[str, Figures], servers: Mapping[str, str]) -> Self:
+    def of_today(cls, figures: Mapping[str, Figures], servers: Mapping[str, str], load: float) -> Self:
         kernel = ".".join(platform.release().split(".")[:2])
         machine = f"{os.cpu_count()} cores, {platform.system()} {kernel}, Python {platform.python_version()}"
         packages = {name: found for name in _PACKAGES if (found := _version(name))}
-        return cls(datetime.now(UTC).date().isoformat(), machine, {**servers, **packages}, figures)
+        return cls(datetime.now(UTC).date().isoformat(), machine, load, {**servers, **packages}, figures)
 
 
 def _version(package: str) -> str | None:
@@ -49,6 +51,7 @@ def save(run: Run, path: Path = PATH) -> None:
     content = {
         "date": run.date,
         "machine": run.machine,
+        "load": round(run.load, 1),
         "versions": dict(run.versions),
         "figures": {row: _plain(figures) for row, figures in run.figures.items()},
     }
@@ -58,7 +61,7 @@ def save(run: Run, path: Path = PATH) -> None:
 def load(path: Path = PATH) -> Run:
     content = json.loads(path.read_text(encoding="utf-8"))
     figures = {row: Figures(**_with_infinity(each)) for row, each in content["figures"].items()}
-    return Run(content["date"], content["machine"], content["versions"], figures)
+    return Run(content["date"], content["machine"], content["load"], content["versions"], figures)
 
 
 def _plain(figures: Figures) -> dict[str, Any]:
