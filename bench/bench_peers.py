@@ -35,7 +35,8 @@ _K8S = Path(__file__).parents[1] / "tools" / "k8s_server.py"
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _: sys.exit(128 + number))  # so that what was started is stopped
     if options.from_results:
         write_page(results.load())
         return
