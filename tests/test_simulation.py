@@ -4,6 +4,7 @@ import pytest
 
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORES, WEATHERS
+from pgleaderlock.testing.simulation.many import main
 
 INSIDE = ["calm", "storm", "squalls", "fog", "doldrums"]
 
@@ -59,3 +60,23 @@ def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes(
 def test_weathers_have_the_names_under_which_they_are_known():
     assert all(name == weather.name for name, weather in WEATHERS.items())
     assert all(name == store.name for name, store in STORES.items())
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="there is no 'sunshine', but there are calm, storm"):
+        simulate(1, weather="sunshine")
+    with pytest.raises(ValueError, match="there is no 'oracle', but there are postgres"):
+        simulate(1, store="oracle")
+
+
+def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):
+    assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--weather", "storm", "--jobs", "1"]) == 0
+    assert "never two leaders" in capsys.readouterr().out
+    words = ["--store", "postgres", "--weather", "double-kills", "--lease", "15", "--jobs", "1"]
+    assert main(["--seeds", "1", "--first", "3", *words]) == 1
+    out = capsys.readouterr().out
+    assert "two leaders at once" in out
+    assert "1 FAILED" in out
+    assert main(["--first", "3", "--trace", *words]) == 1
+    assert main(["--first", "3", "--leases", "0.5", "--weather", "calm", "--trace", *words[:2]]) == 0
+    assert "LEADS with token" in capsys.readouterr().out

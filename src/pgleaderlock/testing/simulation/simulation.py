@@ -10,9 +10,10 @@ import logging
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from pgleaderlock.election import Election
 from pgleaderlock.models import LockState
@@ -29,12 +30,15 @@ from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["Report", "Simulation", "quiet", "simulate"]
 
+T = TypeVar("T")
+
 Build = Callable[[Node], object]
 """Registers a user's callbacks and work on ``node.lock``, before it is started. Called at every start of the node."""
 
 _PATIENCE = 9.0
 """Leases in which somebody leads again, when nothing new goes wrong: a frozen holder's, a restart's, a strict one's."""
 _SETTLED = 3.0
+_HOURS = 0.5
 _BURIALS = 5
 _OUTSIDE = {"double-kills": {"double_ambush"}, "promotions": {"cut_and_promote"}}
 
@@ -72,22 +76,19 @@ class Simulation:
         weather: str | Weather = "storm",
         store: str | Store = "postgres",
         lease_s: float = 15.0,
+        hours: float = _HOURS,
         build: Build | None = None,
         keep_transcript: bool = False,
         settings: dict[str, object] | None = None,
     ) -> None:
         self.seed = seed
-        self.weather = WEATHERS[weather] if isinstance(weather, str) else weather
-        self.store = STORES[store] if isinstance(store, str) else store
+        self.weather = _known(WEATHERS, weather) if isinstance(weather, str) else weather
+        self.store = _known(STORES, store) if isinstance(store, str) else store
         self.lease_s = lease_s
         self.world = World(seed)
         self._build = build
         self._settings = self._draw_settings() if settings is None else settings
-        replay = (
-            f"simulate({seed}, nodes={nodes}, weather={self.weather.name!r}, store={self.store.name!r}, "
-            f"lease_s={lease_s:g})"
-        )
-        self.checker = Checker(self.world, lease_s, replay, keep=keep_transcript)
+        self.checker = Checker(self.world, lease_s, self._replay(nodes, hours), keep=keep_transcript)
         self.server = self._make_server()
         for number in range(nodes):
             rate = self.world.random.uniform(1 - self.weather.clock_spread, 1 + self.weather.clock_spread)
@@ -101,6 +102,17 @@ class Simulation:
     def nodes(self) -> list[Node]:
         """Those who contend."""
         return self.checker.nodes
+
+    def _replay(self, nodes: int, hours: float) -> str:
+        settings = [
+            f"nodes={nodes}",
+            f"weather={self.weather.name!r}",
+            f"store={self.store.name!r}",
+            *([] if hours == _HOURS else [f"hours={hours:g}"]),
+            f"lease_s={self.lease_s:g}",
+            *([] if self._build is None else [f"build={getattr(self._build, '__name__', self._build)}"]),
+        ]
+        return f"simulate({self.seed}, {', '.join(settings)})"
 
     # --- The making --------------------------------------------------------------------------------------------
 
@@ -213,7 +225,7 @@ def simulate(
     weather: str | Weather = "storm",
     *,
     store: str | Store = "postgres",
-    hours: float = 0.5,
+    hours: float = _HOURS,
     lease_s: float = 15.0,
     build: Build | None = None,
     keep_transcript: bool = False,
@@ -230,6 +242,7 @@ def simulate(
             weather=weather,
             store=store,
             lease_s=lease_s,
+            hours=hours,
             build=build,
             keep_transcript=keep_transcript,
         )
@@ -242,6 +255,12 @@ def simulate(
         finally:
             simulation.end()
         return simulation.report()
+
+
+def _known(named: Mapping[str, T], name: str) -> T:
+    if name not in named:
+        raise ValueError(f"there is no {name!r}, but there are {', '.join(named)}")
+    return named[name]
 
 
 @contextlib.contextmanager
