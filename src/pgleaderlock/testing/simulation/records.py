@@ -54,11 +54,13 @@ class ModelledRecord:
         """Refuse to answer for a while. Nothing that was written is forgotten, but all who watch are."""
         self.is_up = False
         self._watchers.clear()
-        self.world.later(down_s, self._come_back)
+        self.world.later(down_s, self.come_back)
 
-    def _come_back(self) -> None:
-        self.is_up = True
-        self.note("server", "is up")
+    def come_back(self) -> None:
+        """Answer again."""
+        if not self.is_up:
+            self.is_up = True
+            self.note("server", "is up")
 
 
 class SimulatedStore(RecordStore):

@@ -167,6 +167,8 @@ class Simulation:
     def _look(self) -> None:
         if self.checker.is_over:
             return
+        if not self.server.is_up:
+            self.checker.disturb()  # nobody can lead where there is nothing to lead on
         slow = 1 + 10 * self.weather.slow_share
         self.checker.look(_PATIENCE * self.lease_s * slow**2)
         self.world.later(self.lease_s / 2, self._look)

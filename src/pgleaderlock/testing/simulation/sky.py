@@ -62,6 +62,8 @@ class Sky:
     def clear(self) -> None:
         """Let everything be well again: nobody is frozen, cut off or gone, and nothing more happens."""
         self._is_clear = True
+        if isinstance(self._server, ModelledRecord):
+            self._server.come_back()
         for node in self._nodes:
             node.cable.slow_share = 0.0
             if not node.is_alive:
