@@ -23,7 +23,7 @@ from pgleaderlock.testing.simulation.weather import INSIDE, WEATHERS
 
 __all__ = ["main"]
 
-LEASES_S = (5.0, 15.0, 60.0)
+LEASES_S = (5.0, 15.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=10, help="of each store in each weather (default 10)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--leases", type=float, default=120.0, help="how many leases each lasts (default 120)")
-    parser.add_argument("--lease", type=float, help="seconds; by default 5, 15 and 60 in turns")
+    parser.add_argument("--lease", type=float, help="seconds; by default 5, 15, 60 and 300 in turns")
     parser.add_argument("--store", nargs="+", choices=STORES, default=list(STORES), metavar="STORE")
     parser.add_argument("--weather", nargs="+", choices=WEATHERS, default=list(INSIDE), metavar="WEATHER")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
