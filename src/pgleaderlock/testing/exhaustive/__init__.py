@@ -16,8 +16,8 @@ locks with a first-come line each, sessions, the idle-session time-out, transact
 a node may stand still for any time before any of its steps, an answer may take any time, the server may end a silent
 session at a lease or at any time after it. So a freeze, a slow network and an answer that never comes are not faults
 here; they are the rule. The clocks of the nodes differ in rate from the server's by a constant, 10 % unless told
-otherwise. **Faults** take away more than time: a session that is killed, a restart of the server, a crash of a node; there
-is a number of each, and of all.
+otherwise. **Faults** take away more than time: a session that is killed, a restart of the server, a crash of a node;
+there is a number of each, and of all.
 
 **What is checked** after every step:
 
