@@ -40,7 +40,7 @@ class SimulatedSession:
             raise
         if pid is None:
             await self.close()
-            raise ConnectionError("the simulated server refuses connections", cause=LossCause.SERVER_RESTART)
+            raise ConnectionError("the simulated server refuses connections")
         self._pid = pid
 
     def _knock(self) -> None:
@@ -67,9 +67,9 @@ class SimulatedSession:
 
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         """Send it, and wait for the answer, the bound, or the end. After anything but an answer it is closed."""
-        if self._is_closed:
-            raise ConnectionError("the simulated session is closed", cause=LossCause.CONNECTION_LOST)
         ask = read(statement)
+        if self._is_closed:
+            raise self._ended()
         self._answer = asyncio.get_running_loop().create_future()
         self.to_server.send(lambda: self._deliver((ask, parameters)))
         try:
@@ -132,4 +132,6 @@ class SimulatedSession:
             self._there.receive(request)
 
     def _ended(self) -> ConnectionError:
-        return ConnectionError("the simulated session ended", cause=self._end.result())
+        """The server's last words, if they were heard; psycopg remembers them too."""
+        cause = self._end.result() if self._end.done() else LossCause.CONNECTION_LOST
+        return ConnectionError("the simulated session ended", cause=cause)

@@ -1,0 +1,232 @@
+"""Questions to a PostgreSQL, real or modelled, written as lines that say who does what and what comes of it.
+
+    a tries -> granted
+    b waits 30 -> is in line
+    a unlocks -> was held
+    b hears -> granted
+
+A script is performed on a *ground*, and what comes back is the same text with the answers that were given there: so a
+difference is read as a difference of two texts. The statements are those of the product, sent through its own port.
+Answers are made comparable: of a token it is told whether it is newer than the last of the same lock, of an age whether
+the server started since the script began, of an end its cause.
+
+``under 0.5`` sets the lease that a statement brings its session under; a minute, if nothing is said. ``the witness``
+is another lock than the usual one. Nothing is concluded from how long something takes, but for leases that are waited
+for to run out.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from pgleaderlock import ConnectionError
+from pgleaderlock.backends import _sql
+from pgleaderlock.backends._pg_activity import holder_of, holder_query
+from pgleaderlock.backends.lease import Lease, witness_key
+from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.terms import Terms
+from pgleaderlock.embedded import StopMode
+from pgleaderlock.keys import LockKey
+
+BOUND_S = 30.0
+POLL_S = 0.01
+LONG_S = 60.0
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again: a server does not call back."""
+    async with asyncio.timeout(BOUND_S):
+        while not await holds():  # noqa: ASYNC110 - what is waited for is in another process
+            await asyncio.sleep(POLL_S)
+
+
+class Ground(Protocol):
+    """What a script is performed on."""
+
+    async def open(self) -> Session:
+        """Connect."""
+
+    async def look(self, pid: int) -> str:
+        """Say what the server knows of a session: ``in line``, ``there`` or ``gone``."""
+
+    async def stop(self, mode: StopMode) -> None:
+        """Stop the server, "fast" or "immediate"."""
+
+    async def start(self) -> None:
+        """Start it again."""
+
+    async def lose_process(self, pid: int) -> None:
+        """Kill one of its processes, and come back when it has recovered."""
+
+
+class Performance:
+    """One script on one ground."""
+
+    def __init__(self, ground: Ground, key: LockKey, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ground = ground
+        self._keys = {"lock": key, "witness": witness_key(key)}
+        self._clock = clock
+        self._began = clock()
+        self._sessions: dict[str, Session] = {}
+        self._started: dict[str, str] = {}  # as the server prints it
+        self._calls: dict[str, asyncio.Task[str]] = {}
+        self._newest: dict[LockKey, int] = {}
+        self._terms = Terms(key, Lease(LONG_S, term_table=True), "a script")
+
+    async def perform(self, script: str) -> str:
+        """Return the script with the answers that were given here."""
+        lines = [line.strip() for line in script.strip().splitlines()]
+        try:
+            return "\n".join([await self._perform(line) for line in lines])
+        finally:
+            for name in list(self._sessions):
+                await self._closes(name)
+
+    async def _perform(self, line: str) -> str:
+        words, _, _ = line.partition(" -> ")
+        who, verb, *rest = words.split()
+        try:
+            answer = await getattr(self, f"_{verb}")(who, *rest)
+        except ConnectionError as error:
+            answer = error.cause.value
+        return words if answer is None else f"{words} -> {answer}"
+
+    # --- Sessions ----------------------------------------------------------------------------------------------
+
+    async def _opens(self, who: str) -> str:
+        session = self._sessions[who] = await self._ground.open()
+        lease = Lease(LONG_S)
+        parameters = (session.facts.session_pid, False, str(lease.statement_ms))
+        statement = _sql.set_up(lease, session.facts.version)
+        row = await session.fetch(statement, parameters, bound_s=BOUND_S)
+        assert row is not None
+        settings, pid, is_standby, deadlock_s, age_s, self._started[who] = row
+        assert isinstance(deadlock_s, float)
+        assert isinstance(age_s, float)
+        assert isinstance(self._started[who], str)
+        assert settings is not None
+        assert pid == session.facts.session_pid
+        assert not is_standby
+        return "the server has just started" if age_s < self._clock() - self._began else "the server is old"
+
+    async def _closes(self, who: str) -> None:
+        """Whatever it waits for is given up."""
+        if call := self._calls.pop(who, None):
+            call.cancel()
+            await asyncio.wait({call})
+        await self._sessions[who].close()
+
+    async def _ends(self, who: str, other: str) -> str:
+        pid = self._sessions[other].facts.session_pid
+        row = await self._fetch(who, _sql.END_FORMER_SELF, (pid, self._started[other]))
+        return "signalled" if row == (True,) else f"nobody there: {row}"
+
+    async def _mistakes(self, who: str, other: str) -> str:
+        """End a session with the right pid and another start: pids are used again."""
+        row = await self._fetch(who, _sql.END_FORMER_SELF, (self._sessions[other].facts.session_pid, "long ago"))
+        return f"nobody there: {row}"
+
+    async def _learns(self, who: str) -> str:
+        """Wait for the end, without asking."""
+        async with asyncio.timeout(BOUND_S):
+            return (await self._sessions[who].ended()).cause.value
+
+    async def _pings(self, who: str) -> str:
+        return f"{await self._fetch(who, _sql.PING)}"
+
+    # --- Locks -------------------------------------------------------------------------------------------------
+
+    async def _tries(self, who: str, *how: str) -> str:
+        row = await self._fetch(who, self._statements(how).attempt)
+        assert row is not None
+        return "no" if row[0] is None else self._granted(row[0][0], self._key(how))
+
+    async def _waits(self, who: str, slice_s: str, *how: str) -> str:
+        """Stand in line, and tell once that is seen; the answer is heard later."""
+        statement = self._statements(how).slice(float(slice_s))
+        self._calls[who] = asyncio.ensure_future(self._slice(who, statement, self._key(how)))
+        pid = self._sessions[who].facts.session_pid
+        while not self._calls[who].done():
+            if await self._ground.look(pid) == "in line":
+                return "is in line"
+            await asyncio.sleep(POLL_S)
+        return await self._hears(who)
+
+    async def _slice(self, who: str, statement: str, key: LockKey) -> str:
+        row = await self._fetch(who, statement)
+        assert row is not None
+        return self._granted(row[0], key) if row[0] else "no"
+
+    async def _hears(self, who: str) -> str:
+        return await self._calls.pop(who)
+
+    async def _unlocks(self, who: str, *how: str) -> str:
+        statement = self._statements(how).unlock
+        if "marking" in how:
+            statement = self._terms.mark_released_sql(int(how[-1])) + statement
+        row = await self._fetch(who, statement)
+        assert row is not None
+        return "was held" if row[0] is True else f"was not held: {row[0]}"
+
+    async def _asks(self, who: str, *how: str) -> str:
+        """Who holds it?"""
+        row = await self._fetch(who, *holder_query(self._key(how)))
+        if row is None:
+            return "nobody"
+        holder = holder_of(row)
+        names = (name for name, session in self._sessions.items() if session.facts.session_pid == holder.pid)
+        name = next(names, "a stranger")
+        return name if holder.since == self._started.get(name) else f"{name}, since another moment"
+
+    def _granted(self, token: str, key: LockKey) -> str:
+        former, self._newest[key] = self._newest.get(key, 0), int(token)
+        return "granted" if int(token) > former else "granted, and the token is not new"
+
+    def _key(self, how: tuple[str, ...]) -> LockKey:
+        return self._keys["witness" if "witness" in how else "lock"]
+
+    def _statements(self, how: tuple[str, ...]) -> _sql.LockStatements:
+        under = re.search(r"under ([\d.]+)", " ".join(how))
+        lease = Lease(float(under[1]) if under else LONG_S)
+        return _sql.LockStatements(self._key(how), lease, is_enforced=True)
+
+    async def _fetch(self, who: str, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        return await self._sessions[who].fetch(statement, parameters, bound_s=BOUND_S)
+
+    # --- Terms -------------------------------------------------------------------------------------------------
+
+    async def _prepares(self, who: str) -> None:
+        await self._terms.make_ready(self._sessions[who])
+
+    async def _reads(self, who: str) -> str:
+        past = await self._terms.read(self._sessions[who])
+        if past.token is None:
+            return f"nothing, lease {past.lease_s}, timeline {past.timeline}, released {past.was_released}"
+        where = "here" if past.timeline == past.timeline_here else "elsewhere"
+        return f"token {past.token}, lease {past.lease_s}, {where}, released {past.was_released}"
+
+    async def _claims(self, who: str, token: str) -> str:
+        return f"{await self._terms.claim(self._sessions[who], int(token), BOUND_S)}"
+
+    # --- The server --------------------------------------------------------------------------------------------
+
+    async def _shows(self, _: str, other: str) -> str:
+        return await self._ground.look(self._sessions[other].facts.session_pid)
+
+    async def _forgets(self, _: str, other: str) -> None:
+        """Wait until nothing is left of a session."""
+        await until(lambda: self._is_gone(other))
+
+    async def _is_gone(self, other: str) -> bool:
+        return await self._ground.look(self._sessions[other].facts.session_pid) == "gone"
+
+    async def _stops(self, _: str, mode: StopMode) -> None:
+        await self._ground.stop(mode)
+
+    async def _starts(self, _: str) -> None:
+        await self._ground.start()
+
+    async def _loses(self, _: str, other: str) -> None:
+        await self._ground.lose_process(self._sessions[other].facts.session_pid)

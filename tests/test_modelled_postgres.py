@@ -1,0 +1,364 @@
+"""The modelled PostgreSQL gives the answers that a real one gives, to the statements that a real one is asked.
+
+Each script below is performed on both, and must be the same text afterwards, answers included. Where it is not, the
+model is wrong, unless this PostgreSQL is a new one that has changed its mind; then both must follow.
+"""
+
+import asyncio
+import os
+import signal
+import textwrap
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import psycopg
+import pytest
+
+from pgleaderlock.backends._connector import Connector
+from pgleaderlock.backends._psycopg_session import PsycopgSession
+from pgleaderlock.backends.session import Session
+from pgleaderlock.embedded import Server, StopMode
+from pgleaderlock.keys import LockKey
+from pgleaderlock.testing.simulation._loop import NodeLoop
+from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.network import Cable
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+from pgleaderlock.testing.simulation.world import World
+from tests.conftest import Postgres
+from tests.server_scripts import BOUND_S, Performance, until
+
+T = TypeVar("T")
+
+DOWN_S = 1.0
+
+QUESTIONS = {
+    "a lock is held by one session, and handed over by unlocking": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a asks who holds -> nobody
+        a tries -> granted
+        a tries the witness -> granted
+        b tries -> no
+        b asks who holds -> a
+        a unlocks -> was held
+        b tries -> granted
+        a asks who holds -> b
+        a unlocks -> was not held: False
+        a tries -> no
+    """,
+    "a line is served in its order": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a waits 30 -> granted
+        b waits 30 -> is in line
+        c waits 30 -> is in line
+        a unlocks -> was held
+        b hears -> granted
+        server shows c -> in line
+        a tries -> no
+        b unlocks -> was held
+        c hears -> granted
+        c asks who holds -> c
+    """,
+    "patience ends, and the place in line with it": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        b waits 0.02 -> is in line
+        b hears -> no
+        server shows b -> there
+        c waits 30 -> is in line
+        b waits 30 -> is in line
+        a unlocks -> was held
+        c hears -> granted
+        c unlocks -> was held
+        b hears -> granted
+    """,
+    "held several times, a lock is free after one release, and so is all else that the session held": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        a waits 30 -> granted
+        a tries the witness -> granted
+        b waits 30 the witness -> is in line
+        a unlocks -> was held
+        b hears -> granted
+        b tries -> granted
+        a unlocks -> was not held: False
+    """,
+    "a release of what is not held frees the rest all the same": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        a unlocks the witness -> was not held: False
+        b tries -> granted
+    """,
+    "a session that is closed frees what it held, the first in line has it": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        a tries the witness -> granted
+        b waits 30 -> is in line
+        c waits 30 the witness -> is in line
+        a closes
+        b hears -> granted
+        c hears -> granted
+        server forgets a
+        a pings -> connection_lost
+    """,
+    "a session that is terminated frees what it held, and its client is told": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        b waits 30 -> is in line
+        c mistakes a -> nobody there: None
+        c ends a -> signalled
+        b hears -> granted
+        a learns -> session_terminated
+        a pings -> session_terminated
+        c ends a -> nobody there: None
+    """,
+    "one that stands in line is terminated at once, and told in its answer": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        b waits 30 -> is in line
+        c waits 30 -> is in line
+        a ends b -> signalled
+        b hears -> session_terminated
+        a unlocks -> was held
+        c hears -> granted
+    """,
+    "who did not read of the end is told of it by the next answer": """
+        a opens -> the server is old
+        b opens -> the server is old
+        b ends a -> signalled
+        server forgets a
+        a pings -> session_terminated
+    """,
+    "one that stands in line does not notice that its client has gone, until it is granted": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        b waits 30 -> is in line
+        c waits 30 -> is in line
+        b closes
+        a pings -> (1,)
+        server shows b -> in line
+        a unlocks -> was held
+        c hears -> granted
+        server forgets b
+    """,
+    "nor until its patience ends": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        b waits 0.3 -> is in line
+        b closes
+        a pings -> (1,)
+        server shows b -> in line
+        server forgets b
+        a asks who holds -> a
+    """,
+    "who waits is not idle, and idleness counts from the end of the wait": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        b waits 0.5 under 0.4 -> is in line
+        b hears -> no
+        b pings -> (1,)
+        b learns -> silenced
+        b pings -> silenced
+        a pings -> (1,)
+    """,
+    "only who holds the lock, or may, is under the lease": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        d opens -> the server is old
+        a tries under 0.2 -> granted
+        b tries under 0.2 -> no
+        a unlocks -> was held
+        c tries under 0.2 -> granted
+        d waits 30 -> is in line
+        c learns -> silenced
+        d hears -> granted
+        a pings -> (1,)
+        b pings -> (1,)
+    """,
+    "terms are written down, and tokens never go back": """
+        a opens -> the server is old
+        a prepares
+        a reads -> nothing, lease 0.0, timeline 0, released False
+        a claims 100 -> 100
+        a reads -> token 100, lease 60.0, here, released False
+        a tries -> granted
+        a unlocks marking 99 -> was held
+        a reads -> token 100, lease 60.0, here, released False
+        a unlocks marking 100 -> was not held: False
+        a reads -> token 100, lease 60.0, here, released True
+        a claims 50 -> 101
+        a reads -> token 101, lease 60.0, here, released False
+        a claims 200 -> 200
+    """,
+}
+
+DISASTERS = {
+    "a server that is stopped, in order and at once": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        b waits 30 -> is in line
+        server stops fast
+        a learns -> session_terminated
+        b hears -> session_terminated
+        c opens -> unknown
+        server starts
+        a opens -> the server has just started
+        b opens -> the server has just started
+        b tries -> granted
+        a waits 30 -> is in line
+        server stops immediate
+        a hears -> session_terminated
+        b learns -> session_terminated
+        server starts
+        a opens -> the server has just started
+        a tries -> granted
+    """,
+    "a server that loses one of its processes, and so all": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        c prepares
+        a tries -> granted
+        a claims 1000000 -> 1000000
+        b waits 30 -> is in line
+        server loses c
+        a learns -> server_restart
+        b hears -> server_restart
+        c learns -> connection_lost
+        a opens -> the server has just started
+        b opens -> the server has just started
+        b tries -> granted
+        a waits 30 -> is in line
+        server loses b
+        a hears -> server_restart
+        b learns -> connection_lost
+        a opens -> the server has just started
+        a waits 30 -> granted
+        a reads -> token 1000000, lease 60.0, here, released False
+    """,
+}
+
+
+class RealGround:
+    """A PostgreSQL of ours, or whatever --pg-dsn names; only a server of our own can be harmed."""
+
+    def __init__(self, dsn: str, key: LockKey, server: Server | None = None) -> None:
+        self._connector = Connector(key, dsn=dsn)
+        self._dsn = dsn
+        self._server = server
+
+    async def open(self) -> Session:
+        return PsycopgSession(await self._connector.connect(), self._connector.explain)
+
+    async def look(self, pid: int) -> str:
+        question = """SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %(pid)s AND NOT granted),
+                             EXISTS (SELECT FROM pg_stat_activity WHERE pid = %(pid)s)"""
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+            row = await (await connection.execute(question, {"pid": pid})).fetchone()
+        assert row is not None
+        return "in line" if row[0] else "there" if row[1] else "gone"
+
+    async def stop(self, mode: StopMode) -> None:
+        assert self._server is not None
+        await asyncio.to_thread(self._server.stop, mode)
+
+    async def start(self) -> None:
+        assert self._server is not None
+        await asyncio.to_thread(self._server.start)
+
+    async def lose_process(self, pid: int) -> None:
+        bystander = await self.open()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(bystander.ended(), BOUND_S)  # before that, the server may not know of its loss
+        await until(self._is_up)
+
+    async def _is_up(self) -> bool:
+        try:
+            await (await psycopg.AsyncConnection.connect(self._dsn)).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+class ModelledGround:
+    """A modelled one, at the end of a cable in which nothing is lost."""
+
+    def __init__(self, world: World) -> None:
+        self._server = ModelledPostgres(world, lambda *_: None)
+        self._cable = Cable(world)
+
+    async def open(self) -> Session:
+        session = SimulatedSession("a script", self._cable, self._server)
+        await session.connect()
+        return session
+
+    async def look(self, pid: int) -> str:
+        found = self._server.sessions.get(pid)
+        return "gone" if found is None else "in line" if found.waits_for else "there"
+
+    async def stop(self, mode: StopMode) -> None:
+        self._server.restart(DOWN_S, at_once=mode == "immediate")
+
+    async def start(self) -> None:
+        await asyncio.sleep(2 * DOWN_S)
+
+    async def lose_process(self, pid: int) -> None:
+        self._server.crash(DOWN_S, victim=pid)
+        await asyncio.sleep(2 * DOWN_S)
+
+
+def run_simulated(world: World, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run it in a process of a simulated world, to its end."""
+    unexpected: list[dict[str, Any]] = []
+    loop = NodeLoop(world, 1.0, after_step=lambda: None, failed=unexpected.append)  # type: ignore[abstract]
+    task = loop.create_task(main())
+    world.run(1000.0, unless=task.done)
+    assert task.done(), "the model has nothing more to do, and the script is not at its end"
+    loop.bury()
+    world.run(2000.0)
+    assert not unexpected
+    return task.result()
+
+
+def plain(script: str) -> str:
+    return textwrap.dedent(script).strip()
+
+
+@pytest.mark.parametrize("script", [pytest.param(plain(text), id=name) for name, text in QUESTIONS.items()])
+async def test_a_real_server_gives_these_answers(script: str, postgres: Postgres, key: LockKey):
+    assert await Performance(RealGround(postgres.dsn, key), key).perform(script) == script
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(plain(text), id=name) for name, text in {**QUESTIONS, **DISASTERS}.items()]
+)
+def test_the_model_gives_these_answers(script: str, key: LockKey):
+    world = World(1)
+
+    async def perform() -> str:
+        return await Performance(ModelledGround(world), key, asyncio.get_running_loop().time).perform(script)
+
+    assert run_simulated(world, perform) == script
+
+
+async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: Server, key: LockKey):
+    for script in map(plain, DISASTERS.values()):
+        assert await Performance(RealGround(own_server.dsn, key, own_server), key).perform(script) == script
