@@ -91,6 +91,8 @@ class Performance:
             answer = await getattr(self, f"_{verb}")(who, *rest)
         except ConnectionError as error:
             answer = error.cause.value
+        except TimeoutError:
+            answer = f"nothing within {BOUND_S:g} s"
         return words if answer is None else f"{words} -> {answer}"
 
     # --- Sessions ----------------------------------------------------------------------------------------------

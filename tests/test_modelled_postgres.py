@@ -9,6 +9,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,12 +18,14 @@ import pytest
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.session import Session
+from pgleaderlock.causes import LossCause
 from pgleaderlock.embedded import Server, StopMode
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation._statements import Ask
 from pgleaderlock.testing.simulation.network import Cable
-from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.world import World
 from tests.conftest import Postgres
 from tests.server_scripts import BOUND_S, Performance, until
@@ -347,18 +350,125 @@ async def test_a_real_server_gives_these_answers(script: str, postgres: Postgres
     assert await Performance(RealGround(postgres.dsn, key), key).perform(script) == script
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(plain(text), id=name) for name, text in {**QUESTIONS, **DISASTERS}.items()]
-)
-def test_the_model_gives_these_answers(script: str, key: LockKey):
+def ask_the_model(script: str, key: LockKey) -> str:
     world = World(1)
 
     async def perform() -> str:
         return await Performance(ModelledGround(world), key, asyncio.get_running_loop().time).perform(script)
 
-    assert run_simulated(world, perform) == script
+    return run_simulated(world, perform)
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(plain(text), id=name) for name, text in {**QUESTIONS, **DISASTERS}.items()]
+)
+def test_the_model_gives_these_answers(script: str, key: LockKey):
+    assert ask_the_model(script, key) == script
 
 
 async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: Server, key: LockKey):
     for script in map(plain, DISASTERS.values()):
         assert await Performance(RealGround(own_server.dsn, key, own_server), key).perform(script) == script
+
+
+# --- The scripts can tell ------------------------------------------------------------------------------------------
+
+
+def instead(owner: type, name: str) -> Callable[[Callable[..., Any]], Any]:
+    """A model in which one method is another, which is given the one it replaces."""
+
+    def as_parameter(method: Callable[..., Any]) -> Any:
+        original = getattr(owner, name)
+        return pytest.param(owner, name, lambda *args, **how: method(original, *args, **how), id=method.__name__)
+
+    return as_parameter
+
+
+@instead(ModelledPostgres, "take")
+def everybody_is_granted_everything(_: Any, *__: Any, **___: Any) -> bool:
+    return True
+
+
+@instead(ModelledPostgres, "_hand_over")
+def the_last_in_line_comes_first(hand_over: Any, server: ModelledPostgres, key: str) -> None:
+    server._locks[key].line.reverse()
+    hand_over(server, key)
+
+
+@instead(ModelledPostgres, "_free_all")
+def nothing_is_ever_freed(_: Any, *__: Any) -> None:
+    """Neither at a release nor at an end."""
+
+
+@instead(ModelledPostgres, "_unlock")
+def a_release_frees_once(unlock: Any, server: ModelledPostgres, session: ServerSession, ask: Ask, given: Any) -> Any:
+    return unlock(server, session, replace(ask, frees_all=False), given)
+
+
+@instead(ServerSession, "limit_idleness")
+def nobody_is_ever_silenced(_: Any, *__: Any) -> None:
+    """Whatever was set."""
+
+
+@instead(ServerSession, "_stand_in_line")
+def who_waits_is_idle(stand_in_line: Any, session: ServerSession, ask: Ask) -> None:
+    session.server.world.later(session._idle_ms / 1000, lambda: session.end(LossCause.SILENCED))
+    stand_in_line(session, ask)
+
+
+@instead(ServerSession, "receive")
+def a_goodbye_is_read_at_once(receive: Any, session: ServerSession, request: Any) -> None:
+    session.end(None) if request is None else receive(session, request)
+
+
+@instead(ModelledPostgres, "next_token")
+def tokens_stand_still(_: Any, *__: Any, **___: Any) -> int:
+    return 700
+
+
+@instead(ModelledPostgres, "_end_former")
+def a_pid_is_enough(end_former: Any, server: ModelledPostgres, session: ServerSession, ask: Ask, given: Any) -> Any:
+    found = server.sessions.get(given[0])
+    return end_former(server, session, ask, (given[0], found.started if found else ""))
+
+
+@instead(ModelledPostgres, "crash")
+def a_crash_forgets_what_was_flushed(crash: Any, server: ModelledPostgres, *given: Any, **how: Any) -> None:
+    server._flushed_xid = 700
+    crash(server, *given, **how)
+
+
+@instead(ModelledPostgres, "_recover")
+def a_recovery_does_not_show(_: Any, server: ModelledPostgres) -> None:
+    server._come_back()
+
+
+@instead(ModelledPostgres, "_claim")
+def a_term_goes_back(claim: Any, server: ModelledPostgres, session: ServerSession, ask: Ask, given: Any) -> Any:
+    server._terms.pop(ask.lock, None)
+    return claim(server, session, ask, given)
+
+
+WRONG = [
+    everybody_is_granted_everything,
+    the_last_in_line_comes_first,
+    nothing_is_ever_freed,
+    a_release_frees_once,
+    nobody_is_ever_silenced,
+    who_waits_is_idle,
+    a_goodbye_is_read_at_once,
+    tokens_stand_still,
+    a_pid_is_enough,
+    a_crash_forgets_what_was_flushed,
+    a_recovery_does_not_show,
+    a_term_goes_back,
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "method"), WRONG)
+def test_a_model_that_is_wrong_gives_other_answers(
+    owner: type, name: str, method: Callable[..., Any], key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(owner, name, method)
+    scripts = [plain(text) for text in (*QUESTIONS.values(), *DISASTERS.values())]
+    assert any(ask_the_model(script, key) != script for script in scripts)

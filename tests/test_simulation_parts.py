@@ -1,0 +1,367 @@
+"""What the simulation is made of: statements that are read, a loop that can stand still, sessions and their ends."""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
+
+from pgleaderlock import ConnectionError, LossCause
+from pgleaderlock.backends import _sql, terms
+from pgleaderlock.backends._admission import Admission
+from pgleaderlock.backends._pg_activity import holder_query
+from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.terms import Terms
+from pgleaderlock.keys import LockKey
+from pgleaderlock.testing.simulation._loop import NodeLoop
+from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation._statements import Ask, read
+from pgleaderlock.testing.simulation.network import Cable
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+from pgleaderlock.testing.simulation.world import World
+
+T = TypeVar("T")
+
+LEASE = Lease(1.5, term_table=True)
+PAIR, BIGINT = LockKey.pair(-(2**31), 7), LockKey.bigint(-(2**63))
+TERMS = Terms(PAIR, LEASE, "nowhere")
+
+# --- Statements ----------------------------------------------------------------------------------------------------
+
+
+def of(key: LockKey, *, is_enforced: bool = True) -> _sql.LockStatements:
+    return _sql.LockStatements(key, LEASE, is_enforced=is_enforced)
+
+
+class Recorder:
+    """A session that only writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = ""
+
+    async def fetch(self, statement: str, _: Sequence[Any] = (), **__: Any) -> tuple[Any, ...] | None:
+        self.asked = statement
+        return (1, 1.0, 1, False, 1)
+
+
+async def asked_by(ask: Callable[[Any], Coroutine[Any, Any, object]]) -> str:
+    recorder = Recorder()
+    await ask(recorder)
+    return recorder.asked
+
+
+UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], Ask]] = {
+    "PING": (_sql.PING, Ask("ping")),
+    "END_FORMER_SELF": (_sql.END_FORMER_SELF, Ask("end_former")),
+    "_SET_UP": (_sql.set_up(LEASE, 180000, with_facts=False), Ask("set_up", idle_ms=0)),
+    "_FACTS": (_sql.set_up(LEASE, 140000), Ask("set_up", idle_ms=0, with_facts=True, counts_recovery=True)),
+    "an old server": (_sql.set_up(LEASE, 130000), Ask("set_up", with_facts=True, counts_recovery=True)),
+    "_TRY": (of(PAIR).attempt, Ask("try", _sql.numbers(PAIR), 1500, is_flushed=True)),
+    "another key space": (of(BIGINT).attempt, Ask("try", _sql.numbers(BIGINT), 1500, is_flushed=True)),
+    "no lease": (of(PAIR, is_enforced=False).attempt, Ask("try", _sql.numbers(PAIR), None, is_flushed=True)),
+    "_STAND_IN_LINE": (of(PAIR).slice(0.25), Ask("wait", _sql.numbers(PAIR), 1500, 250, is_flushed=True)),
+    "_UNLOCK": (of(PAIR).unlock, Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True)),
+    "_MARK_RELEASED": (
+        TERMS.mark_released_sql(7) + of(PAIR).unlock,
+        Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True, marks=(str(PAIR), 7)),
+    ),
+    "_QUERY": (holder_query(PAIR)[0], Ask("holder")),
+    "_LOOK_FOR_TABLE": (TERMS.make_ready, Ask("look_for_table")),
+    "_READ": (TERMS.read, Ask("read_term")),
+    "_CLAIM": (lambda session: TERMS.claim(session, 7, 0.5), Ask("claim", lock=str(PAIR), token=7, lease_s=1.5)),
+}
+PARTS = {"_TIMELINE"}
+NOT_ASKED = {"_CREATE": "the model's table is always there", "_FENCE": "it is for transactions of users"}
+
+
+@pytest.mark.parametrize(("statement", "ask"), UNDERSTOOD.values(), ids=UNDERSTOOD)
+async def test_a_statement_of_the_protocol_is_understood(statement: Any, ask: Ask):
+    assert read(statement if isinstance(statement, str) else await asked_by(statement)) == ask
+
+
+@pytest.mark.parametrize("module", [_sql, terms], ids=["_sql", "terms"])
+def test_there_are_no_statements_that_were_forgotten_above(module: ModuleType):
+    texts = {
+        name for name, value in vars(module).items() if isinstance(value, str) and re.search("[Ss]elect|[(]", value)
+    }
+    statements = {name for name in texts if name.strip("_").isupper()}
+    assert statements <= UNDERSTOOD.keys() | PARTS | NOT_ASKED.keys()
+    assert len(statements) > 4
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT 2", "", terms.create_sql("pgleaderlock"), TERMS.fence_sql(7), "DO $claim$ $claim$"],
+    ids=["another", "nothing", "_CREATE", "_FENCE", "a claim of nothing"],
+)
+def test_what_cannot_be_read_is_an_error_of_the_model(statement: str):
+    with pytest.raises(LookupError, match="teach it"):
+        read(statement)
+
+
+# --- One process ---------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A loop in a world, and what nobody caught in it."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.world = World(1)
+        self.failures: list[dict[str, Any]] = []
+        self.steps = 0
+        self.loop = NodeLoop(  # type: ignore[abstract]
+            self.world, rate, after_step=self._count, failed=self.failures.append
+        )
+
+    def _count(self) -> None:
+        self.steps += 1
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        task = self.loop.create_task(main)
+        self.world.run(1000.0, unless=task.done)
+        return task.result()
+
+
+def test_its_second_may_be_longer_than_that_of_the_world():
+    process = Process(rate=0.5)
+    process.run(asyncio.sleep(10))
+    assert 20 <= process.world.now < 20.1
+
+
+def test_a_process_that_stands_still_takes_no_step_and_then_all():
+    process = Process()
+    task = process.loop.create_task(asyncio.sleep(1))
+    process.loop.freeze()
+    process.world.run(10.0)
+    assert process.steps == 0
+    process.loop.thaw()
+    process.world.run(20.0)
+    assert task.done()
+
+
+def test_a_process_may_freeze_between_the_decision_to_go_on_and_the_step():
+    process = Process()
+    task = process.loop.create_task(asyncio.sleep(0))
+    process.world.at(0.0, process.loop.freeze)  # the turn was arranged already, for a little later
+    process.world.run(10.0)
+    assert process.steps == 0
+    process.loop.thaw()
+    process.world.run(20.0)
+    assert task.done()
+
+
+def test_a_process_that_dies_does_not_even_finish_its_turn():
+    process = Process()
+    done: list[str] = []
+    process.loop.call_soon(process.loop.close)
+    process.loop.call_soon(done.append, "after its death")
+    process.world.run(10.0)
+    assert process.loop.is_closed()
+    assert not process.loop.is_running()
+    assert not done
+    assert process.steps == 1
+
+
+def test_what_a_process_left_behind_is_buried_quietly():
+    process = Process()
+    task = process.loop.create_task(asyncio.sleep(100))
+    process.world.run(1.0)
+    process.loop.close()
+    assert not process.loop.is_empty
+    process.loop.bury()
+    process.world.run(2.0)
+    assert process.loop.is_empty
+    assert task.cancelled()
+
+
+def test_work_of_threads_is_done_at_once_and_brings_its_result_or_its_error():
+    process = Process()
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ValueError, match="bad"):
+            await loop.run_in_executor(None, int, "bad")
+        return await asyncio.to_thread(int, "7")
+
+    assert process.run(main()) == 7
+
+
+def test_a_call_from_another_thread_is_a_call():
+    process = Process()
+    called: list[int] = []
+    process.loop.call_soon_threadsafe(called.append, 1)
+    process.loop.call_soon(called.append, 2).cancel()
+    process.loop.call_later(1.0, called.append, 3).cancel()
+    process.world.run(10.0)
+    assert called == [1]
+
+
+def test_what_nobody_catches_is_told_while_the_process_lives():
+    process = Process()
+
+    def fail() -> None:
+        raise ValueError("nobody catches this")
+
+    process.loop.call_soon(fail)
+    process.world.run(1.0)
+    assert [str(context["exception"]) for context in process.failures] == ["nobody catches this"]
+    process.loop.close()
+    process.loop.call_exception_handler({"message": "too late"})
+    assert len(process.failures) == 1
+
+
+# --- Sessions ------------------------------------------------------------------------------------------------------
+
+
+class Place(Process):
+    """One process at the end of a cable, and a server at the other."""
+
+    def __init__(self, **server: Any) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+        self.server = ModelledPostgres(self.world, lambda who, what: self.notes.append(f"{who} {what}"), **server)
+        self.cable = Cable(self.world)
+
+    async def open(self) -> Session:
+        session = SimulatedSession("somebody", self.cable, self.server)
+        await session.connect()
+        return session
+
+
+def test_a_standby_is_refused_and_nothing_is_set_on_it():
+    place = Place(is_standby=True)
+
+    async def main() -> None:
+        admission = Admission(place.open, LEASE, asyncio.get_running_loop().time, "a lock", "a model")
+        with pytest.raises(ConnectionError, match="is a standby"):
+            await admission.admit(1.0)
+        session = await place.open()
+        row = await session.fetch(_sql.set_up(LEASE, 170000), (session.facts.session_pid, False, "1"), bound_s=1.0)
+        assert row is not None
+        assert row[0] is None
+
+    place.run(main())
+
+
+def test_a_silent_server_is_given_up_within_the_bound_and_the_connection_with_it():
+    place = Place()
+
+    async def main() -> None:
+        session = await place.open()
+        place.cable.pull()
+        with pytest.raises(ConnectionError, match=r"no answer within 0\.5 s") as raised:
+            await session.fetch(_sql.PING, bound_s=0.5)
+        assert raised.value.cause is LossCause.RENEW_TIMEOUT
+        assert session.closed
+        assert place.server.sessions  # who does not hear does not know
+        place.cable.plug_in()
+        await asyncio.sleep(1)
+        assert not place.server.sessions
+
+    place.run(main())
+
+
+def test_a_call_that_is_cut_short_closes_its_session():
+    place = Place()
+
+    async def main() -> None:
+        holder, session = await place.open(), await place.open()
+        await holder.fetch(of(PAIR).attempt, bound_s=1.0)
+        waiting = asyncio.ensure_future(session.fetch(of(PAIR).slice(5.0), bound_s=9.0))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert session.closed
+        assert session.descriptor is None
+
+    place.run(main())
+
+
+def test_a_connection_that_is_given_up_before_it_is_made_leaves_nothing_behind():
+    place = Place()
+
+    async def main() -> None:
+        place.cable.pull()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(place.open(), 1.0)
+        place.cable.plug_in()
+        await asyncio.sleep(1)
+        assert not place.server.sessions
+
+    place.run(main())
+
+
+def test_who_asks_a_session_that_vanished_unheard_is_answered_by_a_reset():
+    place = Place()
+
+    async def main() -> LossCause:
+        session = await place.open()
+        place.server.lose_power(1.0)
+        await asyncio.sleep(2)
+        with pytest.raises(ConnectionError) as raised:
+            await session.fetch(_sql.PING, bound_s=1.0)
+        return raised.value.cause
+
+    assert place.run(main()) is LossCause.CONNECTION_LOST
+    assert place.notes == ["server is up"]
+
+
+def test_who_asks_while_the_server_is_away_hears_nothing():
+    place = Place()
+
+    async def main() -> LossCause:
+        session = await place.open()
+        place.server.lose_power(10.0)
+        with pytest.raises(ConnectionError) as raised:
+            await session.fetch(_sql.PING, bound_s=1.0)
+        return raised.value.cause
+
+    assert place.run(main()) is LossCause.RENEW_TIMEOUT
+
+
+def test_a_time_out_that_races_with_its_grant_leaves_a_lock_with_who_was_told_no():
+    place = Place(race_share=1.0)
+
+    async def main() -> None:
+        told_no, other = await place.open(), await place.open()
+        assert await told_no.fetch(of(PAIR).slice(1.0), bound_s=2.0) == ("",)
+        assert await other.fetch(of(PAIR).attempt, bound_s=1.0) == (None,)
+        row = await told_no.fetch(of(PAIR).unlock, bound_s=1.0)
+        assert row is not None
+        assert row[0] is True
+
+    place.run(main())
+
+
+def test_a_token_that_was_not_flushed_is_handed_out_again_after_a_crash():
+    def grant_after_a_crash(statement: str) -> tuple[Any, Any]:
+        place = Place()
+
+        async def main() -> tuple[Any, Any]:
+            before = await (await place.open()).fetch(statement, bound_s=1.0)
+            place.server.crash(1.0)
+            await asyncio.sleep(2)
+            return before, await (await place.open()).fetch(statement, bound_s=1.0)
+
+        return place.run(main())
+
+    before, after = grant_after_a_crash(of(PAIR).attempt)
+    assert int(after[0][0]) > int(before[0][0])
+    before, after = grant_after_a_crash(of(PAIR).attempt.replace("pg_logical_emit_message(true", "concat(true"))
+    assert before == after
+
+
+def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
+    place = Place()
+
+    async def main() -> None:
+        await TERMS.claim(await place.open(), 7, 1.0)
+        place.server.promote(1.0)
+        await asyncio.sleep(2)
+        past = await TERMS.read(await place.open())
+        assert (past.token, past.timeline, past.timeline_here) == (7, 1, 2)
+
+    place.run(main())
