@@ -11,8 +11,8 @@ Answers are made comparable: of a token it is told whether it is newer than the 
 the server started since the script began, of an end its cause.
 
 ``under 0.5`` sets the lease that a statement brings its session under; a minute, if nothing is said. ``the witness``
-is another lock than the usual one. Nothing is concluded from how long something takes, but for leases that are waited
-for to run out.
+is another lock than the usual one; ``without flushing`` takes out of the statement what makes its token durable.
+Nothing is concluded from how long something takes, but for leases that are waited for to run out.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from pgleaderlock.keys import LockKey
 BOUND_S = 30.0
 POLL_S = 0.01
 LONG_S = 60.0
+FLUSH = "pg_logical_emit_message(true, 'pgleaderlock', '')::text"
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -141,14 +142,17 @@ class Performance:
     # --- Locks -------------------------------------------------------------------------------------------------
 
     async def _tries(self, who: str, *how: str) -> str:
-        row = await self._fetch(who, self._statements(how).attempt)
+        statement = self._statements(how).attempt
+        if "flushing" in how:  # without that
+            assert FLUSH in statement
+            statement = statement.replace(FLUSH, "NULL")
+        row = await self._fetch(who, statement)
         assert row is not None
         return "no" if row[0] is None else self._granted(row[0][0], self._key(how))
 
     async def _waits(self, who: str, slice_s: str, *how: str) -> str:
-        """Stand in line, and tell once that is seen; the answer is heard later."""
-        statement = self._statements(how).slice(float(slice_s))
-        self._calls[who] = asyncio.ensure_future(self._slice(who, statement, self._key(how)))
+        """Stand in line until that is seen; the answer is heard later."""
+        self._calls[who] = asyncio.ensure_future(self._stands(who, slice_s, *how))
         pid = self._sessions[who].facts.session_pid
         while not self._calls[who].done():
             if await self._ground.look(pid) == "in line":
@@ -156,10 +160,11 @@ class Performance:
             await asyncio.sleep(POLL_S)
         return await self._hears(who)
 
-    async def _slice(self, who: str, statement: str, key: LockKey) -> str:
-        row = await self._fetch(who, statement)
+    async def _stands(self, who: str, slice_s: str, *how: str) -> str:
+        """Stand in line to the end of the slice, or of the wait."""
+        row = await self._fetch(who, self._statements(how).slice(float(slice_s)))
         assert row is not None
-        return self._granted(row[0], key) if row[0] else "no"
+        return self._granted(row[0], self._key(how)) if row[0] else "no"
 
     async def _hears(self, who: str) -> str:
         return await self._calls.pop(who)

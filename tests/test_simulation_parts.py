@@ -336,24 +336,6 @@ def test_a_time_out_that_races_with_its_grant_leaves_a_lock_with_who_was_told_no
     place.run(main())
 
 
-def test_a_token_that_was_not_flushed_is_handed_out_again_after_a_crash():
-    def grant_after_a_crash(statement: str) -> tuple[Any, Any]:
-        place = Place()
-
-        async def main() -> tuple[Any, Any]:
-            before = await (await place.open()).fetch(statement, bound_s=1.0)
-            place.server.crash(1.0)
-            await asyncio.sleep(2)
-            return before, await (await place.open()).fetch(statement, bound_s=1.0)
-
-        return place.run(main())
-
-    before, after = grant_after_a_crash(of(PAIR).attempt)
-    assert int(after[0][0]) > int(before[0][0])
-    before, after = grant_after_a_crash(of(PAIR).attempt.replace("pg_logical_emit_message(true", "concat(true"))
-    assert before == after
-
-
 def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
     place = Place()
 

@@ -12,9 +12,9 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
   leaves the age, and begins another timeline.
 
 ``tests/test_modelled_postgres.py`` asks the model and a real server the same questions. What only the model is asked,
-because it cannot be had from a real one on demand: the race of a time-out with its grant, tokens that repeat because
-they were not flushed, a loss of power, a promotion. Different on purpose: how long things take, and that after a crash
-without a named victim all clients are told. Not modelled: fenced transactions, a claim that times out, everything else.
+because it cannot be had from a real one on demand: the race of a time-out with its grant, a loss of power, a promotion.
+Different on purpose: how long things take, and that after a crash without a named victim all clients are told. Not
+modelled: fenced transactions, a claim that times out, everything else.
 """
 
 import re
