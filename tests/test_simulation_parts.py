@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -16,10 +17,12 @@ from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import Session
 from pgleaderlock.backends.terms import Terms
 from pgleaderlock.keys import LockKey
+from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation._statements import Ask, read
 from pgleaderlock.testing.simulation.network import Cable
+from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
@@ -347,3 +350,31 @@ def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
         assert (past.token, past.timeline, past.timeline_here) == (7, 1, 2)
 
     place.run(main())
+
+
+# --- Checks --------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_catches_in_a_node_fails_the_simulation():
+    def fail() -> None:
+        raise ValueError("nobody catches this")
+
+    with pytest.raises(SimulationFailed, match="nobody catches this") as raised:
+        simulate(1, weather="calm", hours=0.05, build=lambda node: node.loop.call_later(1.0, fail))
+    assert raised.value.kind == "raised"
+
+
+def test_who_acts_without_leading_fails_the_simulation():
+    with pytest.raises(SimulationFailed, match="'writes' of term None") as raised:
+        simulate(1, weather="calm", hours=0.05, build=lambda node: node.loop.call_soon(node.act, "writes"))
+    assert raised.value.kind == "acted"
+
+
+def test_a_loss_that_has_no_cause_fails_the_simulation():
+    def lose_without_a_cause(node: Node) -> None:
+        node.lock.subscribe(lambda event: node._watcher.heard(node, replace(event, loss=LossCause.UNKNOWN)))
+
+    with pytest.raises(SimulationFailed, match="nobody knows why") as raised:
+        for seed in range(10):
+            simulate(seed, weather="storm", hours=0.1, build=lose_without_a_cause)
+    assert raised.value.kind == "cause"

@@ -146,6 +146,8 @@ class Checker:
 
     def failed(self, node: Node, context: dict[str, Any]) -> None:
         """Nothing may raise where nobody catches it."""
+        if self._failure is not None and not self.is_over:  # what was raised there is a finding of our own
+            raise self._failure
         error = context.get("exception")
         self._fail("raised", f"{node.name}: {context.get('message')}: {error!r}")
 
