@@ -1,5 +1,8 @@
 """The simulation itself: it repeats, it finds what is outside the promise and nothing inside. More: make simulate."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pgleaderlock.testing import SimulationFailed, simulate
@@ -80,3 +83,8 @@ def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFix
     assert main(["--first", "3", "--trace", *words]) == 1
     assert main(["--first", "3", "--leases", "0.5", "--weather", "calm", "--trace", *words[:2]]) == 0
     assert "LEADS with token" in capsys.readouterr().out
+
+
+def test_the_module_can_be_run():
+    words = [sys.executable, "-m", "pgleaderlock.testing.simulation", "--trace", "--weather", "calm", "--leases", "1"]
+    assert "LEADS with token" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
