@@ -1,11 +1,14 @@
 """The simulation itself: it repeats, it finds what is outside the promise and nothing inside. More: make simulate."""
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pgleaderlock.testing import SimulationFailed, simulate
+from pgleaderlock import Term
+from pgleaderlock.testing import Node, SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORES, WEATHERS
 from pgleaderlock.testing.simulation.many import main
 
@@ -66,10 +69,52 @@ def test_weathers_have_the_names_under_which_they_are_known():
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_there_are():
-    with pytest.raises(ValueError, match="there is no 'sunshine', but there are calm, storm"):
+    with pytest.raises(ValueError, match="there is no weather 'sunshine', but there are calm, storm"):
         simulate(1, weather="sunshine")
-    with pytest.raises(ValueError, match="there is no 'oracle', but there are postgres"):
+    with pytest.raises(ValueError, match="there is no store 'oracle', but there are postgres"):
         simulate(1, store="oracle")
+
+
+def test_a_cluster_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"not nodes=0, hours=0\.5"):
+        simulate(1, nodes=0)
+    with pytest.raises(ValueError, match="not nodes=3, hours=-1"):
+        simulate(1, hours=-1)
+
+
+def test_what_is_registered_by_a_coroutine_is_refused_instead_of_never_awaited():
+    async def build(node: Node) -> None:
+        pytest.fail(f"awaited for {node.name}")
+
+    with pytest.raises(TypeError, match=r"build .* cannot be async"):
+        simulate(1, build=build)
+
+
+def test_who_acts_without_ever_having_led_is_told_so():
+    with pytest.raises(SimulationFailed, match="'sends mail', and has never led") as raised:
+        simulate(1, build=lambda node: node.act("sends mail"))
+    assert raised.value.kind == "acted"
+
+
+@pytest.mark.parametrize(
+    "touch_the_world",
+    [
+        lambda: asyncio.open_connection("127.0.0.1", 9),
+        lambda: asyncio.create_subprocess_exec("true"),
+        lambda: asyncio.get_running_loop().getaddrinfo("localhost", 9),
+    ],
+)
+def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
+    touch_the_world: Callable[[], Awaitable[object]],
+):
+    def build(node: Node) -> None:
+        @node.lock.while_leader
+        async def work(_: Term) -> None:
+            await touch_the_world()
+
+    with pytest.raises(SimulationFailed, match=r"know nothing of virtual time.*something that sleeps") as raised:
+        simulate(1, weather="calm", build=build, hours=0.01)
+    assert raised.value.kind == "raised"
 
 
 def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.world import World
@@ -197,6 +197,15 @@ class NodeLoop(asyncio.AbstractEventLoop):
         else:
             self.call_soon(resolve, future, result)
         return future
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Fail the simulation: work that raised would only be begun again, and a test pass in which it never acted."""
+        error = NotImplementedError("replace it by something that sleeps")
+        self._failed({"message": "real sockets, names and processes know nothing of virtual time", "exception": error})
+        raise error
+
+    create_connection = create_unix_connection = create_datagram_endpoint = create_server = _refuse
+    getaddrinfo = subprocess_exec = subprocess_shell = add_reader = add_writer = _refuse
 
     def get_debug(self) -> bool:
         """No: it would be slow."""

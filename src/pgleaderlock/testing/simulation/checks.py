@@ -140,7 +140,9 @@ class Checker:
     def acted(self, node: Node, deed: str) -> None:
         """See whether a deed comes too late."""
         others = [each for each in self.nodes if each is not node and each.believes]
-        if others or (node.token is not None and node.token < self.highest) or node.token is None:
+        if node.token is None:
+            self._fail("acted", f"{node.name} {deed!r}, and has never led: {node.describe()}")
+        elif others or node.token < self.highest:
             newer = f"{others[0].name} leads" if others else f"the newest term is {self.highest}"
             self._fail("acted", f"{node.name} {deed!r} of term {node.token}, when {newer}: {node.describe()}")
 

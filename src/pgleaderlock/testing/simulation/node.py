@@ -137,5 +137,5 @@ def describe_event(event: Event) -> str:
     if event.loss is not None:
         words.append(f"because of {event.loss.value}")
     if event.kind is EventKind.ERROR and event.error is not None:
-        words.append(str(event.error))
+        words.append(str(event.error) or repr(event.error))
     return " ".join(words)

@@ -6,6 +6,7 @@ came to that.
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import random
 import statistics
@@ -81,9 +82,11 @@ class Simulation:
         keep_transcript: bool = False,
         settings: dict[str, object] | None = None,
     ) -> None:
+        if nodes < 1 or hours < 0:
+            raise ValueError(f"a cluster has at least one node and hours to come, not nodes={nodes}, hours={hours:g}")
         self.seed = seed
-        self.weather = _known(WEATHERS, weather) if isinstance(weather, str) else weather
-        self.store = _known(STORES, store) if isinstance(store, str) else store
+        self.weather = _known("weather", WEATHERS, weather) if isinstance(weather, str) else weather
+        self.store = _known("store", STORES, store) if isinstance(store, str) else store
         self.lease_s = lease_s
         self.world = World(seed)
         self._build = build
@@ -136,8 +139,9 @@ class Simulation:
         node.lock = Election(backend, clock=node.loop.time, **self._settings)  # type: ignore[arg-type]
         node.listen()
         self._be_told_slowly(node)
-        if self._build is not None:
-            self._build(node)
+        if self._build is not None and inspect.iscoroutine(unawaited := self._build(node)):
+            unawaited.close()
+            raise TypeError("build is called before the loop runs, and cannot be async: start work from a callback")
         return node.lock
 
     def _be_told_slowly(self, node: Node) -> None:
@@ -259,9 +263,9 @@ def simulate(
         return simulation.report()
 
 
-def _known(named: Mapping[str, T], name: str) -> T:
+def _known(what: str, named: Mapping[str, T], name: str) -> T:
     if name not in named:
-        raise ValueError(f"there is no {name!r}, but there are {', '.join(named)}")
+        raise ValueError(f"there is no {what} {name!r}, but there are {', '.join(named)}")
     return named[name]
 
 
