@@ -18,7 +18,8 @@ __all__ = ["page"]
 def page(verdict: Verdict, setting: Setting) -> str:
     """Return the whole page."""
     kept = verdict.is_good
-    title = "Never two leaders" if kept else "The promise was not kept"
+    total_s = verdict.logs.ended_at - verdict.logs.began_at
+    title = f"Never two leaders in {seconds(total_s)}" if kept else "The promise was not kept"
     return "".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -44,10 +45,14 @@ def page(verdict: Verdict, setting: Setting) -> str:
 
 _FAILOVER_NOTE = (
     "From the fault to the next leader, where the leader was hit and its term ended by it. A percentile is a value "
-    "that was measured. “several at once”: another fault was under way before somebody led again."
+    "that was measured. “several at once”: another fault was under way before somebody led again. "
+    "Nobody leads until a lease after the server's last start, so a restart takes longer than a lease."
 )
 _NUMBERS = frozenset({"times", "p50", "p90", "p99", "max"})
-_LEADERLESS_NOTE = "By the last fault that hit whoever had led. A frozen leader that went on afterwards is counted too."
+_LEADERLESS_NOTE = (
+    "By the last fault that hit whoever had led; “the beginning” is until the first leader. A frozen leader that went "
+    "on afterwards is counted too."
+)
 
 
 def _problems(verdict: Verdict) -> str:
@@ -64,7 +69,10 @@ def _tiles(verdict: Verdict, setting: Setting) -> str:
         (str(len(verdict.terms)), "terms, each with a greater token"),
         (str(sum(setting.done.values())), "faults"),
         (f"{100 * (1 - leaderless_s / total_s):.1f} %", f"of {seconds(total_s)} somebody led"),
-        ("-" if slowest is None else seconds(slowest), f"the slowest failover; the lease is {setting.lease_s:g} s"),
+        (
+            "-" if slowest is None else seconds(slowest),
+            f"the slowest failover; the lease is {setting.lease_s:g}\N{NO-BREAK SPACE}s",
+        ),
     )
     shown = "".join(f"<div><b>{escape(figure)}</b><span>{escape(words)}</span></div>" for figure, words in tiles)
     return f'<section class="tiles">{shown}</section>'

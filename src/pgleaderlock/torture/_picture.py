@@ -53,6 +53,7 @@ def legend() -> str:
     """Say what the shapes mean."""
     items = (
         '<span class="key"><i class="k-term"></i>leads</span>',
+        '<span class="key"><i class="k-term pale"></i>leads, but was not asked</span>',
         '<span class="key"><i class="k-gap"></i>nobody leads</span>',
         *(
             f'<span class="key"><i class="k-{group}"></i>{words}</span>'
@@ -164,7 +165,8 @@ class _Strip:
         group, title = _GROUPS.get(fault.kind, "process"), escape(_fault_words(fault))
         x, y = self._x(fault.at), self._y(fault.node)
         anchor = ' text-anchor="end"' if x > _WIDTH - _LONGEST_LABEL else ""
-        label = f'<text class="what f-{group}"{anchor} x="{x}" y="{y + 9}">{escape(name)}</text>'
+        above = y - 1 if fault.node is None else y + 9  # a name in a band of its own colour cannot be read
+        label = f'<text class="what f-{group}"{anchor} x="{x}" y="{above}">{escape(name)}</text>'
         if fault.node is None:
             height = _LANE * len(self.verdict.logs.nodes)
             width = self._width(fault.at, fault.until, 2.0)

@@ -32,7 +32,7 @@ th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);white-space:now
 tr:last-child td{border-bottom:0}td:last-child{white-space:normal}
 th:last-child,td:last-child{padding-right:0}
 td.wide{width:45%;vertical-align:middle}
-.bar{display:block;height:10px;min-width:2px;border-radius:3px;background:var(--network)}
+.bar{display:block;height:10px;min-width:2px;border-radius:3px;background:var(--gap);outline:1px solid var(--line)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--muted);font-size:13px;margin-bottom:12px}
 .key{display:inline-flex;align-items:center;gap:6px}.key i{width:12px;height:12px;border-radius:3px}
 .k-term{background:var(--accent)}.k-gap{background:var(--gap)}.k-process{background:var(--process)}

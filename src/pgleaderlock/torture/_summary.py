@@ -44,7 +44,7 @@ class Setting:
         """Say what was not done, and why."""
         words = [f"{kind} was not possible here: {why}." for kind, why in self.impossible.items()]
         if self.left_out:
-            words.append(f"{self.left_out} more were left out, because they could not be done when their turn came.")
+            words.append(f"Left out, because not possible when their turn came: {self.left_out}.")
         return " ".join(words)
 
     def limits(self, verdict: Verdict) -> str:
