@@ -17,6 +17,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout=3600")
+_WARNING = ("-W", "ignore::hypothesis.errors.HypothesisWarning")  # of a long example: it would hide what was found
 
 
 def say(line: str) -> None:
@@ -31,7 +32,7 @@ def run_round(seed: int, factor: int, chosen: str, ran: Counter[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.json")
         said = {"PGLEADERLOCK_FUZZ_FACTOR": str(factor), "PGLEADERLOCK_FUZZ_COUNTS": str(counts)}
-        words = [*_PYTEST, f"--hypothesis-seed={seed}", "-k", chosen, *files]
+        words = [*_PYTEST, *_WARNING, f"--hypothesis-seed={seed}", "-k", chosen, *files]
         code = subprocess.run(words, env={**os.environ, **said}, cwd=_HERE.parent, check=False).returncode
         ran.update(json.loads(counts.read_text(encoding="utf-8")) if counts.exists() else {})
     return code == 0

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from pgleaderlock import open_backend
 from pgleaderlock._files import place
 from pgleaderlock._files.watch import Watch
 from pgleaderlock.backends import _file_record
@@ -247,6 +248,15 @@ async def test_an_unreadable_record_is_waited_out_for_a_whole_lease_and_kept(pat
         assert 0.6 <= await taken_over(only) < 2
     assert path.with_name("leader.json.unreadable").read_bytes() == text
     assert json.loads(path.read_bytes())["token"] == 1
+
+
+async def test_a_record_that_nobody_would_read_is_not_written(path):
+    backend = open_backend(f"file://{path}", identity="x" * 70_000)
+    with pytest.raises(LockError, match="the name of the contender is too long"):
+        await acquired(backend)
+    await backend.close()
+    async with contenders(path, 1) as (after,):
+        await acquired(after)
 
 
 async def test_a_record_of_another_program_is_waited_out_by_its_own_lease(path):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.backends._file_record import LARGEST_TOKEN
-from pgleaderlock.errors import ConnectionError
+from pgleaderlock.errors import ConnectionError, LockError
 
 __all__ = ["Draft", "Folder", "Live"]
 
@@ -130,6 +130,8 @@ class Folder:
 
         Where there is no room, it shows here, before anything has happened.
         """
+        if len(text) > _LARGEST_TEXT:  # nobody would read it, and nobody could lead after it
+            raise LockError(f"the name of the contender is too long: a record of {len(text)} bytes")
         path = self._beside(f"tmp.{secrets.token_hex(8)}")
         with self._explained("write", path):
             descriptor = Descriptor(lambda: os.open(path, _CREATE, 0o644))
