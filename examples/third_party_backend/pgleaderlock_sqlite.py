@@ -1,7 +1,7 @@
 """A backend that this library does not have: a lease in a row of an SQLite database, for the processes of one host.
 
     pip install ./examples/third_party_backend
-    pgleaderlock run --url sqlite:///var/lib/app/leases.db?scheduler
+    pgleaderlock run --url 'sqlite:///var/lib/app/leases.db?scheduler'
 
 It shows how little a backend of one's own is: a record that is read, and replaced if it is still the one that was read.
 `pytest examples/third_party_backend` runs the contract over it, which all of the built-in ones keep too.
