@@ -18,6 +18,8 @@ class LossCause(enum.Enum):
     """The connection ended without a word from the server."""
     RENEW_TIMEOUT = "renew_timeout"
     """The server did not answer in time."""
+    REFUSED = "refused"
+    """The server answered with an error of its own instead of renewing: it is not well, or we may not any more."""
     STALLED = "stalled"
     """This process, or its event loop, stood still for too long to be sure of anything."""
     HELD_BY_ANOTHER = "held_by_another"

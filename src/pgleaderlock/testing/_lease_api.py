@@ -6,7 +6,7 @@ Written from what a real API server answers; ``tests/test_kubernetes_contract.py
 import copy
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,7 +51,14 @@ class Refusal(Exception):  # noqa: N818 - an answer like the others
 class LeaseApi:
     """The Leases of all namespaces, and every change of them."""
 
-    def __init__(self, *, namespaces: tuple[str, ...] = ("default",), coordinated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        namespaces: tuple[str, ...] = ("default",),
+        coordinated: bool = False,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        new_uid: Callable[[], object] = uuid.uuid4,
+    ) -> None:
         self.namespaces = set(namespaces)
         self.leases: dict[tuple[str, str], Object] = {}
         self.revision = 1
@@ -59,6 +66,8 @@ class LeaseApi:
         self.forgotten_up_to = 0
         """A watch from an earlier version is refused, as after a compaction."""
         self._spec = {**_SPEC, **_COORDINATED} if coordinated else _SPEC
+        self._wall_clock = wall_clock
+        self._new_uid = new_uid
 
     def get(self, namespace: str, name: str) -> Object:
         """Return one."""
@@ -139,8 +148,9 @@ class LeaseApi:
     # --- How an object becomes one of ours ---------------------------------------------------------------------
 
     def _make(self, namespace: str, name: str, lease: Object) -> Object:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lease["metadata"] |= {"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now}
+        now = self._wall_clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+        uid = str(self._new_uid())
+        lease["metadata"] |= {"name": name, "namespace": namespace, "uid": uid, "creationTimestamp": now}
         self._note("ADDED", namespace, name, lease)
         return copy.deepcopy(lease)
 

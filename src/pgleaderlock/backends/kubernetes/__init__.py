@@ -34,6 +34,7 @@ __all__ = [
     "LeaseClient",
     "LeaseObject",
     "LeaseStore",
+    "default_request_timeout_s",
     "new_from_env",
     "open_kubernetes",
 ]
@@ -87,7 +88,7 @@ def new_from_env(
         cluster = find_cluster(environ)
         namespace = namespace or cluster.namespace
         client = _http_client(
-            cluster, lease_s, _default_request_timeout_s(lease_s) if request_timeout_s is None else request_timeout_s
+            cluster, lease_s, default_request_timeout_s(lease_s) if request_timeout_s is None else request_timeout_s
         )
     elif namespace is None:
         namespace = namespace_of_pod(SERVICE_ACCOUNT)
@@ -132,7 +133,7 @@ def _parse_url(url: str) -> tuple[str | None, str]:
     return parts.netloc or None, name
 
 
-def _default_request_timeout_s(lease_s: float) -> float:
+def default_request_timeout_s(lease_s: float) -> float:
     """Return how long one request may take: a renewal that got no answer is tried again while there is time."""
     return min(5.0, max(0.5, lease_s / 6))
 

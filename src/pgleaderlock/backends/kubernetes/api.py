@@ -26,7 +26,7 @@ class ApiError(ConnectionError):
     repaired, servers recover. The store looks at ``status`` for the few answers that do say something.
     """
 
-    def __init__(self, message: str, status: int, *, cause: LossCause = LossCause.UNKNOWN) -> None:
+    def __init__(self, message: str, status: int, *, cause: LossCause = LossCause.REFUSED) -> None:
         super().__init__(message, cause=cause)
         self.status = status
 

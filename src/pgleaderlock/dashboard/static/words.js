@@ -58,6 +58,7 @@ const CAUSES = {
   silenced: "it fell silent for a whole lease",
   connection_lost: "its connection was lost",
   renew_timeout: "the server did not answer in time",
+  refused: "the server answered with an error",
   stalled: "its process stood still",
   held_by_another: "another took the lock",
   grace_expired: "the lock did not come back in time",

@@ -27,6 +27,7 @@ class SimulatedSession:
         self._answer: asyncio.Future[tuple[Any, ...] | None] | None = None
         self._end: asyncio.Future[LossCause] = asyncio.get_running_loop().create_future()
         self._connected: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._notified = asyncio.Event()
         self._pid = 0
         self._is_closed = False
 
@@ -91,8 +92,9 @@ class SimulatedSession:
         """Nothing is ever notified here."""
 
     async def notified(self) -> None:
-        """Never."""
-        await asyncio.get_running_loop().create_future()
+        """Never, if nothing was listened to."""
+        await self._notified.wait()
+        self._notified.clear()
 
     async def ended(self) -> ConnectionError:
         """Wait for the news that it is over."""
@@ -126,6 +128,10 @@ class SimulatedSession:
         """Take in the end."""
         resolve(self._connected, None)
         resolve(self._end, cause)
+
+    def hear_notification(self) -> None:
+        """Take in that something was notified."""
+        self._notified.set()
 
     def _deliver(self, request: Any) -> None:
         if self._there is not None:

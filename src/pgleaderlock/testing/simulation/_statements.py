@@ -17,6 +17,9 @@ _WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
 _UNLOCK = re.compile(rf"pg_advisory_unlock\({_KEY}\)")
 _IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
 _SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
+_LIMIT = re.compile(rf"SELECT {_IDLE_MS.pattern}")
+_NOTIFY = re.compile(r"SELECT pg_notify\('(\w+)', ''\)")
+_LISTEN = re.compile(r'LISTEN "(\w+)"')
 _CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, (\d+), ([\d.e+-]+),")
 _MARK = re.compile(r"UPDATE \S+ SET released_at .*?WHERE lock = '([^']+)' AND token = (\d+)", re.DOTALL)
 
@@ -46,7 +49,7 @@ class Ask:
 @lru_cache(maxsize=4096)
 def read(statement: str) -> Ask:
     """Say what is asked for; LookupError if that cannot be told."""
-    for reader in (_read_simple, _read_lock, _read_terms):
+    for reader in (_read_simple, _read_lock, _read_terms, _read_group):
         ask = reader(statement)
         if ask is not None:
             return ask
@@ -65,13 +68,27 @@ def _read_simple(statement: str) -> Ask | None:
         )
     if "pg_terminate_backend(pid)" in statement and "backend_start::text = %s" in statement:
         return Ask("end_former")
-    if "FROM pg_locks" in statement:
+    if "FROM pg_locks" in statement and "unnest" not in statement:
         return Ask("holder")
     return None
 
 
+def _read_group(statement: str) -> Ask | None:
+    if "unnest(%s::int[], %s::bigint[]) AS k (i, n)" in statement:
+        return Ask("try_all" if "pg_try_advisory_lock(n)" in statement else "unlock_all")
+    if statement.startswith("SELECT pg_current_xact_id()"):
+        return Ask("token", is_flushed=_is_flushed(statement))
+    if found := _LIMIT.fullmatch(statement):
+        return Ask("limit", idle_ms=int(found[1]))
+    if found := _NOTIFY.fullmatch(statement) or _LISTEN.fullmatch(statement):
+        return Ask("notify" if "notify" in statement else "listen", found[1])
+    if "max_locks_per_transaction" in statement:
+        return Ask("capacity")
+    return None
+
+
 def _read_lock(statement: str) -> Ask | None:
-    flushed = "pg_logical_emit_message(true" in statement
+    flushed = _is_flushed(statement)
     if found := _TRY.search(statement):
         return Ask("try", found[1], _idle_ms(statement), is_flushed=flushed)
     if found := _WAIT.search(statement):
@@ -93,6 +110,10 @@ def _read_terms(statement: str) -> Ask | None:
     if "DO $claim$" in statement and (found := _CLAIM.search(statement)):
         return Ask("claim", lock=found[1], token=int(found[2]), lease_s=float(found[3]))
     return None
+
+
+def _is_flushed(statement: str) -> bool:
+    return "pg_logical_emit_message(true" in statement
 
 
 def _idle_ms(statement: str) -> int | None:

@@ -11,6 +11,7 @@
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pgleaderlock.causes import LossCause
@@ -43,24 +44,67 @@ def _is_only_a_try(event: Event) -> bool:
     return event.kind is EventKind.ACQUIRE_FAILED or is_change
 
 
+@dataclass(slots=True)
+class _Course:
+    """What the checkers of all roles have in common."""
+
+    story: deque[tuple[float, str, str]]
+    terms: int = 0
+    losses: Counter[str] = field(default_factory=Counter)
+    gaps_s: list[float] = field(default_factory=list)
+    is_over: bool = False
+    disturbed_at: float = 0.0
+
+
 class Checker:
-    """Looks at every step of every node."""
+    """Looks at every step of every node, for one role; where there are several, each has its own."""
 
     def __init__(self, world: World, lease_s: float, replay: str, *, keep: bool = False) -> None:
         self._world = world
         self.lease_s = lease_s
         self._replay = replay
-        self._story: deque[tuple[float, str, str]] = deque(maxlen=None if keep else _STORY_LINES)
+        self._course = _Course(deque(maxlen=None if keep else _STORY_LINES))
+        self._others: list[Checker] = []
         self.nodes: list[Node] = []
         self.highest = -1
-        self.terms = 0
-        self.losses: Counter[str] = Counter()
-        self.gaps_s: list[float] = []
-        self.is_over = False
-        """Whether nothing that happens now matters any more."""
         self._failure: SimulationFailed | None = None
         self.leaderless_since: float | None = 0.0
-        self.disturbed_at = 0.0
+
+    def for_another_role(self) -> "Checker":
+        """Return one for a role that is elected beside this one, by the same processes."""
+        other = Checker(self._world, self.lease_s, self._replay)
+        other._course = self._course
+        self._others.append(other)
+        return other
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that happens now matters any more."""
+        return self._course.is_over
+
+    @is_over.setter
+    def is_over(self, value: bool) -> None:
+        self._course.is_over = value
+
+    @property
+    def terms(self) -> int:
+        """How many there were, of all roles."""
+        return self._course.terms
+
+    @property
+    def losses(self) -> Counter[str]:
+        """Why terms ended that were not asked to."""
+        return self._course.losses
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """How long nobody led, each time."""
+        return self._course.gaps_s
+
+    @property
+    def is_led(self) -> bool:
+        """Whether every role has a leader."""
+        return self.leader is not None and all(other.is_led for other in self._others)
 
     @property
     def leader(self) -> Node | None:
@@ -71,11 +115,11 @@ class Checker:
         """Write it into the transcript."""
         if self.is_over:
             return
-        self._story.append((self._world.now, who, what))
+        self._course.story.append((self._world.now, who, what))
 
     def transcript(self) -> list[str]:
         """Return what was written."""
-        return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self._story]
+        return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self._course.story]
 
     # --- Steps -------------------------------------------------------------------------------------------------
 
@@ -104,7 +148,7 @@ class Checker:
         if node.token <= self.highest:
             self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
         self.highest = node.token
-        self.terms += 1
+        self._course.terms += 1
         if self.leaderless_since is not None:
             self.gaps_s.append(self._world.now - self.leaderless_since)
             self.leaderless_since = None
@@ -155,9 +199,9 @@ class Checker:
 
     # --- Nobody ------------------------------------------------------------------------------------------------
 
-    def disturb(self) -> None:
-        """Note that something went wrong, or right again: from here on, patience begins anew."""
-        self.disturbed_at = self._world.now
+    def disturb(self, lasts_s: float = 0.0) -> None:
+        """Note that something went wrong, or right again: from here on, or from its end, patience begins anew."""
+        self._course.disturbed_at = max(self._course.disturbed_at, self._world.now + lasts_s)
 
     def _note_leaderless(self) -> None:
         if self.leaderless_since is None:
@@ -165,11 +209,13 @@ class Checker:
 
     def look(self, patience_s: float) -> None:
         """See whether somebody leads who should. Called now and then."""
+        for other in self._others:
+            other.look(patience_s)
         if self.leader is not None:
             return
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
-        waited_s = self._world.now - max(self.leaderless_since, self.disturbed_at)
+        waited_s = self._world.now - max(self.leaderless_since, self._course.disturbed_at)
         well = [each for each in self.nodes if each.is_alive and not each.is_frozen and not each.cable.is_out]
         if well and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)

@@ -6,11 +6,24 @@ from typing import Any, Protocol
 from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.testing.simulation._loop import NodeLoop
-from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["Node", "Watcher", "describe_event"]
+__all__ = ["Connection", "Lifecycle", "Node", "Role", "Watcher", "describe_event"]
+
+
+class Connection(Protocol):
+    """What a process has open that outlives its code: a session, a stream, a locked file."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process gave it up."""
+
+    def hang_up(self) -> None:
+        """What the kernel does for a process that dies."""
+
+    def vanish(self) -> None:
+        """What becomes of it when the host loses power, or a firewall forgets it."""
 
 
 class Watcher(Protocol):
@@ -32,6 +45,16 @@ class Watcher(Protocol):
         """Write it into the transcript."""
 
 
+class Lifecycle(Protocol):
+    """What is started and shut down: an election, or a group of them."""
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def shutdown(self, timeout_s: float | None = None) -> None:
+        """End in order."""
+
+
 class Node:
     """One process, which may be started, frozen, crashed and started again; ``lock`` is its election of the moment."""
 
@@ -42,9 +65,13 @@ class Node:
         self.world = world
         self.rate = rate
         self.cable = Cable(world)
-        self.sessions: list[SimulatedSession] = []
+        self.sessions: list[Connection] = []
         self.boots = 0
         self.lock: Election
+        self.service: Lifecycle
+        """What is started: ``lock``, unless that is one of several that are started together."""
+        self.seats: list[Node] = [self]
+        """One for each role that this process stands for."""
         self.is_alive = False
         self.thawed_at = 0.0
         self.is_telling = False
@@ -65,28 +92,42 @@ class Node:
         """Do what must be done by the leader only. The simulation fails if a newer leader was there already."""
         self._watcher.acted(self, deed)
 
+    # --- For stores --------------------------------------------------------------------------------------------
+
+    def connect(self, connection: Connection) -> None:
+        """Note what the kernel has to close when this process dies."""
+        self.sessions = [each for each in self.sessions if not each.closed]
+        self.sessions.append(connection)
+
     # --- What becomes of it ------------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """Start the process."""
         self.boots += 1
         self.is_alive = True
-        self.trusted_until = 0.0  # the host's clock begins anew
-        self.is_telling = self.lost_a_term = False
+        for seat in self.seats:
+            seat.trusted_until = 0.0  # the host's clock begins anew
+            seat.is_telling = seat.lost_a_term = False
         self.sessions.clear()
         self.loop = NodeLoop(  # type: ignore[abstract] # what has to do with sockets is not there, on purpose
             self.world,
             self.rate,
-            after_step=lambda: self._watcher.stepped(self),
+            after_step=self._stepped,
             failed=lambda context: self._watcher.failed(self, context),
         )
         self.lock = self._make_election(self)
         self._watcher.note(self.name, "starts")
-        self.loop.create_task(self.lock.start())
+        self.loop.create_task(self.service.start())
+
+    def _stepped(self) -> None:
+        for seat in self.seats:
+            seat._watcher.stepped(seat)  # noqa: SLF001 - a part of us
 
     def crash(self, *, with_host: bool = False) -> None:
         """Be gone. A kernel that survives closes the connections."""
-        self.is_alive = self.leads = self.is_telling = False
+        self.is_alive = False
+        for seat in self.seats:
+            seat.leads = seat.is_telling = False
         self.loop.close()
         for session in self.sessions:
             if with_host:
@@ -125,6 +166,23 @@ class Node:
         cut = ", cut off" if self.cable.is_out else ""
         left = f", trusts for {self.lock.time_left_s:.3f} s more" if self.lock.state is LockState.LEADER else ""
         return f"{self.name} is {self.lock.state.value}, token {self.lock.token}{left}{frozen}{cut}"
+
+
+class Role(Node):
+    """One more election of a process. What belongs to the process, its loop and its cable, is asked of that."""
+
+    def __init__(self, process: Node, name: str, watcher: Watcher) -> None:  # not super's: all that would be another's
+        self._process = process
+        self.name = name
+        self._watcher = watcher
+        self.lock: Election
+        self.is_telling = self.lost_a_term = self.leads = False
+        self.trusted_until = 0.0
+        self.token: int | None = None
+        process.seats.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
 
 
 def describe_event(event: Event) -> str:

@@ -51,6 +51,9 @@ class Client(Protocol):
     def hear_end(self, cause: LossCause) -> None:
         """Take in that the connection is over."""
 
+    def hear_notification(self) -> None:
+        """Take in that something was notified."""
+
 
 @dataclass(slots=True)
 class _Lock:
@@ -77,6 +80,7 @@ class ServerSession:
         self.client = client
         self.is_over = False
         self.token = 0  # of the slice under way, once it is granted
+        self.channels: set[str] = set()
         self._to_client = to_client
         self._requests: deque[tuple[Ask, Sequence[Any]] | None] = deque()
         self._is_busy = False
@@ -104,6 +108,10 @@ class ServerSession:
         if cause is not None:
             self._to_client.send(lambda: self.client.hear_end(cause))
         self.server.forget(self)
+
+    def be_notified(self) -> None:
+        """Pass on that something was notified."""
+        self._to_client.send(self.client.hear_notification)
 
     def be_granted(self) -> None:
         """Come to the head of the line."""
@@ -319,6 +327,49 @@ class ModelledPostgres:
     def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
         return True, True, True, "model", "model"
 
+    # --- A group's statements ----------------------------------------------------------------------------------
+
+    def _limit(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        session.limit_idleness(ask)
+        return (str(ask.idle_ms),)
+
+    def _capacity(self, *_: Any) -> tuple[Any, ...]:
+        return 6400, 64
+
+    def _token(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
+        return self.next_token(is_flushed=ask.is_flushed), ""
+
+    def _try_all(self, session: ServerSession, _: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        limit = parameters[-1]
+        won: list[int] = []
+        for place, key in _keys_of(parameters):
+            if (limit is None or len(won) < limit) and self.take(session, key):
+                won.append(place)
+        return (won,)
+
+    def _unlock_all(self, session: ServerSession, _: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        return ([place for place, key in _keys_of(parameters) if self._unlock_once(session, key)],)
+
+    def _unlock_once(self, session: ServerSession, key: str) -> bool:
+        lock = self._locks.get(key)
+        if lock is None or lock.owner is not session:
+            return False
+        lock.count -= 1
+        if lock.count == 0:
+            self._hand_over(key)
+        return True
+
+    def _listen(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> None:
+        session.channels.add(ask.key)
+
+    def _notify(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
+        for session in self.sessions.values():
+            if ask.key in session.channels:
+                session.be_notified()
+        return ("",)
+
+    # --- Terms -------------------------------------------------------------------------------------------------
+
     def _read_term(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
         term = self._terms.get(parameters[0])
         if term is None:
@@ -380,3 +431,14 @@ class ModelledPostgres:
     def _come_back(self) -> None:
         self.is_up = True
         self.note("server", "is up")
+
+    def end(self) -> None:
+        """Nothing is left behind."""
+
+
+def _keys_of(parameters: Sequence[Any]) -> list[tuple[int, str]]:
+    """Return the locks of a group's statement, each with its place: the bigints first, as the statement has them."""
+    places, numbers, pair_places, first, second, _ = parameters
+    bigints = [(place, f"'{number}'::bigint") for place, number in zip(places, numbers, strict=True)]
+    pairs = [(place, f"'{a}'::int, '{b}'::int") for place, a, b in zip(pair_places, first, second, strict=True)]
+    return bigints + pairs

@@ -62,6 +62,9 @@ class ModelledRecord:
             self.is_up = True
             self.note("server", "is up")
 
+    def end(self) -> None:
+        """Nothing is left behind."""
+
 
 class SimulatedStore(RecordStore):
     """One node's way to the record."""

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from pgleaderlock.backends.base import Backend
 from pgleaderlock.election import Election
 from pgleaderlock.models import LockState
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.checks import Checker
-from pgleaderlock.testing.simulation.node import Node
-from pgleaderlock.testing.simulation.postgres import ModelledPostgres
-from pgleaderlock.testing.simulation.records import ModelledRecord
+from pgleaderlock.testing.simulation.node import Node, Role
 from pgleaderlock.testing.simulation.sky import Sky
 from pgleaderlock.testing.simulation.stores import STORES, Server, Store
 from pgleaderlock.testing.simulation.weather import WEATHERS, Weather
@@ -98,6 +97,7 @@ class Simulation:
             node = Node(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
             node.cable.slow_share, node.cable.slow_s = self.weather.slow_share, self.weather.slowness * lease_s
             self.checker.nodes.append(node)
+        self._add_roles()
         self.sky = Sky(self.world, self.weather, self.server, self.checker)
         self._loops: list[NodeLoop] = []
 
@@ -117,12 +117,15 @@ class Simulation:
         ]
         return f"simulate({self.seed}, {', '.join(settings)})"
 
+    def _add_roles(self) -> None:
+        for number in range(1, self.store.roles):
+            checker = self.checker.for_another_role()
+            checker.nodes += [Role(node, f"{node.name}.{number + 1}", checker) for node in self.nodes]
+
     # --- The making --------------------------------------------------------------------------------------------
 
     def _make_server(self) -> Server:
-        if self.store.is_record:
-            return ModelledRecord(self.world, self.checker.note)
-        return ModelledPostgres(self.world, self.checker.note, race_share=self.weather.race_share)
+        return self.store.make_server(self.world, self.checker.note, self.weather)
 
     def _draw_settings(self) -> dict[str, object]:
         """Settle what users settle differently."""
@@ -135,14 +138,23 @@ class Simulation:
 
     def _make_election(self, node: Node) -> Election:
         self._loops.append(node.loop)
-        backend = self.store.make_backend(node, self.server, self.lease_s)
-        node.lock = Election(backend, clock=node.loop.time, **self._settings)  # type: ignore[arg-type]
-        node.listen()
-        self._be_told_slowly(node)
-        if self._build is not None and inspect.iscoroutine(unawaited := self._build(node)):
+        made = self.store.contend(node, self.server, self.lease_s, self.store.lease)
+        if isinstance(made, Backend):
+            alone = Election(made, clock=node.loop.time, **self._settings)  # type: ignore[arg-type]
+            node.service, elections = alone, [alone]
+        else:
+            node.service, elections = made, list(made.values())
+        for seat, election in zip(node.seats, elections, strict=True):
+            seat.lock = election
+            seat.listen()
+            self._be_told_slowly(seat)
+            self._build_on(seat)
+        return node.lock
+
+    def _build_on(self, seat: Node) -> None:
+        if self._build is not None and asyncio.iscoroutine(unawaited := self._build(seat)):
             unawaited.close()
             raise TypeError("build is called before the loop runs, and cannot be async: start work from a callback")
-        return node.lock
 
     def _be_told_slowly(self, node: Node) -> None:
         """Callbacks take their time; a successor has to wait for them, for as long as it could not lead anyway."""
@@ -185,8 +197,8 @@ class Simulation:
         """Clear the sky; somebody must lead soon, and go on leading."""
         self.sky.clear()
         deadline = self.world.now + _PATIENCE * self.lease_s
-        self.world.run(deadline, unless=lambda: self.checker.leader is not None)
-        if self.checker.leader is None:
+        self.world.run(deadline, unless=lambda: self.checker.is_led)
+        if not self.checker.is_led:
             self.checker.look(0.0)
         leader, terms = self.checker.leader, self.checker.terms
         self.run(_SETTLED * self.lease_s)
@@ -199,15 +211,16 @@ class Simulation:
         self.sky.end()
         for node in self.nodes:
             if node.is_alive:
-                node.loop.create_task(node.lock.shutdown(self.lease_s))
+                node.loop.create_task(node.service.shutdown(self.lease_s))
         self.world.run(
             self.world.now + 4 * self.lease_s,
-            unless=lambda: all(not node.is_alive or node.lock.state is LockState.STOPPED for node in self.nodes),
+            unless=lambda: all(not node.is_alive or _is_stopped(node) for node in self.nodes),
         )
         for _ in range(_BURIALS):
             for loop in self._loops:
                 loop.bury()
             self.world.run(self.world.now + 2 * self.lease_s, unless=lambda: all(loop.is_empty for loop in self._loops))
+        self.server.end()
 
     def report(self) -> Report:
         """Say what happened."""
@@ -223,6 +236,10 @@ class Simulation:
             tuple(self.checker.gaps_s),
             tuple(self.checker.transcript()),
         )
+
+
+def _is_stopped(node: Node) -> bool:
+    return all(seat.lock.state is LockState.STOPPED for seat in node.seats)
 
 
 def simulate(

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from pgleaderlock.causes import LossCause
 from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.kubernetes import ApiServer
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
-from pgleaderlock.testing.simulation.records import ModelledRecord
 from pgleaderlock.testing.simulation.stores import Server
 from pgleaderlock.testing.simulation.weather import Weather
 from pgleaderlock.testing.simulation.world import World
@@ -17,6 +18,15 @@ __all__ = ["Sky"]
 _LEADER_SHARE = 0.6
 _KILL_PAUSE = 1.15
 """Leases between two session kills of one node, where two at once are outside the promise."""
+
+
+@runtime_checkable
+class _CanGoDown(Protocol):
+    is_up: bool
+
+    def go_down(self, down_s: float) -> None: ...
+
+    def come_back(self) -> None: ...
 
 
 class Sky:
@@ -62,7 +72,7 @@ class Sky:
     def clear(self) -> None:
         """Let everything be well again: nobody is frozen, cut off or gone, and nothing more happens."""
         self._is_clear = True
-        if isinstance(self._server, ModelledRecord):
+        if isinstance(self._server, _CanGoDown) and not self._server.is_up:
             self._server.come_back()
         for node in self._nodes:
             node.cable.slow_share = 0.0
@@ -137,7 +147,8 @@ class Sky:
         if not node.is_alive or node.is_frozen:
             return False
         self._note(node, "is asked to step down")
-        node.loop.create_task(node.lock.step_down(self._world.random.choice([None, self._lease_s / 3])))
+        seat = node if len(node.seats) == 1 else self._world.random.choice(node.seats)
+        node.loop.create_task(seat.lock.step_down(self._world.random.choice([None, self._lease_s / 3])))
         return None
 
     def shutdown(self, node: Node, lasts_s: float) -> bool | None:
@@ -145,12 +156,12 @@ class Sky:
         if not node.is_alive or node.is_frozen:
             return False
         self._note(node, "is asked to shut down")
-        node.loop.create_task(node.lock.shutdown(self._world.random.choice([None, self._lease_s])))
+        node.loop.create_task(node.service.shutdown(self._world.random.choice([None, self._lease_s])))
         boots = node.boots
 
         def come_back() -> None:
             if node.is_alive and node.boots == boots:
-                node.loop.create_task(node.lock.start())
+                node.loop.create_task(node.service.start())
 
         self._then(lasts_s, come_back)
         return None
@@ -182,10 +193,19 @@ class Sky:
 
     def down(self, _: Node, lasts_s: float) -> bool | None:
         """Let the store refuse for a while."""
-        if not isinstance(self._server, ModelledRecord) or not self._server.is_up:
+        if not isinstance(self._server, _CanGoDown) or not self._server.is_up:
             return False
         self._checker.note("sky", f"the store is down for {lasts_s:.1f} s")
         self._server.go_down(lasts_s)
+        self._checker.disturb(lasts_s)
+        return None
+
+    def compact(self, _: Node, __: float = 0.0) -> bool | None:
+        """Let an API server forget the past, and end all watches."""
+        if not isinstance(self._server, ApiServer):
+            return False
+        self._checker.note("sky", "the history is compacted")
+        self._server.compact()
         return None
 
     # --- The server --------------------------------------------------------------------------------------------

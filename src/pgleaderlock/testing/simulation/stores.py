@@ -4,30 +4,96 @@ Which faults are inside the promise depends on the store: only a term table noti
 take-over survives both sessions of a frozen leader being killed, and only a witness survives one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pgleaderlock.backends.base import Backend
+from pgleaderlock.backends.kubernetes import KubernetesBackend, default_request_timeout_s
+from pgleaderlock.backends.kubernetes.store import LeaseStore
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.leased import LeasedLockBackend
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.backends.session import Session
+from pgleaderlock.group import LeaderGroup
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.files import SharedFolder, SimulatedFileStore
+from pgleaderlock.testing.simulation.groups import SimulatedGroup
+from pgleaderlock.testing.simulation.kubernetes import ApiServer, SimulatedClient, wall_clock
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.records import ModelledRecord, SimulatedStore
+from pgleaderlock.testing.simulation.weather import Weather
+from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["STORES", "Server", "Store"]
 
-Server = ModelledPostgres | ModelledRecord
-"""What stands at the other end of the cables."""
+
+class Server(Protocol):
+    """What stands at the other end of the cables. What can go wrong with it is between it and the sky."""
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+
 
 _KEY = LockKey.pair(42, 1)
-_EVERYWHERE = frozenset({"crash", "host_crash", "freeze", "cut", "step_down", "shutdown"})
+_PROCESS = frozenset({"crash", "freeze", "step_down", "shutdown"})
+_EVERYWHERE = _PROCESS | {"host_crash", "cut"}
 _SESSIONS = _EVERYWHERE | {"forget", "restart", "server_crash", "power", "cut_and_restart", "cut_and_crash"}
 _KILLS = frozenset({"kill_session", "reset", "ambush"})
 _PROMOTIONS = frozenset({"promote", "cut_and_promote"})
+_ROLES = 3
+_HALF_A_DAY_S = 12 * 3600.0
+
+Note = Callable[[str, str], None]
+"""Writes into the transcript."""
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+def _postgres(world: World, note: Note, weather: Weather) -> ModelledPostgres:
+    return ModelledPostgres(world, note, race_share=weather.race_share)
+
+
+def _on_postgres(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> Backend:
+    async def open_session() -> Session:
+        session = SimulatedSession(node.name, node.cable, server)
+        node.connect(session)
+        await session.connect()
+        return session
+
+    return LeasedLockBackend(_KEY, open_session, Lease(lease_s, **lease), node.loop.time, "simulated server")
+
+
+def _as_group(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> LeaderGroup:
+    return SimulatedGroup(node, server, lease_s, roles=_ROLES, **lease)
+
+
+# --- Records ---------------------------------------------------------------------------------------------------------
+
+
+def _identity(node: Node) -> str:
+    return f"{node.name}-{node.boots}"
+
+
+def _on_record(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+    store = SimulatedStore(server, node.cable)
+    return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
+
+
+def _on_kubernetes(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+    client = SimulatedClient(server, node.cable, node.connect, default_request_timeout_s(lease_s))
+    ahead_s = node.world.random.uniform(-_HALF_A_DAY_S, _HALF_A_DAY_S)
+    clock = wall_clock(node.world, node.rate, ahead_s)
+    store = LeaseStore(client, "default", "simulated", wall_clock=clock)
+    return KubernetesBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
+
+
+def _on_files(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+    store = SimulatedFileStore(server, node, identity=_identity(node), lease_s=lease_s)
+    return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +105,11 @@ class Store:
     """What its promise covers."""
     lease: dict[str, Any] = field(default_factory=dict)
     """How the lease differs from the default; for PostgreSQL."""
-    is_record: bool = False
-
-    def make_backend(self, node: Node, server: Server, lease_s: float) -> Backend:
-        """Return what a node contends with: the real thing, over simulated connections."""
-        if isinstance(server, ModelledRecord):
-            identity = f"{node.name}-{node.boots}"
-            store = SimulatedStore(server, node.cable)
-            return RecordBackend(store, identity=identity, lease_s=lease_s, clock=node.loop.time)
-
-        async def open_session() -> Session:
-            session = SimulatedSession(node.name, node.cable, server)
-            node.sessions = [each for each in node.sessions if not each.closed]
-            node.sessions.append(session)
-            await session.connect()
-            return session
-
-        lease = Lease(lease_s, **self.lease)
-        return LeasedLockBackend(_KEY, open_session, lease, node.loop.time, "simulated server")
+    make_server: Callable[[World, Note, Weather], Server] = _postgres
+    contend: Callable[[Node, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
+    """Makes what a node contends with: the real thing, over simulated connections."""
+    roles: int = 1
+    """How many are elected side by side."""
 
 
 STORES = {
@@ -71,7 +124,20 @@ STORES = {
             {"term_table": True, "takeover": "strict"},
         ),
         Store("postgres-alone", _SESSIONS, {"witness": False}),
-        Store("records", _EVERYWHERE | {"down"}, is_record=True),
+        Store(
+            "records",
+            _EVERYWHERE | {"down"},
+            make_server=lambda world, note, _: ModelledRecord(world, note),
+            contend=_on_record,
+        ),
+        Store(
+            "kubernetes",
+            _EVERYWHERE | {"down", "forget", "compact"},
+            make_server=lambda world, note, _: ApiServer(world, note),
+            contend=_on_kubernetes,
+        ),
+        Store("group", _SESSIONS | _KILLS, contend=_as_group, roles=_ROLES),
+        Store("file", _PROCESS, make_server=lambda world, *_: SharedFolder(world), contend=_on_files),
     )
 }
 """By their names."""

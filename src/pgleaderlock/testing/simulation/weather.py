@@ -51,6 +51,7 @@ _INSIDE = {
     "power": 0.5,
     "promote": 0.5,
     "down": 1.0,
+    "compact": 1.0,
     "step_down": 1.0,
     "shutdown": 1.0,
 }

@@ -1,0 +1,54 @@
+"""A ``LeaderGroup`` on the modelled PostgreSQL: the real one, but for what opens its sessions.
+
+Each of its roles is an election that is checked like any other: at most one process believes, and tokens grow. What the
+sky does to a process or to a session, it does to all roles at once; a step-down is one role's.
+"""
+
+from typing import Any
+
+from pgleaderlock.backends.session import Session
+from pgleaderlock.group import LeaderGroup
+from pgleaderlock.keys import LockKey
+from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+
+__all__ = ["SimulatedGroup"]
+
+_DSN = "host=simulated dbname=simulated"
+_LISTEN_S = 5.0
+_POLLS = 10
+"""In a lease. The default of four a second would be most of what happens in a simulated hour."""
+
+
+class ListeningSession(SimulatedSession):
+    """One that is told of releases."""
+
+    async def listen(self, channel: str) -> None:
+        """Begin to hear."""
+        await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
+
+
+class SimulatedGroup(LeaderGroup):
+    """The roles of one node."""
+
+    def __init__(self, node: Node, server: ModelledPostgres, lease_s: float, *, roles: int, **settings: Any) -> None:
+        keys = {f"role-{number}": LockKey.pair(43, number) for number in range(1, roles)}
+        keys["role-0"] = LockKey.bigint(43)  # both kinds go in one statement
+        super().__init__(
+            _DSN,
+            keys,
+            lease_s=lease_s,
+            health_interval_s=lease_s / 3,
+            poll_s=lease_s / _POLLS,
+            clock=node.loop.time,
+            **settings,
+        )
+        self._node = node
+        self._server = server
+
+    async def _open_session(self) -> Session:
+        session = ListeningSession(self._node.name, self._node.cable, self._server)
+        self._node.connect(session)
+        await session.connect()
+        return session
