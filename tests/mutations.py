@@ -16,13 +16,23 @@ from unittest.mock import patch
 from pgleaderlock import Election, Grant, LockState
 from pgleaderlock._sighting import Sighting
 from pgleaderlock.backends import _sql, base, leased, terms
+from pgleaderlock.backends._file_folder import Folder
+from pgleaderlock.backends._group_sessions import Sessions
+from pgleaderlock.backends.kubernetes.api import LeaseObject
+from pgleaderlock.backends.kubernetes.lease import read_lease
+from pgleaderlock.backends.kubernetes.store import LeaseStore
 from pgleaderlock.backends.leased import LeasedLockBackend
-from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock.backends.nfs import NfsStore
+from pgleaderlock.backends.record import Claim, Record, RecordBackend
+from pgleaderlock.backends.session import Session
 from pgleaderlock.models import Event
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORES, STORM, Store, Weather
 
 Patch = Callable[[ExitStack], None]
+
+SEEDS = 30
+"""In so many each must be missed."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,12 @@ class Mutation:
     take_out: Patch
     store: Store = STORES["postgres"]
     weather: Weather = STORM
+    first_seed: int = 0
+    """Where to begin to look: what is rare would take long to be found from the beginning."""
+
+    @property
+    def seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + SEEDS)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -152,6 +168,26 @@ def in_time_or_not(self: Election, grant: Grant | None) -> Grant | None:
     return grant
 
 
+_send, _renew_group = LeaseStore._send, Sessions.renew
+
+
+async def send_without_looking(self: LeaseStore, claim: Claim, replacing: Record | None) -> LeaseObject:
+    """Write over whatever is there, as a PATCH without a version does."""
+    there = await self._get()
+    return await _send(self, claim, replacing if there is None else read_lease(there))
+
+
+async def renew_group_from_arrival(self: Sessions) -> bool:
+    is_renewed = await _renew_group(self)
+    if is_renewed:
+        self.trust.renewed(self._lease, self._clock())
+    return is_renewed
+
+
+async def come_under_nothing(self: Sessions, session: Session) -> None:
+    pass
+
+
 _EMIT = "pg_logical_emit_message(true, 'pgleaderlock', '')"
 _ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"witness": False})
 
@@ -196,12 +232,33 @@ MUTATIONS = (
              weather=only("kill_session", slow_share=0.0)),
     Mutation("a record is waited out for a lease", "two_leaders",
              replaced(Sighting, "over_at", property(over_as_soon_as_seen)), STORES["records"], only("cut", "crash")),
+    Mutation("a Lease is replaced only if it is the one that was read", "two_leaders",
+             replaced(LeaseStore, "_send", send_without_looking), STORES["kubernetes"],
+             only("crash", "freeze", "cut", "down", every=1.0)),
+    Mutation("a Lease is waited out", "two_leaders", replaced(Sighting, "over_at", property(over_as_soon_as_seen)),
+             STORES["kubernetes"], only("cut", "crash")),
+    Mutation("a term in a file is over when it is not locked", "two_leaders",
+             replaced(Folder, "is_free", lambda *_: True), STORES["file"], only("freeze")),
+    Mutation("an epoch is looked at again before the next", "two_leaders",
+             replaced(NfsStore, "_is_unchanged", lambda *_: True), STORES["nfs"],
+             only("step_down", every=20.0, slow_share=0.3, slowness=0.65), first_seed=6),
+    Mutation("an epoch is waited out", "two_leaders", replaced(Sighting, "over_at", property(over_as_soon_as_seen)),
+             STORES["nfs"], only("cut", "crash")),
+    Mutation("trust counts from sending, in a group", "two_leaders",
+             replaced(Sessions, "renew", renew_group_from_arrival), STORES["group"],
+             only("freeze", every=1.5, slow_share=0.12, slowness=0.6), first_seed=19),
+    Mutation("the witnesses of a group", "two_leaders", nothing, store("group", witness=False),
+             only("ambush", "kill_session")),
+    Mutation("a group waits a restart out", "two_leaders", nothing, store("group", settle_s=0.0),
+             only("cut_and_restart")),
+    Mutation("a silent group is ended", "nobody", replaced(Sessions, "_come_under_lease", come_under_nothing),
+             STORES["group"], only("freeze", "host_crash", every=10.0, lasts=40.0)),
 )  # fmt: skip
 
 
 def main() -> None:
     for mutation in MUTATIONS:
-        for seed in range(200):
+        for seed in range(mutation.first_seed, 200):
             failure = mutation.run(seed)
             if failure is not None and failure.kind == mutation.finds:
                 sys.stdout.write(f"{mutation.name}: seed {seed}, {failure.kind}: {failure.what}\n")

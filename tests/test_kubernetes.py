@@ -30,6 +30,7 @@ from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
 from pgleaderlock.backends.kubernetes.config import Cluster
 from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential
 from pgleaderlock.backends.kubernetes.lease import LeaseVersion, claimed_lease, micro_time, read_lease
+from pgleaderlock.backends.kubernetes.refusals import explain
 from pgleaderlock.backends.record import Claim, RecordBackend
 from pgleaderlock.election import Election
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
@@ -994,3 +995,8 @@ async def test_a_forked_child_uses_connections_of_its_own(
         assert of_parent is not None
         assert not of_parent.is_closed
     await of_parent.aclose()
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503, 504])
+def test_whoever_loses_by_an_error_of_the_api_server_is_told_that_it_was_refused(status: int) -> None:
+    assert explain("update", "default", "billing", status, b"").cause is LossCause.REFUSED

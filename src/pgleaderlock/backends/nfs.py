@@ -82,7 +82,8 @@ class NfsStore(RecordStore):
         self._guard = threading.Lock()  # a thread that was left behind may still be at it
         self._claimfile = ""  # of our last attempt, whatever became of it
         self._refreshed_at = -math.inf
-        self._threads = threading.Semaphore(_MOST_THREADS)
+        self._threads = _threads.Threads()
+        self._places = threading.Semaphore(_MOST_THREADS)
         self._is_warned = False
         self._logger = get_logger().bind(nfs=str(self._path))
 
@@ -162,7 +163,7 @@ class NfsStore(RecordStore):
             term.withdraw()
             return False
 
-        work = _threads.Undoable(self._counted(take), term.release, is_cancelled)
+        work = _threads.Undoable(self._counted(take), term.release, is_cancelled, threads=self._threads)
         if not await self._explained(work.run()):
             return None
         self._term = term
@@ -207,11 +208,11 @@ class NfsStore(RecordStore):
     # --- Threads and errors ------------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await self._explained(_threads.run(self._counted(work)))
+        return await self._explained(_threads.run(self._counted(work), self._threads))
 
     def _counted(self, work: Callable[[], T]) -> Callable[[], T]:
         """Refuse to begin what so many threads before are still waiting for."""
-        if not self._threads.acquire(blocking=False):
+        if not self._places.acquire(blocking=False):
             raise ConnectionError(
                 f"the file server of {self._path} has answered none of the last {_MOST_THREADS} calls: is it up, and "
                 "its network?",
@@ -222,7 +223,7 @@ class NfsStore(RecordStore):
             try:
                 return work()
             finally:
-                self._threads.release()
+                self._places.release()
 
         return counted
 

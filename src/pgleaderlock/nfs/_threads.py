@@ -14,16 +14,31 @@ from typing import TypeVar
 
 from pgleaderlock import _threads
 
-__all__ = ["Undoable", "run"]
+__all__ = ["Threads", "Undoable", "run"]
 
 T = TypeVar("T")
 
 _NAME = "pgleaderlock-nfs"
 
 
-async def run(work: Callable[[], T]) -> T:
+class Threads:
+    """Where work is done that may block: threads of this process. A simulation, which has none, has another."""
+
+    def begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Begin some work whose end somebody on the running event loop waits for."""
+        return _threads.begin(work, _NAME)
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Begin some work whose end nobody waits for. Needs no event loop."""
+        threading.Thread(target=work, name=_NAME, daemon=True).start()
+
+
+_THREADS = Threads()
+
+
+async def run(work: Callable[[], T], threads: Threads = _THREADS) -> T:
     """Wait for work in a thread. When we are cancelled, it goes on."""
-    answer = _threads.begin(work, _NAME)
+    answer = threads.begin(work)
     return await answer
 
 
@@ -38,12 +53,14 @@ class Undoable:
         *,
         at_end: Callable[[], object] = lambda: None,
         undone_within_s: float = 0.0,
+        threads: Threads = _THREADS,
     ) -> None:
         self._work = work
         self._undo = undo
         self._is_cancelled = is_cancelled
         self._at_end = at_end  # once, when no thread is at it any more
         self._undone_within_s = undone_within_s
+        self._threads = threads
         self._guard = threading.Lock()
         self._is_done = False
         self._has_failed = False
@@ -54,7 +71,7 @@ class Undoable:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         self._tell = lambda: loop.call_soon_threadsafe(ended.set)
         try:
-            result = await run(self._do)
+            result = await run(self._do, self._threads)
         except asyncio.CancelledError:
             self._cancel()
             if self._undone_within_s > 0:  # a second cancellation leaves at once: the thread goes on in any case
@@ -75,7 +92,7 @@ class Undoable:
             self._is_cancelled.set()
             was_done = self._is_done
         if was_done:  # and nobody was there to take what it brought
-            _start(self._undo_and_end)
+            self._threads.start(self._undo_and_end)
 
     def _do(self) -> bool:
         self._has_failed = True
@@ -101,7 +118,3 @@ class Undoable:
         self._at_end()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._tell()
-
-
-def _start(work: Callable[[], object]) -> None:
-    threading.Thread(target=work, name=_NAME, daemon=True).start()

@@ -31,10 +31,11 @@ _NEWS_S = 0.001
 class SharedFolder:
     """The folder, and who wants to hear of it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, leave_out: Callable[[str], object]) -> None:
         self._world = world
         where = _MEMORY if _MEMORY.is_dir() else None
         self.path = Path(tempfile.mkdtemp(prefix="pgleaderlock-simulation-", dir=where))
+        leave_out(str(self.path))
         self.listeners: list[Callable[[], object]] = []
 
     def tell(self) -> None:

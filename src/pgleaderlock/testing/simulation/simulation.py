@@ -125,7 +125,7 @@ class Simulation:
     # --- The making --------------------------------------------------------------------------------------------
 
     def _make_server(self) -> Server:
-        return self.store.make_server(self.world, self.checker.note, self.weather)
+        return self.store.make_server(self.world, self.checker, self.weather)
 
     def _draw_settings(self) -> dict[str, object]:
         """Settle what users settle differently."""
@@ -152,7 +152,7 @@ class Simulation:
         return node.lock
 
     def _build_on(self, seat: Node) -> None:
-        if self._build is not None and asyncio.iscoroutine(unawaited := self._build(seat)):
+        if self._build is not None and inspect.iscoroutine(unawaited := self._build(seat)):
             unawaited.close()
             raise TypeError("build is called before the loop runs, and cannot be async: start work from a callback")
 

@@ -18,9 +18,11 @@ from pgleaderlock.backends.session import Session
 from pgleaderlock.group import LeaderGroup
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.files import SharedFolder, SimulatedFileStore
 from pgleaderlock.testing.simulation.groups import SimulatedGroup
 from pgleaderlock.testing.simulation.kubernetes import ApiServer, SimulatedClient, wall_clock
+from pgleaderlock.testing.simulation.nfs import FileServer, SimulatedNfsStore
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.records import ModelledRecord, SimulatedStore
@@ -46,15 +48,12 @@ _PROMOTIONS = frozenset({"promote", "cut_and_promote"})
 _ROLES = 3
 _HALF_A_DAY_S = 12 * 3600.0
 
-Note = Callable[[str, str], None]
-"""Writes into the transcript."""
-
 
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------
 
 
-def _postgres(world: World, note: Note, weather: Weather) -> ModelledPostgres:
-    return ModelledPostgres(world, note, race_share=weather.race_share)
+def _postgres(world: World, checker: Checker, weather: Weather) -> ModelledPostgres:
+    return ModelledPostgres(world, checker.note, race_share=weather.race_share)
 
 
 def _on_postgres(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> Backend:
@@ -96,6 +95,11 @@ def _on_files(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Bac
     return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
 
+def _on_nfs(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+    store = SimulatedNfsStore(server, node, identity=_identity(node), lease_s=lease_s)
+    return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """One of them."""
@@ -105,7 +109,7 @@ class Store:
     """What its promise covers."""
     lease: dict[str, Any] = field(default_factory=dict)
     """How the lease differs from the default; for PostgreSQL."""
-    make_server: Callable[[World, Note, Weather], Server] = _postgres
+    make_server: Callable[[World, Checker, Weather], Server] = _postgres
     contend: Callable[[Node, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
     """Makes what a node contends with: the real thing, over simulated connections."""
     roles: int = 1
@@ -127,17 +131,28 @@ STORES = {
         Store(
             "records",
             _EVERYWHERE | {"down"},
-            make_server=lambda world, note, _: ModelledRecord(world, note),
+            make_server=lambda world, checker, _: ModelledRecord(world, checker.note),
             contend=_on_record,
         ),
         Store(
             "kubernetes",
             _EVERYWHERE | {"down", "forget", "compact"},
-            make_server=lambda world, note, _: ApiServer(world, note),
+            make_server=lambda world, checker, _: ApiServer(world, checker.note),
             contend=_on_kubernetes,
         ),
         Store("group", _SESSIONS | _KILLS, contend=_as_group, roles=_ROLES),
-        Store("file", _PROCESS, make_server=lambda world, *_: SharedFolder(world), contend=_on_files),
+        Store(
+            "nfs",
+            _EVERYWHERE | {"down"},
+            make_server=lambda world, checker, _: FileServer(world, checker.note, checker.leave_out),
+            contend=_on_nfs,
+        ),
+        Store(
+            "file",
+            _PROCESS,
+            make_server=lambda world, checker, _: SharedFolder(world, checker.leave_out),
+            contend=_on_files,
+        ),
     )
 }
 """By their names."""
