@@ -207,9 +207,9 @@ class Checker:
 
     # --- Nobody ------------------------------------------------------------------------------------------------
 
-    def disturb(self, lasts_s: float = 0.0) -> None:
-        """Note that something went wrong, or right again: from here on, or from its end, patience begins anew."""
-        self._course.disturbed_at = max(self._course.disturbed_at, self._world.now + lasts_s)
+    def disturb(self) -> None:
+        """Note that something went wrong, or right again: from here on, patience begins anew."""
+        self._course.disturbed_at = self._world.now
 
     def _note_leaderless(self) -> None:
         if self.leaderless_since is None:

@@ -36,6 +36,7 @@ class SharedFolder:
         where = _MEMORY if _MEMORY.is_dir() else None
         self.path = Path(tempfile.mkdtemp(prefix="pgleaderlock-simulation-", dir=where))
         leave_out(str(self.path))
+        self.is_up = True
         self.listeners: list[Callable[[], object]] = []
 
     def tell(self) -> None:

@@ -128,8 +128,9 @@ class ApiServer:
 
     def come_back(self) -> None:
         """Be well again."""
-        self.is_up = True
-        self.note("server", "is up")
+        if not self.is_up:
+            self.is_up = True
+            self.note("server", "is up")
 
     def end(self) -> None:
         """Nothing is left behind."""

@@ -36,7 +36,6 @@ class FileServer(SharedFolder):
 
     def __init__(self, world: World, note: Callable[[str, str], None], leave_out: Callable[[str], object]) -> None:
         super().__init__(world, leave_out)
-        self.is_up = True
         self._note = note
         self._waiting: list[Callable[[], object]] = []
 

@@ -72,7 +72,7 @@ class Sky:
     def clear(self) -> None:
         """Let everything be well again: nobody is frozen, cut off or gone, and nothing more happens."""
         self._is_clear = True
-        if isinstance(self._server, _CanGoDown) and not self._server.is_up:
+        if isinstance(self._server, _CanGoDown):
             self._server.come_back()
         for node in self._nodes:
             node.cable.slow_share = 0.0
@@ -197,7 +197,6 @@ class Sky:
             return False
         self._checker.note("sky", f"the store is down for {lasts_s:.1f} s")
         self._server.go_down(lasts_s)
-        self._checker.disturb(lasts_s)
         return None
 
     def compact(self, _: Node, __: float = 0.0) -> bool | None:

@@ -35,6 +35,8 @@ __all__ = ["STORES", "Server", "Store"]
 class Server(Protocol):
     """What stands at the other end of the cables. What can go wrong with it is between it and the sky."""
 
+    is_up: bool
+
     def end(self) -> None:
         """Leave nothing behind."""
 
