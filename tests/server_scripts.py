@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import _sql
+from pgleaderlock.backends import _group_sql, _sql
+from pgleaderlock.backends._group_sessions import CHANNEL
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends.lease import Lease, witness_key
 from pgleaderlock.backends.session import Session
@@ -201,6 +202,43 @@ class Performance:
 
     async def _fetch(self, who: str, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         return await self._sessions[who].fetch(statement, parameters, bound_s=BOUND_S)
+
+    # --- Many at once: both locks, as a group asks for them ------------------------------------------------------
+
+    async def _sweeps(self, who: str, *limit: str) -> str:
+        """Try for both, or for so many of them."""
+        return await self._for_both(who, _group_sql.try_all(), int(limit[0]) if limit else None)
+
+    async def _frees(self, who: str) -> str:
+        return await self._for_both(who, _group_sql.unlock_all(), None)
+
+    async def _for_both(self, who: str, statement: str, limit: int | None) -> str:
+        row = await self._fetch(who, statement, _group_sql.arrays(list(self._keys.values()), limit))
+        assert row is not None
+        names = list(self._keys)
+        return ", ".join(names[place] for place in sorted(row[0])) or "none"
+
+    async def _draws(self, who: str) -> str:
+        row = await self._fetch(who, _group_sql.NEXT_TOKEN)
+        assert row is not None
+        return self._granted(row[0], self._keys["lock"])
+
+    async def _listens(self, who: str) -> None:
+        await self._sessions[who].listen(CHANNEL)
+
+    async def _tells(self, who: str) -> None:
+        await self._fetch(who, f"SELECT pg_notify('{CHANNEL}', '')")
+
+    async def _is(self, who: str, _: str) -> str:
+        """Is told, within the bound."""
+        session = self._sessions[who]
+        ended = asyncio.ensure_future(session.ended())  # which reads the socket meanwhile
+        try:
+            await asyncio.wait_for(session.notified(), BOUND_S)
+        finally:
+            ended.cancel()
+            await asyncio.wait({ended})
+        return "of something"
 
     # --- Terms -------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from pgleaderlock.causes import LossCause
 from pgleaderlock.embedded import Server, StopMode
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._loop import NodeLoop
-from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation._statements import Ask
+from pgleaderlock.testing.simulation.groups import ListeningSession
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.world import World
@@ -48,6 +48,32 @@ QUESTIONS = {
         a asks who holds -> b
         a unlocks -> was not held: False
         a tries -> no
+    """,
+    "many locks are tried for at once, and let go of at once": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a sweeps 1 -> witness
+        b sweeps -> lock
+        b draws -> granted
+        a sweeps -> witness
+        a frees -> witness
+        b sweeps -> lock
+        a frees -> witness
+        b sweeps -> lock, witness
+        b frees -> lock, witness
+        a sweeps -> witness
+        b frees -> lock
+        b frees -> lock
+        a sweeps -> lock, witness
+        b frees -> none
+        a draws -> granted
+    """,
+    "whoever listens is told": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a listens
+        b tells
+        a is told -> of something
     """,
     "a line is served in its order": """
         a opens -> the server is old
@@ -331,7 +357,7 @@ class ModelledGround:
         self._cable = Cable(world)
 
     async def open(self) -> Session:
-        session = SimulatedSession("a script", self._cable, self._server)
+        session = ListeningSession("a script", self._cable, self._server)
         await session.connect()
         return session
 

@@ -13,7 +13,7 @@ from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 
-__all__ = ["SimulatedGroup"]
+__all__ = ["ListeningSession", "SimulatedGroup"]
 
 _DSN = "host=simulated dbname=simulated"
 _LISTEN_S = 5.0
