@@ -377,7 +377,7 @@ def test_what_nobody_catches_in_a_node_fails_the_simulation():
 
 
 def test_who_acts_without_leading_fails_the_simulation():
-    with pytest.raises(SimulationFailed, match="'writes' of term None") as raised:
+    with pytest.raises(SimulationFailed, match="'writes', and has never led") as raised:
         simulate(1, weather="calm", hours=0.05, build=lambda node: node.loop.call_soon(node.act, "writes"))
     assert raised.value.kind == "acted"
 

@@ -193,7 +193,7 @@ class Checker:
         """See whether a deed comes too late."""
         others = [each for each in self.nodes if each is not node and each.believes]
         if node.token is None:
-            self._fail("acted", f"{node.name} {deed!r}, and has never led: {node.describe()}")
+            self._fail("acted", f"{node.name} {deed!r}, and has never led since it started: {node.describe()}")
         elif others or node.token < self.highest:
             newer = f"{others[0].name} leads" if others else f"the newest term is {self.highest}"
             self._fail("acted", f"{node.name} {deed!r} of term {node.token}, when {newer}: {node.describe()}")

@@ -108,6 +108,7 @@ class Node:
         for seat in self.seats:
             seat.trusted_until = 0.0  # the host's clock begins anew
             seat.is_telling = seat.lost_a_term = False
+            seat.token = None  # a new process remembers nothing
         self.sessions.clear()
         self.loop = NodeLoop(  # type: ignore[abstract] # what has to do with sockets is not there, on purpose
             self.world,
