@@ -346,33 +346,67 @@ async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(post
             assert [role.token for role in group.values()] == tokens
 
 
-async def test_a_witness_session_that_falls_silent_is_given_up_only_when_nobody_believes_any_more(
-    postgres: Postgres, names: list[str], monkeypatch
+@pytest.mark.parametrize("which", ["_locks", "_witnesses"])
+async def test_a_session_that_falls_silent_is_given_up_only_when_nobody_believes_any_more(
+    postgres: Postgres, names: list[str], monkeypatch, which: str
 ):
     believed: list[bool] = []
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         sessions = group._group._sessions
         assert sessions is not None
-        witnesses = sessions._witnesses
-        assert isinstance(witnesses, PsycopgSession)
-        close = witnesses.close
+        session = getattr(sessions, which)
+        assert isinstance(session, PsycopgSession)
+        close = session.close
 
         async def fall_silent(*_: Any, bound_s: float) -> Any:
             await asyncio.sleep(bound_s)
-            await witnesses.close()
+            await session.close()
             raise ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
 
         async def look_and_close() -> None:
             believed.append(any(role.is_leader for role in group.values()))
             await close()
 
-        monkeypatch.setattr(witnesses, "fetch", fall_silent)
-        monkeypatch.setattr(witnesses, "close", look_and_close)
+        monkeypatch.setattr(session, "fetch", fall_silent)
+        monkeypatch.setattr(session, "close", look_and_close)
         tokens = {role.token for role in group.values()}
         await until(lambda: bool(believed))
         assert not believed[0]
         await until(lambda: leads(group, 3)() and not tokens & {role.token for role in group.values()})
+
+
+async def test_a_silent_session_of_the_locks_leaves_everybody_the_time_to_be_told(
+    postgres: Postgres, names: list[str], monkeypatch
+):
+    told, told_before_the_witnesses_went = [], []
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        for role in group.values():
+
+            @role.on_lost
+            async def take_time(name: object = role) -> None:
+                await asyncio.sleep(0.05 * LEASE_S)
+                told.append(name)
+
+        sessions = group._group._sessions
+        assert sessions is not None
+        witnesses = sessions._witnesses
+        assert isinstance(witnesses, PsycopgSession)
+        close = witnesses.close
+
+        async def never(*_: Any, bound_s: float) -> Any:
+            await asyncio.sleep(bound_s)
+            raise ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
+
+        async def look_and_close() -> None:
+            told_before_the_witnesses_went.append(len(told))
+            await close()
+
+        monkeypatch.setattr(sessions._locks, "fetch", never)
+        monkeypatch.setattr(witnesses, "close", look_and_close)
+        await until(lambda: bool(told_before_the_witnesses_went))
+        assert told_before_the_witnesses_went[0] == 3
 
 
 async def test_a_group_whose_server_is_restarted_leads_again(own_server: Server, names: list[str]):

@@ -27,25 +27,28 @@ __all__ = ["CHANNEL", "Sessions", "SharedGrant", "Trust", "open_sessions"]
 CHANNEL = "pgleaderlock_group"
 """On which a released lock is told of."""
 _FULL = "out of shared memory"
-_DOUBT_S = 0.01
-"""How much earlier than a session is closed that does not answer, nobody is believed to lead any more."""
+_DOUBT = 1 / 20
+"""Leases from the loss that is declared because a session does not answer, to its being closed."""
+_DISBELIEF_S = 0.01
+"""How much earlier than that nobody is believed to lead any more, even if an election had no time to hear of it."""
 
 
 class Trust:
     """Until when the locks of a group may be believed in: one for all of them."""
 
-    __slots__ = ("lost_at", "until")
+    __slots__ = ("kept_until", "lost_at", "until")
 
     def __init__(self) -> None:
-        self.until = self.lost_at = -math.inf
+        self.until = self.lost_at = self.kept_until = -math.inf
 
     def renewed(self, lease: Lease, sent: float) -> None:
         """The server answered on both sessions to what was sent then."""
         grant = lease.grant(None, sent)
         self.until, self.lost_at = grant.trusted_until, grant.lost_at
+        self.kept_until = grant.trusted_until
 
     def end(self, now: float) -> None:
-        """Believe no longer."""
+        """Believe no longer. Whoever is being told of it still has its time: witnesses are kept as long as before."""
         self.until, self.lost_at = min(self.until, now), min(self.lost_at, now)
 
 
@@ -198,7 +201,7 @@ class Sessions:
         if not taken:
             return {}
         self.held.update(taken)
-        row = await self._locks.fetch(_group_sql.NEXT_TOKEN, bound_s=self._bound_s())
+        row = await self._ask_locks(_group_sql.NEXT_TOKEN)
         assert row is not None  # noqa: S101 - it is a plain SELECT
         refused = await self._without_witness(taken)
         if refused:
@@ -213,12 +216,12 @@ class Sessions:
         """Mostly the same ones again and again, in vain: then what is sent is made once."""
         if limit is not None or self._tried is None or self._tried[0] != wanted:
             self._tried = wanted, _group_sql.arrays(wanted, limit)
-        row = await self._locks.fetch(_group_sql.try_all(), self._tried[1], bound_s=self._bound_s())
+        row = await self._ask_locks(_group_sql.try_all(), self._tried[1])
         return [] if row is None else list(row[0])
 
     async def find_free(self, keys: list[LockKey]) -> list[LockKey]:
         """Return which of these nobody holds. They are not tried for."""
-        row = await self._locks.fetch(_group_sql.FREE, _group_sql.columns(keys), bound_s=self._bound_s())
+        row = await self._ask_locks(_group_sql.FREE, _group_sql.columns(keys))
         return [] if row is None else [keys[place] for place in row[0]]
 
     async def free(self, keys: Iterable[LockKey]) -> set[LockKey]:
@@ -226,14 +229,14 @@ class Sessions:
         keys = [key for key in keys if key in self.held]
         if not keys:
             return set()
-        row = await self._locks.fetch(_group_sql.unlock_all(), _group_sql.arrays(keys), bound_s=self._bound_s())
+        row = await self._ask_locks(_group_sql.unlock_all(), _group_sql.arrays(keys))
         self.held.difference_update(keys)
         await self.free_witnesses()
         return set() if row is None else {keys[place] for place in row[0]}
 
     async def tell(self) -> None:
         """Tell those who may want what was freed. Without it they find out when they try next."""
-        await self._locks.fetch(f"SELECT pg_notify('{CHANNEL}', '')", bound_s=self._bound_s())
+        await self._ask_locks(f"SELECT pg_notify('{CHANNEL}', '')")
 
     async def free_witnesses(self) -> None:
         """Let go of those whose lock is not held any more. That it fails is told by whoever needs that session next."""
@@ -267,19 +270,34 @@ class Sessions:
             return []
 
     async def _ask_witnesses(self, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        """Silence is not an end: what is only slow still keeps successors waiting, and must not be closed too early.
-
-        So while anybody is believed to lead, nobody is any more a moment before that session is given up.
-        """
         assert self._witnesses is not None  # noqa: S101 - whoever calls has looked
         if self.is_over or not self.held:
             return await self._witnesses.fetch(statement, parameters, bound_s=self._lease.renew_every_s)
+        return await self._ask(self._witnesses, statement, parameters)
+
+    async def _ask_locks(self, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        return await self._ask(self._locks, statement, parameters)
+
+    async def _ask(self, session: Session, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Silence is not an end: what is only slow still keeps successors waiting, and must not be closed too early.
+
+        So while anybody is believed to lead, everybody's loss is declared first, and nobody is believed to lead any
+        more when that session is given up. Of either: the other one may have been killed, and we not have heard of it.
+        """
         bound_s = self._bound_s()
-        doubt = asyncio.get_running_loop().call_later(bound_s, lambda: self.trust.end(self._clock()))
+        if not self.held or math.isinf(self.trust.lost_at):
+            return await session.fetch(statement, parameters, bound_s=bound_s)
+        loop, doubt_s = asyncio.get_running_loop(), _DOUBT * self._lease.lease_s
+        silence = ConnectionError(f"no answer within {bound_s:.3g} s ({self._where})", cause=LossCause.RENEW_TIMEOUT)
+        doubts = (
+            loop.call_later(bound_s, self.fail, silence),
+            loop.call_later(bound_s + doubt_s, lambda: self.trust.end(self._clock())),
+        )
         try:
-            return await self._witnesses.fetch(statement, parameters, bound_s=bound_s + _DOUBT_S)
+            return await session.fetch(statement, parameters, bound_s=bound_s + doubt_s + _DISBELIEF_S)
         finally:
-            doubt.cancel()
+            for doubt in doubts:
+                doubt.cancel()
 
     def _note_lost_witnesses(self, error: ConnectionError) -> None:
         """What is known to have ended is replaced. What fell silent is everybody's loss, as it is with the locks."""
@@ -296,13 +314,14 @@ class Sessions:
         """
         self.renew_at = self._clock() + self._lease.renew_every_s
         sent = self._clock()
-        await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
+        await self._ask_locks(_sql.PING)
         if self._lease.witness and not await self._witnesses_live():
             if not await self._replace_witnesses():
                 self.renew_at = min(self.renew_at, self._clock() + self._lease.renew_every_s / 4)
                 return False
             sent = self._clock()
-            await self._locks.fetch(_sql.PING, bound_s=self._bound_s())
+            await self._ask_locks(_sql.PING)
+        self._bound_s()  # what nobody believed in any more, even for a moment, is not believed in again
         self.trust.renewed(self._lease, sent)
         return True
 

@@ -274,7 +274,7 @@ class Group:
             return
         watches: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._news.wait())]
         if sessions.is_over:
-            due_at = min(sessions.renew_at, sessions.trust.until)
+            due_at = min(sessions.renew_at, sessions.trust.kept_until)
         else:
             due_at = min(sessions.renew_at, self._poll_at if self._waiting else math.inf)
             watches += [asyncio.ensure_future(session.ended()) for session in sessions.open_sessions]
@@ -342,7 +342,7 @@ class Group:
         if sessions is None or not sessions.is_over:
             return
         sessions.held.difference_update(self._leaving)
-        if sessions.held and self._clock() < sessions.trust.until:
+        if sessions.held and self._clock() < sessions.trust.kept_until:
             await sessions.free_witnesses()  # of those who were told: nobody's successor waits for another's on_lost
             await sessions.keep_witnesses()
         else:
