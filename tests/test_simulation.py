@@ -180,3 +180,40 @@ def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFix
 def test_the_module_can_be_run():
     words = [sys.executable, "-m", "pgleaderlock.testing.simulation", "--trace", "--weather", "calm", "--leases", "1"]
     assert "LEADS with token" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
+
+
+def _raises_in_a_callback(node: Node) -> None:
+    @node.lock.on_acquired
+    def check() -> None:
+        raise ValueError("wrong")
+
+
+def _asserts_in_work(node: Node) -> None:
+    @node.lock.while_leader
+    async def work(_: object) -> None:
+        raise AssertionError("wrong")
+
+
+def _fails_as_in_a_test(node: Node) -> None:
+    @node.lock.on_acquired
+    async def check() -> None:
+        pytest.fail("wrong")
+
+
+def _raises_in_a_task_of_its_own(node: Node) -> None:
+    @node.lock.on_acquired
+    def begin() -> None:
+        async def work() -> None:
+            raise ValueError("wrong")
+
+        asyncio.get_running_loop().create_task(work())
+
+
+@pytest.mark.parametrize(
+    "build", [_raises_in_a_callback, _asserts_in_work, _fails_as_in_a_test, _raises_in_a_task_of_its_own]
+)
+def test_what_a_users_code_raises_is_not_swallowed(build, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SimulationFailed, match="wrong") as raised:
+        simulate(1, weather="calm", hours=0.02, build=build)
+    assert raised.value.kind == "raised"
+    assert "Exception ignored" not in capfd.readouterr().err

@@ -125,7 +125,9 @@ class EventStream:
         except (KeyboardInterrupt, SystemExit):
             raise  # meant for the whole program, whose loop ends with it
         except BaseException as error:  # noqa: BLE001 - such as pytest.fail(): no Exception, yet no end of the program
-            return LockError(f"the callback raised {type(error).__name__}: {error}")
+            failure = LockError(f"the callback raised {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
         finally:
             self._uncancel()  # a callback may also have swallowed its cancellation
         return None

@@ -75,6 +75,10 @@ class NodeLoop(asyncio.AbstractEventLoop):
             task.cancel()
         self._arrange_turn()
 
+    def forget_finished(self) -> None:
+        """Let go of tasks that are done: one that raised to nobody says so then, and not before."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+
     @property
     def is_empty(self) -> bool:
         """Whether no task is left."""
@@ -179,7 +183,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append(task)
         if len(self._tasks) > _TASKS_KEPT:
-            self._tasks = [task for task in self._tasks if not task.done()]
+            self.forget_finished()
         return task
 
     def run_in_executor(

@@ -7,15 +7,20 @@
   killed session and an unanswered renewal together leave nothing that could keep a successor waiting.)
 - While a node is well and nothing new goes wrong, somebody leads before long.
 - What a user's code does as the leader, it does not do after a newer term began.
+- Nothing raises: no callback, no work, no task. In production that is logged and the election goes on; here it would be
+  an assertion of a user's that nobody hears of. (Not heard of is what an ``on_error`` callback raises.)
 """
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.stream import CALLBACK_FAILED, WORK_FAILED
 from pgleaderlock.testing.simulation.node import Node, describe_event
 from pgleaderlock.testing.simulation.world import World
 
@@ -33,7 +38,8 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         super().__init__(f"{what}\n{lines}\nreplay it: {replay}")
         self.what = what
         self.kind = kind
-        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``acted`` or ``raised``."""
+        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``unrest``, ``acted`` or
+        ``raised``."""
         self.replay = replay
 
 
@@ -132,8 +138,7 @@ class Checker:
 
     def stepped(self, node: Node) -> None:
         """See what the node thinks after this step."""
-        if self._failure is not None and not self.is_over:  # it was raised in a callback, which raises to nobody
-            raise self._failure
+        self.raise_failure()
         if node.lock.state is not LockState.LEADER:
             if node.leads:
                 node.leads = False
@@ -142,6 +147,11 @@ class Checker:
         elif not node.leads:
             node.leads = True
             self._check_new_term(node)
+
+    def raise_failure(self) -> None:
+        """Raise what was found where raising reaches nobody: in a callback, or when a task was forgotten."""
+        if self._failure is not None and not self.is_over:
+            raise self._failure
 
     def _check_new_term(self, node: Node) -> None:
         node.token = node.lock.token
@@ -180,6 +190,8 @@ class Checker:
             return
         if not _is_only_a_try(event):
             self.note(node.name, describe_event(event))
+        if event.kind is EventKind.ERROR and event.cause in (CALLBACK_FAILED, WORK_FAILED):
+            self._check_raised(node, event)
         if event.from_state is LockState.LEADER and event.trusted_until is not None:
             node.trusted_until = event.trusted_until
         if event.kind is EventKind.LOST and event.from_state in _LEADING:
@@ -188,6 +200,12 @@ class Checker:
                 self._fail("cause", f"{node.name} lost its leadership, and nobody knows why: {event}")
             self.losses[cause.value] += 1
             node.lost_a_term = True
+
+    def _check_raised(self, node: Node, event: Event) -> None:
+        """What the engine itself says of a user's code, such as that it was cancelled, is no bug of that code."""
+        is_ours = isinstance(event.error, PgLeaderLockError) and event.error.__cause__ is None
+        if not is_ours and self._failure is None:
+            self._fail("raised", f"{node.name}: {event.cause.replace('_', ' ')}: {event.error!r}")
 
     def acted(self, node: Node, deed: str) -> None:
         """See whether a deed comes too late."""
@@ -203,7 +221,8 @@ class Checker:
         if self._failure is not None and not self.is_over:  # what was raised there is a finding of our own
             raise self._failure
         error = context.get("exception")
-        self._fail("raised", f"{node.name}: {context.get('message')}: {error!r}")
+        with contextlib.suppress(SimulationFailed):  # a task that is being forgotten raises to nobody
+            self._fail("raised", f"{node.name}: {context.get('message')}: {error!r}")
 
     # --- Nobody ------------------------------------------------------------------------------------------------
 
@@ -228,6 +247,10 @@ class Checker:
         if well and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
             self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
+
+    def note_unrest(self) -> None:
+        """Leadership changed although nothing was wrong, and had not been for long."""
+        self._fail("unrest", "leadership changed with nothing wrong")
 
     def _fail(self, kind: str, what: str) -> None:
         if self.is_over:

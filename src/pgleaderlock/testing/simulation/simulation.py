@@ -194,16 +194,24 @@ class Simulation:
         self.world.run(self.world.now + seconds)
 
     def settle(self) -> None:
-        """Clear the sky; somebody must lead soon, and go on leading."""
+        """Clear the sky; somebody must lead soon, and once what is half-open has been found out, go on leading."""
         self.sky.clear()
+        self._await_leader()
+        self.run(_SETTLED * self.lease_s)
+        self._await_leader()
+        leader, terms = self.checker.leader, self.checker.terms
+        self.run(_SETTLED * self.lease_s)
+        if leader is not self.checker.leader or terms != self.checker.terms:
+            self.checker.note_unrest()
+        for loop in self._loops:
+            loop.forget_finished()
+        self.checker.raise_failure()
+
+    def _await_leader(self) -> None:
         deadline = self.world.now + _PATIENCE * self.lease_s
         self.world.run(deadline, unless=lambda: self.checker.is_led)
         if not self.checker.is_led:
             self.checker.look(0.0)
-        leader, terms = self.checker.leader, self.checker.terms
-        self.run(_SETTLED * self.lease_s)
-        if leader is not self.checker.leader or terms != self.checker.terms:
-            self.checker.note("CHECK", "leadership changed with nothing wrong")
 
     def end(self) -> None:
         """Shut all nodes down, and put to rest what dead ones left behind, so that nothing is destroyed half-way."""
