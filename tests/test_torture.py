@@ -42,6 +42,7 @@ from pgleaderlock.torture import (
 from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
 from pgleaderlock.torture._conductor import Conductor
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
+from pgleaderlock.torture._member import Member
 from pgleaderlock.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
@@ -255,6 +256,15 @@ def test_what_a_kill_cut_in_half_is_not_read(tmp_path: Path):
     path.write_bytes(b"\0" * 8 + b"x" * 4)
     assert list(read_beliefs(path)) == []
     assert list(read_beliefs(tmp_path / "none")) == []
+
+
+def test_a_full_log_of_beliefs_is_an_error_and_not_a_node_that_believes_nothing():
+    writer = BeliefWriter(bytearray(48))
+    writer.note(1.0, 7, 1.0)
+    writer.note(2.0, 8, 2.0)
+    writer.note(3.0, None, 3.0)
+    with pytest.raises(BufferError, match="no room"):
+        writer.note(4.0, 9, 4.0)
 
 
 def samples(folder: Path, *noted: tuple[float, int | None, float]) -> list[tuple[float, float, int]]:
@@ -570,6 +580,14 @@ async def test_a_node_is_led_through_its_relay_and_the_password_is_not_in_its_ar
         assert "password" not in parts
         assert ground.environment() == {"PGPASSWORD": "s3cret"}
         await relay.close()
+
+
+async def test_no_secret_of_a_connection_string_is_in_a_nodes_arguments(tmp_path: Path):
+    relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
+    dsn = "host=db sslkey=/k sslpassword=s3cret"
+    member = Member("node-a", relay, tmp_path, {"role": "x"}, environment={"PGPASSWORD": "s3cret too"}, dsn=dsn)
+    assert "s3cret" not in "".join(member._command())
+    assert dsn in member._environment().values()
 
 
 async def test_a_command_that_restarts_a_server_has_to_succeed(postgres: Postgres):

@@ -25,7 +25,7 @@ GAP_S = 0.01
 """Without a sample for longer than this, nothing is known of a node."""
 
 _RECORD = struct.Struct("ddq")  # began, seen last, token
-_ROOM = 20_000
+_ROOM = 200_000
 _EVERY_S = 0.001
 
 Clock = Callable[[], float]
@@ -42,18 +42,24 @@ class BeliefWriter:
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._memory = memory
+        self._room = len(memory) // _RECORD.size
         self._index = -1
         self._began_at = self._last_at = 0.0
         self._token: int | None = None
 
     def note(self, before: float, token: int | None, after: float) -> None:
-        """Note one answer: the token of the term that is believed in, or None; and the clock before and after it."""
+        """Note one answer: the token of the term that is believed in, or None; and the clock before and after it.
+
+        BufferError when there is no room left: whoever went on would look like one that believes nothing.
+        """
         if token is None or after - before >= GAP_S:
             self._token = None
             return
         if token == self._token and after - self._last_at <= GAP_S:
             self._write(before)
-        elif self._index + 1 < _ROOM:
+        else:
+            if self._index + 1 == self._room:
+                raise BufferError(f"no room for more than {self._room} intervals of belief")
             self._index += 1
             self._began_at, self._token = after, token
             self._write(after)

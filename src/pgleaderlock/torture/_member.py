@@ -11,6 +11,7 @@ from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.demo._actor import Actor
 from pgleaderlock.torture._belief import GAP_S, make_belief_file, read_beliefs
 from pgleaderlock.torture._faulty_relay import FaultyRelay
+from pgleaderlock.torture._node import DSN_VARIABLE
 from pgleaderlock.torture._wall_clock import WallClock
 
 __all__ = ["Member"]
@@ -33,12 +34,11 @@ class Member(Actor):
         wall_clock: WallClock | None = None,
     ) -> None:
         super().__init__(name, relay, logs / f"{name}.stderr", settings, _listen)
-        self._settings["dsn"] = dsn
-        del self._settings["node"]
+        del self._settings["node"], self._settings["dsn"]
         self.weather = relay
         self.wall_clock = wall_clock
         self._logs = logs
-        self._given_environment = {**environment, **(wall_clock.environment() if wall_clock else {})}
+        self._given_environment = {**environment, DSN_VARIABLE: dsn, **(wall_clock.environment() if wall_clock else {})}
         self.incarnation = 0
         """The how-manyeth process in its place."""
         self.was_killed = False

@@ -1,11 +1,12 @@
-"""A node under torture, as a process: ``python -m pgleaderlock.torture._node '{"dsn": ...}'``.
+"""A node under torture, as a process: ``python -m pgleaderlock.torture._node '{"role": ...}'``.
 
 It stands for one role and writes two logs of its own, which outlive it: what it believes, sampled
 (:mod:`pgleaderlock.torture._belief`), and what its election told, one JSON object per line. Its event loop is busy, as
 an application's is: it does not read the news at once.
 
-The password, if there is one, comes in ``$PGPASSWORD``: arguments can be read by everybody on the machine. It ends when
-its stdin does: whoever started it holds the other end, and the kernel closes it if that one is killed.
+The connection string comes in the environment, and the password in ``$PGPASSWORD``: arguments can be read by everybody
+on the machine, and a password is not the only secret that such a string may hold. It ends when its stdin does: whoever
+started it holds the other end, and the kernel closes it if that one is killed.
 """
 
 import asyncio
@@ -24,7 +25,10 @@ from pgleaderlock.models import Event, EventKind
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.torture._belief import pause, sample_forever
 
-__all__ = ["be_busy", "main"]
+__all__ = ["DSN_VARIABLE", "be_busy", "main"]
+
+DSN_VARIABLE = "PGLEADERLOCK_TORTURE_DSN"
+"""How to get to the server."""
 
 _SHUTDOWN_S = 1.5
 _BUSY_S = 0.005
@@ -96,4 +100,4 @@ async def main(
 
 
 if __name__ == "__main__":
-    asyncio.run(main(**json.loads(sys.argv[1])))
+    asyncio.run(main(dsn=os.environ.pop(DSN_VARIABLE), **json.loads(sys.argv[1])))
