@@ -31,6 +31,7 @@ from pgleaderlock.torture import (
     Told,
     Verdict,
     _conductor,
+    _ground,
     as_record,
     find_overlaps,
     judge,
@@ -46,6 +47,7 @@ from pgleaderlock.torture._member import Member
 from pgleaderlock.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
+from tests.silent_proxy import SilentProxy
 from tests.test_cli import CLI
 
 # --- The judge -------------------------------------------------------------------------------------------------------
@@ -588,6 +590,23 @@ async def test_no_secret_of_a_connection_string_is_in_a_nodes_arguments(tmp_path
     member = Member("node-a", relay, tmp_path, {"role": "x"}, environment={"PGPASSWORD": "s3cret too"}, dsn=dsn)
     assert "s3cret" not in "".join(member._command())
     assert dsn in member._environment().values()
+
+
+async def test_a_server_that_falls_silent_keeps_nobody_from_ending_the_torture(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_ground, "_ANSWER_S", 0.5, raising=False)
+    monkeypatch.setattr(_ground, "_TIDY_TRIES", 2)
+    monkeypatch.setattr(_ground, "_TIDY_EVERY_S", 0.0)
+    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+        ground = Ground(proxy.dsn)
+        await ground.survey(1.0)
+        proxy.mute()
+        async with asyncio.timeout(20):
+            assert await ground.end_session("session") == []
+            with pytest.raises(LockError, match=f"DROP SCHEMA {ground.schema} CASCADE"):
+                async with ground.tidied(has_schema=True):
+                    pass
 
 
 async def test_a_command_that_restarts_a_server_has_to_succeed(postgres: Postgres):

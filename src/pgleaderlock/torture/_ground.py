@@ -22,6 +22,7 @@ from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends._pg_doctor import Verdict, examine
 from pgleaderlock.backends.lease import witness_key
+from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.demo._relay import SOCKET_NAME
 from pgleaderlock.embedded import Server
 from pgleaderlock.errors import ConnectionError, LockError
@@ -31,6 +32,8 @@ from pgleaderlock.torture._faulty_relay import FaultyRelay, Target
 __all__ = ["Ground"]
 
 _RESTART_S = 120.0
+_ANSWER_S = 10.0
+"""How long our own questions wait, connecting included: a server that fell silent must not keep Ctrl-C waiting."""
 _TIDY_TRIES = 60
 _TIDY_EVERY_S = 0.5
 _OWN_WAY = ("host", "hostaddr", "port", "user", "dbname", "password", "passfile", "target_session_attrs")
@@ -144,9 +147,10 @@ class Ground:
     async def _ask(self, statement: str, values: tuple[int, ...] = ()) -> list[Any]:
         """Ask the server; nothing, if it cannot be asked now, as while it is restarted."""
         try:
-            connection = await self._connected()
-            return await (await connection.execute(statement, values)).fetchall()
-        except (psycopg.Error, ConnectionError):
+            async with asyncio.timeout(_ANSWER_S):
+                connection = await self._connected()
+                return await (await connection.execute(statement, values)).fetchall()
+        except (psycopg.Error, ConnectionError, TimeoutError):
             return []
 
     @contextlib.asynccontextmanager
@@ -165,16 +169,20 @@ class Ground:
             await close_connection(self._connection)
 
     async def _drop_schema(self) -> None:
-        error: Exception | None = None
+        why_not = ""
+        gives_up_at = clock() + _TIDY_TRIES * _TIDY_EVERY_S
         for _ in range(_TIDY_TRIES):
             try:
-                connection = await self._connected()
-                await connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
-            except (psycopg.Error, ConnectionError) as why:
-                error = why
+                async with asyncio.timeout(_ANSWER_S):
+                    connection = await self._connected()
+                    await connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+            except (psycopg.Error, ConnectionError, TimeoutError) as why:
+                why_not = str(why) or "no answer"
+                if clock() > gives_up_at:
+                    break
                 await asyncio.sleep(_TIDY_EVERY_S)
             else:
                 return
         raise LockError(
-            f"the schema of the torture could not be removed ({error}): DROP SCHEMA {self.schema} CASCADE"
+            f"the schema of the torture could not be removed ({why_not}): DROP SCHEMA {self.schema} CASCADE"
         ) from None
