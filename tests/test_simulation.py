@@ -1,17 +1,21 @@
 """The simulation itself: it repeats, it finds what is outside the promise and nothing inside. More: make simulate."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pgleaderlock import Term
+from pgleaderlock import LockState, Term
 from pgleaderlock.testing import Node, SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORES, WEATHERS, Simulation
+from pgleaderlock.testing.simulation import STORES, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.many import main
+from pgleaderlock.testing.simulation.world import World
 
 INSIDE = ["calm", "storm", "squalls", "fog", "doldrums"]
 
@@ -180,6 +184,40 @@ def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFix
 def test_the_module_can_be_run():
     words = [sys.executable, "-m", "pgleaderlock.testing.simulation", "--trace", "--weather", "calm", "--leases", "1"]
     assert "LEADS with token" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
+
+
+def test_a_leader_that_believes_again_beside_another_is_found():
+    """As one would whose renewal is believed although its time was over: no term begins."""
+    checker = Checker(World(1), 15.0, "simulate(...)")
+    first, second = (_stub_node(name, token) for name, token in (("a", 1), ("b", 2)))
+    checker.nodes.append(first)
+    checker.stepped(first)
+    first.believes = False
+    checker.nodes.append(second)
+    checker.stepped(second)
+    first.believes = True
+    with pytest.raises(SimulationFailed, match="two leaders at once"):
+        checker.stepped(first)
+
+
+def _stub_node(name: str, token: int) -> Any:
+    lock = SimpleNamespace(state=LockState.LEADER, token=token)
+    return SimpleNamespace(
+        name=name, lock=lock, believes=True, leads=False, is_alive=True, is_frozen=True, describe=lambda: name
+    )
+
+
+@pytest.mark.parametrize(
+    ("faults", "complaint"),
+    [
+        ({"crsh": 1.0}, "there is no fault 'crsh'"),
+        ({"begin": 1.0}, "there is no fault 'begin'"),
+        ({"double_ambush": 1.0}, "none of the faults of 'mine' is inside"),
+    ],
+)
+def test_a_weather_that_could_never_strike_is_refused(faults: dict[str, float], complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        simulate(1, weather=Weather("mine", faults))
 
 
 def _raises_in_a_callback(node: Node) -> None:

@@ -147,6 +147,8 @@ class Checker:
         elif not node.leads:
             node.leads = True
             self._check_new_term(node)
+        elif node.believes:  # a term that goes on may have been renewed when another's had begun
+            self._check_alone()
 
     def raise_failure(self) -> None:
         """Raise what was found where raising reaches nobody: in a callback, or when a task was forgotten."""
@@ -156,9 +158,7 @@ class Checker:
     def _check_new_term(self, node: Node) -> None:
         node.token = node.lock.token
         self.note(node.name, f"LEADS with token {node.token}")
-        believers = [each for each in self.nodes if each.believes]
-        if len(believers) > 1:
-            self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in believers))
+        self._check_alone()
         self._check_told(node)
         if node.token is None:
             self._fail("late", f"{node.name} leads by a grant that nobody can believe in any more: {node.describe()}")
@@ -170,6 +170,11 @@ class Checker:
         if self.leaderless_since is not None:
             self.gaps_s.append(self._world.now - self.leaderless_since)
             self.leaderless_since = None
+
+    def _check_alone(self) -> None:
+        believers = [each for each in self.nodes if each.believes]
+        if len(believers) > 1:
+            self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in believers))
 
     def _check_told(self, leader: Node) -> None:
         for node in self.nodes:

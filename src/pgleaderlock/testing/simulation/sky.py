@@ -18,6 +18,7 @@ __all__ = ["Sky"]
 _LEADER_SHARE = 0.6
 _KILL_PAUSE = 1.15
 """Leases between two session kills of one node, where two at once are outside the promise."""
+_NO_FAULTS = frozenset({"begin", "strike", "clear", "end"})
 
 
 @runtime_checkable
@@ -46,8 +47,20 @@ class Sky:
     # --- The course of the weather -----------------------------------------------------------------------------
 
     def begin(self, allowed: frozenset[str]) -> None:
-        """Let it begin, with those faults that this store's promise covers and those that the weather insists on."""
-        likely = {name: weight for name, weight in self._weather.faults.items() if name in allowed}
+        """Let it begin, with those faults that this store's promise covers and those that the weather insists on.
+
+        The others are left out; ValueError if that leaves none, or there is no such fault: a simulation in which
+        nothing goes wrong would pass for one in which nothing harms.
+        """
+        faults = self._weather.faults
+        for name in faults:
+            if name.startswith("_") or name in _NO_FAULTS or not callable(getattr(self, name, None)):
+                raise ValueError(f"there is no fault {name!r}")
+        likely = {name: weight for name, weight in faults.items() if name in allowed}
+        if faults and not likely:
+            raise ValueError(
+                f"none of the faults of {self._weather.name!r} is inside what this store promises: {', '.join(faults)}"
+            )
         if likely:
             self._arrange_next(list(likely), list(likely.values()))
 
