@@ -1,11 +1,11 @@
 """The simulation itself: it repeats, it finds what is outside the promise and nothing inside. More: make simulate."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -218,6 +218,10 @@ def _stub_node(name: str, token: int) -> Any:
 def test_a_weather_that_could_never_strike_is_refused(faults: dict[str, float], complaint: str):
     with pytest.raises(ValueError, match=complaint):
         simulate(1, weather=Weather("mine", faults))
+
+
+def test_a_leader_that_did_not_believe_for_a_moment_is_not_counted_as_absent_ever_since():
+    simulate(70000, weather="doldrums", store="postgres-strict", hours=300 / 3600, lease_s=5)
 
 
 def _raises_in_a_callback(node: Node) -> None:

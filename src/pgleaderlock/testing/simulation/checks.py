@@ -244,6 +244,7 @@ class Checker:
         for other in self._others:
             other.look(patience_s)
         if self.leader is not None:
+            self.leaderless_since = None  # one who believes again, in the same term
             return
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
