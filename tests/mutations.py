@@ -193,7 +193,7 @@ _ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"
 
 MUTATIONS = (
     Mutation("trust counts from sending", "two_leaders", replaced(LeasedLockBackend, "renew", renew_from_arrival),
-             weather=only("freeze", every=1.5, slow_share=0.12, slowness=0.6)),
+             weather=only("freeze", every=1.5, slow_share=0.12, slowness=0.6), first_seed=18),
     Mutation("trust counts from sending, in records", "two_leaders",
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
              only("cut", "freeze", every=1.0, slow_share=0.4, slowness=0.5)),
