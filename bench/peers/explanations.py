@@ -1,7 +1,7 @@
 """What each of them does when its leader is frozen, whether it gives a token, and why it may be ahead of ours.
 
-The causes are from the peers' own documentation and sources, in the versions that are measured. The page refuses to be
-written while a row on which ours is not alone in front has no cause here.
+The causes are from the peers' documentation and sources where we have read them, and from what they do where not. The
+page refuses to be written while a row on which ours is not alone in front has no cause here.
 """
 
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ _WHY: dict[tuple[str, str], str] = {
     ("tooz lock, postgresql", "requests"): _BLOCKED,
     ("tooz lock, postgresql", "wakeups"): _BLOCKED,
     ("tooz lock, postgresql", "leader"): "it has a second session too, which it does not use for this",
-    ("tooz lock, etcd3gw", "leader"): "its heart and its lock have a connection each",
+    ("tooz lock, etcd3gw", "leader"): "it speaks HTTP, and keeps as many connections open as it had requests at once",
     ("tooz election, redis", "graceful"): _POLL_LUCK,
     ("tooz election, zookeeper", "graceful"): _POLL_LUCK,
     ("tooz election, zookeeper", "overlap"): _ASKS,

@@ -157,9 +157,9 @@ that its user would take instead: locks in files with `file://`, those that may 
 **In short.** Session locks see a crash at once, and of those only ours survives a freeze too. Whoever has a lease alone
 waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. Whoever has neither never
 fails over at all: with their defaults, that is redis-py's and python-redis-lock's locks after a crash, and all plain
-file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: some milliseconds for the renewal,
-the witness and the token, a second connection of the leader, about one request in a second of each follower, and
-memory.
+file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: a graceful hand-over takes several
+times as long, for the renewal, the witness on a connection of its own and the token, and several peers are quicker at
+that; the leader has a second connection, a follower asks about once in a second, and there is the memory.
 """
 
 _METHOD = """

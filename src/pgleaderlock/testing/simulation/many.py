@@ -64,8 +64,8 @@ def _run(job: _Job) -> tuple[_Job, Report | str]:
 
 def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
     """Hours are shared out so that each seed has as many leases to live through, however long a lease is."""
-    for number, (seed, store, weather) in enumerate(product(_seeds(options), options.store, options.weather)):
-        lease_s = options.lease or LEASES_S[number % len(LEASES_S)]
+    for seed, store, (place, weather) in product(_seeds(options), options.store, enumerate(options.weather)):
+        lease_s = options.lease or LEASES_S[(seed + place) % len(LEASES_S)]  # each weather has each of them in turn
         yield _Job(seed, store, weather, lease_s, options.leases * lease_s / 3600)
 
 
