@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +33,11 @@ run: setup ## See a failover: a page with a leader, and buttons to kill, freeze 
 	@exec .venv/bin/pgleaderlock demo $(ARGS)
 
 # Six at a time, on two cores too: most of what they do is wait.
-test: setup ## Run all tests (ARGS="-k name" for some)
-	$(RUN) pytest --numprocesses=6 --dist=loadfile $(ARGS)
+test: setup ## Run the tests (ARGS="-k name" for some)
+	$(RUN) pytest --numprocesses=6 --dist=loadfile -m "not proof" $(ARGS)
+
+proofs: setup ## Run the tests that take long: mutations, fuzzing, every interleaving, weathers, crowds of processes
+	$(RUN) pytest --numprocesses=3 --dist=loadgroup -m proof $(ARGS)
 
 test-again: setup ## Run once more, one at a time, the tests that failed last
 	$(RUN) pytest --last-failed --last-failed-no-failures=none $(ARGS)

@@ -189,6 +189,7 @@ def _answer_lines(listener: socket.socket) -> None:
             stream.flush()
 
 
+@pytest.mark.proof
 def test_a_frozen_leader_of_ours_is_replaced_and_acts_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     crews, entries = module("crew"), module("entries")
     monkeypatch.setattr(crews, "_WATCH_S", 0.3)

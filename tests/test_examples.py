@@ -110,6 +110,7 @@ async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp
                 await asyncio.to_thread(second.wait_for, "pod-2 works in term 1", 5.0)  # its lease would be 6 s
 
 
+@pytest.mark.proof
 def test_the_backend_of_somebody_else_keeps_the_contract():
     """Its whole suite takes half a minute: here are one holder, growing tokens, and waiting."""
     chosen = "acquires or blocked or from_term_to_term or woken or cut_short_ends"

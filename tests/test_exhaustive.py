@@ -25,6 +25,7 @@ def told(seen: exhaustive.Explored) -> str:
     return str(violation)
 
 
+@pytest.mark.proof
 def test_no_interleaving_of_two_nodes_has_two_leaders_and_none_is_a_dead_end():
     seen = explore(SMALL, hope=True)
     assert seen.violations == ()
@@ -35,6 +36,7 @@ def test_no_interleaving_of_two_nodes_has_two_leaders_and_none_is_a_dead_end():
     assert seen.depth > 20
 
 
+@pytest.mark.proof
 def test_no_interleaving_with_a_lost_session_has_two_leaders():
     seen = explore(dataclasses.replace(LED, faults=1, restarts=0, crashes=0))
     assert seen.violations == ()

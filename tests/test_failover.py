@@ -295,6 +295,7 @@ def assert_the_limit_is_named(errors: list[Exception]) -> None:
 # --- Tokens ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_tokens_grow_over_two_hundred_elections_whatever_ended_the_term_before(own_server: Server, key: LockKey):
     """Crashes come straight after the grant: a token that had not reached the disk would be handed out again."""
     deeds = ["kill"] * 60 + ["step down"] * 118 + ["freeze"] * 4 + ["restart"] * 4 + ["crash"] * 7 + ["recovery"] * 7

@@ -1094,6 +1094,7 @@ async def test_an_attempt_that_is_cancelled_while_the_disk_is_slow_gives_the_ter
 # --- All at once -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_group_under_torture_never_has_two_leaders(tmp_path):
     group = Group(tmp_path, 8, seed=7)
     group.run(5)

@@ -13,6 +13,8 @@ from pgleaderlock.backends import _file_record
 from pgleaderlock.cli.commands import invoke
 from tests.fuzzing import SECRET, damaged, fuzzed, texts
 
+pytestmark = pytest.mark.proof
+
 EXAMPLE = (Path(__file__).parent.parent / "examples" / "pgleaderlock.toml").read_bytes()
 VARIABLES = ("PG_DSN", "PGLEADERLOCK_URL", "PGLEADERLOCK_CONFIG")
 

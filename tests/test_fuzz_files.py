@@ -21,6 +21,8 @@ from pgleaderlock.nfs import _claim
 from pgleaderlock.nfs._inspect import inspect
 from tests.fuzzing import LEASE_S, Clock, asked, check_words, damaged, fuzzed, opened, play, refused_in_words, texts
 
+pytestmark = pytest.mark.proof
+
 ENTRY = _file_record.Entry("me", 7, LEASE_S, "2026-01-01T00:00:00Z", "boot", 5, "host")
 CLAIMANT = _claim.Claimant("me", "host", 5, "/srv/lock", LEASE_S, "boot", "claim|a|b|1|2")
 

@@ -34,6 +34,8 @@ from tests.fuzzing import (
     with_other_values,
 )
 
+pytestmark = pytest.mark.proof
+
 LEASE: dict[str, Any] = {
     "apiVersion": "coordination.k8s.io/v1",
     "kind": "Lease",

@@ -33,6 +33,8 @@ from pgleaderlock.ticks.reading import RecordedTick
 from tests.conftest import Postgres
 from tests.fuzzing import LEASE_S, asked, fuzzed, texts, values
 
+pytestmark = pytest.mark.proof
+
 TEXTS = texts("acquired").map(lambda text: text.replace("\0", "").encode("utf-8", "replace").decode())  # as a server's
 NUMBERS = st.sampled_from([0, 1, -1, 2**31 - 1, 2**63 - 1, -(2**63)])
 TIMES = st.sampled_from([0.0, 1.7e9, 1.7e9 + 5, -2e11, 9.2e12, math.inf, -math.inf])

@@ -12,6 +12,8 @@ from pgleaderlock.nfs import Lock
 from pgleaderlock.ticks.cron import Cron
 from tests.fuzzing import SECRET, fuzzed, refused_in_words, texts
 
+pytestmark = pytest.mark.proof
+
 WRONG = (ValueError, TypeError)
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.mutations import MUTATIONS, Mutation
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mechanism_that_is_taken_out_is_missed(mutation: Mutation):

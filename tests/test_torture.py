@@ -739,6 +739,7 @@ EVERYTHING = 40199
 """A seed whose faults of the first three seconds are of all kinds, most of them to the leader."""
 
 
+@pytest.mark.proof
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
     report, kept = tmp_path / "report.html", tmp_path / "logs"
     words = ["--minutes", "0.07", "--lease", "0.5", "--every", "0.25", "--nodes", "2", "--takeover", "strict"]

@@ -13,6 +13,7 @@ from tests.uvicorn_torture import MEDIAN_S, read_stints, torture
 _CALM_LOAD_PER_CPU = 1.5
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_four_workers_killed_in_turn_run_the_job_once_and_with_short_gaps(postgres: Postgres, tmp_path: Path):
     """The median is judged where the machine has time for it; `make torture-uvicorn` always judges it."""
