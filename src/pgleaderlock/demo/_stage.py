@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.demo._actor import Actor
@@ -20,7 +21,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import EventKind
-from pgleaderlock.registry.reading import open_reader
+from pgleaderlock.registry.reading import RegistryReader, open_reader
 
 __all__ = ["ACTIONS", "ROLE", "Failover", "Said", "Stage"]
 
@@ -29,6 +30,7 @@ ROLE = "demo"
 ACTIONS = ("kill", "freeze", "cut", "step_down")
 """What can be done to a leader."""
 
+_REGISTERED_S, _LOOK_AGAIN_S = 10.0, 0.25
 _START_S = 60.0
 _SLACK_S = 10.0
 _REPLACED_AFTER_S = 0.5
@@ -149,6 +151,7 @@ class Stage:
 
     async def start(self) -> None:
         """Start the nodes, and return when one leads and all others stand in line."""
+        await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # or a step-down could come before the registry
         for actor in self._actors.values():
             await actor.relay.start()
             self._spawn(self._keep_alive(actor))
@@ -242,6 +245,7 @@ class Stage:
         """Do it, and return when it was begun."""
         if action == "step_down":
             async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
+                await _heard_by(reader, actor.name)
                 at = clock()
                 await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo")
                 return at
@@ -363,3 +367,12 @@ def _failover(action: str, at: float, before: Belief, after: Belief | None) -> F
 
 def _readable(ms: float) -> str:
     return f"{ms / 1000:.2f} s" if ms >= _MS_PER_S else f"{ms:.1f} ms"
+
+
+async def _heard_by(reader: RegistryReader, node: str) -> None:
+    """Wait until the registry shows this leader, for a while: an ask reaches only those who listen by then."""
+    deadline = clock() + _REGISTERED_S
+    while clock() < deadline:
+        if any(status.leader is not None and status.leader.node == node for status in await reader.status()):
+            return
+        await reader.wait_for_change(_LOOK_AGAIN_S)
