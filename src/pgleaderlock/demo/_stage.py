@@ -151,7 +151,6 @@ class Stage:
 
     async def start(self) -> None:
         """Start the nodes, and return when one leads and all others stand in line."""
-        await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # or a step-down could come before the registry
         for actor in self._actors.values():
             await actor.relay.start()
             self._spawn(self._keep_alive(actor))
@@ -244,6 +243,7 @@ class Stage:
     async def _harm(self, action: str, actor: Actor) -> float:
         """Do it, and return when it was begun."""
         if action == "step_down":
+            await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # the nodes may not have come to it yet
             async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
                 await _heard_by(reader, actor.name)
                 at = clock()
