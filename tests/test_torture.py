@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import click
 import psycopg
 import pytest
 
@@ -739,7 +741,6 @@ EVERYTHING = 40199
 """A seed whose faults of the first three seconds are of all kinds, most of them to the leader."""
 
 
-@pytest.mark.proof
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
     report, kept = tmp_path / "report.html", tmp_path / "logs"
     words = ["--minutes", "0.07", "--lease", "0.5", "--every", "0.25", "--nodes", "2", "--takeover", "strict"]
@@ -787,3 +788,52 @@ def test_a_port_on_the_loopback_address_is_all_that_listens():
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
+
+
+# --- What is shown while it runs -------------------------------------------------------------------------------------
+
+
+class _NoGround:
+    """A place where nothing is to be tidied."""
+
+    @contextlib.asynccontextmanager
+    async def tidied(self, *, has_schema: bool) -> AsyncIterator[None]:
+        yield
+
+
+def shown_run(logs: Path) -> torture_show._Run:
+    request: Any = SimpleNamespace(options=None, logs=logs)
+    ground: Any = _NoGround()
+    return torture_show._Run(request, ground, logs, logs)
+
+
+async def test_progress_is_told_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(torture_show, "_PROGRESS_S", 0.01)
+    told = asyncio.ensure_future(shown_run(tmp_path)._show_progress(cast("Any", SimpleNamespace(done={"kill": 3}))))
+    lines: list[str] = []
+    await until(lambda: any("3 faults, 0 terms, 0 times two leaders" in line for line in _read(capsys, lines)))
+    told.cancel()
+
+
+def _read(capsys: pytest.CaptureFixture[str], lines: list[str]) -> list[str]:
+    lines.extend(capsys.readouterr().err.splitlines())
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(LockError("nobody starts"), "nobody starts"), (OSError("no more"), "the torture failed: no more")],
+)
+async def test_a_torture_that_cannot_go_on_says_why(tmp_path: Path, error: Exception, words: str):
+    async def run(*_: object) -> None:
+        raise error
+
+    with pytest.raises(click.ClickException, match=words):
+        options = cast("Any", SimpleNamespace(takeover="fast"))
+        await shown_run(tmp_path)._torture(cast("Any", SimpleNamespace(run=run)), options, asyncio.Event())
+
+
+def test_logs_that_cannot_be_kept_there_are_wrong_usage():
+    request: Any = SimpleNamespace(logs=Path("/dev/null/logs"))
+    with pytest.raises(click.UsageError, match="--logs: /dev/null/logs cannot be made"):
+        torture_show._logs_folder(request, Path("/tmp"))
