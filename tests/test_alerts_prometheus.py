@@ -424,6 +424,7 @@ def run_prometheus(folder: Path, port: int) -> Process:
     )
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(150)
 def test_when_every_contender_is_killed_the_page_goes_out(postgres: Postgres, key: LockKey, tmp_path: Path):
     prometheus_port, alertmanager_port = free_port(), free_port()

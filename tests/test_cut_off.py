@@ -172,6 +172,7 @@ def distant_server(server_folder_root) -> Iterator[Server]:
 NO_CABLE = why_no_cable()
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(bool(NO_CABLE), reason=NO_CABLE)
 def test_a_leader_whose_cable_is_pulled_knows_before_another_leads(distant_server: Server):
     """Twenty rounds: four locks, five cuts. Pulled at its own end a host sees it; at the far end there is silence."""

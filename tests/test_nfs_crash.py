@@ -123,6 +123,7 @@ DEEDS: dict[str, Callable[[Lock], object]] = {
 }
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "shared"])
 @pytest.mark.parametrize("deed", DEEDS)
 def test_whoever_dies_at_any_step_is_followed_and_tidied_up(tmp_path: Path, deed: str, is_local: bool):
