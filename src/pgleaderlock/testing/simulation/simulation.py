@@ -40,7 +40,6 @@ _PATIENCE = 9.0
 _SETTLED = 3.0
 _HOURS = 0.5
 _BURIALS = 5
-_OUTSIDE = {"double-kills": {"double_ambush"}, "promotions": {"cut_and_promote"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +278,7 @@ def simulate(
         )
         try:
             simulation.start()
-            insisted = _OUTSIDE.get(simulation.weather.name, set())
-            simulation.sky.begin(simulation.store.faults | insisted)
+            simulation.sky.begin(simulation.store.faults | simulation.weather.insists)
             simulation.run(hours * 3600)
             simulation.settle()
         finally:

@@ -17,6 +17,8 @@ class Weather:
     name: str
     faults: dict[str, float] = field(default_factory=dict)
     """How likely each is to be the next, beside the others."""
+    insists: frozenset[str] = frozenset()
+    """Those that strike even where the store's promise does not cover them."""
     every: float = 2.0
     """Leases from one fault to the next, on average."""
     lasts: float = 1.2
@@ -70,9 +72,9 @@ WEATHERS = {
         STORM.but("fog", slow_share=0.3, every=6.0),
         STORM.but("doldrums", every=8.0, lasts=6.0),
         # Outside the promise.
-        STORM.but("double-kills", faults={**_INSIDE, "double_ambush": 6.0}),
+        STORM.but("double-kills", insists=frozenset({"double_ambush"}), faults={**_INSIDE, "double_ambush": 6.0}),
         STORM.but("drift", clock_spread=0.4, faults={"cut": 1.0, "freeze": 1.0}),
-        STORM.but("promotions", faults={**_INSIDE, "cut_and_promote": 4.0}),
+        STORM.but("promotions", insists=frozenset({"cut_and_promote"}), faults={**_INSIDE, "cut_and_promote": 4.0}),
     )
 }
 """Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
