@@ -42,6 +42,10 @@ class ModelSession:
         return self._facts
 
     @property
+    def has_ended(self) -> bool:
+        return self.closed
+
+    @property
     def descriptor(self) -> int | None:
         return None  # there is no socket behind a model
 

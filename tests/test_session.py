@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -113,3 +116,107 @@ async def test_a_forked_child_s_copy_of_a_socket_becomes_nothing_and_its_good_by
     deadline = time.monotonic() + 10
     while await query(postgres.dsn, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
         assert time.monotonic() < deadline
+
+
+def count_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def ask_in_child(question: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(int(question()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def terminate(dsn: str, pid: int) -> None:
+    """Without the event loop, which so has no chance to read anything."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+def has_ended_soon(session: PsycopgSession) -> bool:
+    deadline = time.monotonic() + 10
+    while not session.has_ended and time.monotonic() < deadline:
+        pass
+    return session.has_ended
+
+
+@pytest.mark.parametrize("way", ["dsn", "tcp_dsn"])
+async def test_the_end_of_a_session_shows_without_the_event_loop(postgres: Postgres, key: LockKey, way: str):
+    session = await open_session(getattr(postgres, way), key)
+    assert not session.has_ended
+    terminate(postgres.dsn, session.facts.session_pid)
+    assert has_ended_soon(session)
+    assert not session.closed  # nothing was read
+    assert (await asyncio.wait_for(session.ended(), 5)).cause is LossCause.SESSION_TERMINATED
+    assert session.has_ended
+
+
+async def test_the_end_shows_behind_what_nobody_has_read(postgres: Postgres, key: LockKey):
+    session = await open_session(postgres.dsn, key)
+    await session.fetch("LISTEN pgleaderlock_test; SELECT 1", bound_s=5)
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        for _ in range(100):
+            connection.execute("SELECT pg_notify('pgleaderlock_test', repeat('x', 5000))")
+    assert not session.has_ended
+    terminate(postgres.dsn, session.facts.session_pid)
+    assert has_ended_soon(session)
+    await session.close()
+
+
+async def test_the_end_shows_while_a_call_is_in_flight(postgres: Postgres, key: LockKey):
+    session = await open_session(postgres.dsn, key)
+    call = asyncio.create_task(session.fetch("SELECT pg_sleep(60)", bound_s=60))
+    while not await query(postgres.dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
+        pass
+    assert not session.has_ended
+    terminate(postgres.dsn, session.facts.session_pid)
+    assert has_ended_soon(session)
+    assert not call.done()
+    with pytest.raises(ConnectionError) as caught:
+        await call
+    assert caught.value.cause is LossCause.SESSION_TERMINATED
+
+
+async def test_a_closed_session_has_ended_and_the_server_sees_it(postgres: Postgres, key: LockKey):
+    session = await open_session(postgres.tcp_dsn, key)
+    pid = session.facts.session_pid
+    before = count_descriptors()
+    await session.close()
+    assert session.has_ended
+    assert count_descriptors() == before - 2  # libpq's, and the copy
+    deadline = time.monotonic() + 10
+    while await query(postgres.dsn, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
+        assert time.monotonic() < deadline
+
+
+async def test_in_a_forked_child_the_session_has_ended(postgres: Postgres, key: LockKey):
+    session = await open_session(postgres.dsn, key)
+    assert ask_in_child(lambda: session.has_ended) is True
+    assert not session.has_ended
+    await session.close()
+
+
+async def test_several_threads_may_look_while_the_session_is_closed(postgres: Postgres, key: LockKey):
+    session = await open_session(postgres.dsn, key)
+    raised: list[BaseException] = []
+    began = threading.Barrier(4)
+
+    def look() -> None:
+        try:
+            began.wait(10)
+            while not session.has_ended:
+                pass
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    began.wait(10)
+    await session.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert raised == []

@@ -9,6 +9,7 @@ from psycopg.errors import Diagnostic
 from psycopg.rows import tuple_row
 
 from pgleaderlock.backends._driver import take_over
+from pgleaderlock.backends._hangup import HangupProbe
 from pgleaderlock.backends.session import ServerFacts
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
@@ -38,6 +39,7 @@ class PsycopgSession:
         self._last_words: tuple[str, str] | None = None  # SQLSTATE and message
         self._notified = asyncio.Event()
         take_over(connection)
+        self._probe = HangupProbe(connection.pgconn.socket)
         connection.add_notice_handler(self._hear)
 
     @property
@@ -49,6 +51,11 @@ class PsycopgSession:
     def closed(self) -> bool:
         """Whether libpq gave it up, or we did."""
         return self._connection.closed
+
+    @property
+    def has_ended(self) -> bool:
+        """What the kernel shows, without reading the socket."""
+        return self._connection.closed or self._probe.has_ended
 
     @property
     def descriptor(self) -> int | None:
@@ -89,15 +96,17 @@ class PsycopgSession:
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         descriptor = self._connection.pgconn.socket
-        loop.add_reader(descriptor, readable.set)
-        try:
-            while True:
+        error: ConnectionError | None = None
+        while error is None:
+            loop.add_reader(descriptor, readable.set)
+            try:
                 await readable.wait()
-                readable.clear()
-                if (error := self._consume()) is not None:
-                    break
-        finally:
-            loop.remove_reader(descriptor)
+            finally:
+                # Before libpq reads: at an end it closes its descriptor. While a copy is open (the probe's, a
+                # guardian's), epoll would report that number for ever, because it could no longer be taken out.
+                loop.remove_reader(descriptor)
+            readable.clear()
+            error = self._consume()
         await self.close()
         return error
 
@@ -132,3 +141,4 @@ class PsycopgSession:
     async def close(self) -> None:
         """Close the socket. libpq sends a goodbye and does not wait for an answer."""
         self._connection.pgconn.finish()
+        self._probe.close()

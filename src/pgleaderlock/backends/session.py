@@ -39,6 +39,15 @@ class Session(Protocol):
         ...
 
     @property
+    def has_ended(self) -> bool:
+        """True once the kernel of this host has received the end of the connection, or the session was closed.
+
+        Nothing is read and nothing is awaited: this is what ``poll`` shows (POLLRDHUP), also while a call is in flight
+        and before the event loop has come to look. May be asked from any thread.
+        """
+        ...
+
+    @property
     def descriptor(self) -> int | None:
         """The socket, to be copied and never used; None when it is closed, or there is none."""
         ...

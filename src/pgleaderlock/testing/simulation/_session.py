@@ -29,7 +29,7 @@ class SimulatedSession:
         self._connected: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._notified = asyncio.Event()
         self._pid = 0
-        self._is_closed = False
+        self._is_closed = self._end_arrived = False
 
     async def connect(self) -> None:
         """Be accepted, or raise."""
@@ -60,6 +60,11 @@ class SimulatedSession:
     def closed(self) -> bool:
         """Whether we gave it up."""
         return self._is_closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end has arrived at this host, even if the process stands still and has not read it."""
+        return self._is_closed or self._end_arrived
 
     @property
     def descriptor(self) -> int | None:
@@ -126,6 +131,7 @@ class SimulatedSession:
 
     def hear_end(self, cause: LossCause) -> None:
         """Take in the end."""
+        self._end_arrived = True
         resolve(self._connected, None)
         resolve(self._end, cause)
 
