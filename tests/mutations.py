@@ -1,11 +1,12 @@
 """The product with one mechanism taken out, and the weather in which the simulation must miss it.
 
-    python -m tests.mutations              look for the first seed that finds each, and tell how it ended
+    python -m tests.mutations [WORD ...]   look for the first seed that finds each, and tell how it ended
 
 The exhaustive check has a list of its own (``pgleaderlock.testing.exhaustive``): rules of a model. Here it is the real
 code that is mutilated, by patches that exist only in the tests.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,17 +16,17 @@ from unittest.mock import patch
 
 from pgleaderlock import Election, Grant, LockState
 from pgleaderlock._sighting import Sighting
-from pgleaderlock.backends import _sql, base, leased, terms
+from pgleaderlock.backends import _keys_sql, _sql, base, leased, terms
 from pgleaderlock.backends._file_folder import Folder
-from pgleaderlock.backends._group_sessions import Sessions
 from pgleaderlock.backends.kubernetes.api import LeaseObject
 from pgleaderlock.backends.kubernetes.lease import read_lease
 from pgleaderlock.backends.kubernetes.store import LeaseStore
 from pgleaderlock.backends.leased import LeasedLockBackend
 from pgleaderlock.backends.nfs import NfsStore
+from pgleaderlock.backends.pair import SessionPair, Validity
 from pgleaderlock.backends.record import Claim, Record, RecordBackend
-from pgleaderlock.backends.session import Session
-from pgleaderlock.models import Event
+from pgleaderlock.causes import LossCause
+from pgleaderlock.errors import ConnectionError
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORES, STORM, Store, Weather
 
@@ -108,13 +109,15 @@ def both(*patches: Patch) -> Patch:
 
 # --- The mechanisms --------------------------------------------------------------------------------------------------
 
-_renew, _confirm = LeasedLockBackend.renew, LeasedLockBackend._confirm
+_renew_pair, _confirm = SessionPair._renew, LeasedLockBackend._confirm
 _renew_record = RecordBackend.renew
 
 
-async def renew_from_arrival(self: LeasedLockBackend, grant: Grant) -> Grant:
-    renewed = await _renew(self, grant)
-    return self._lease.grant(renewed.token, self._clock())
+async def renew_from_arrival(self: SessionPair) -> bool:
+    is_renewed = await _renew_pair(self)
+    if is_renewed:
+        self.validity.extend(self._lease, self._clock())
+    return is_renewed
 
 
 async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
@@ -123,14 +126,16 @@ async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
 
 
 async def confirm_at_once(self: LeasedLockBackend, token: int) -> Grant:
-    if self._lease.witness and (self._witness is None or self._witness.closed):
-        await self._win_witness()
+    self._pair.held.add(self._key)
+    if await self._pair.take_witnesses([self._key]):
+        await self._queue_for_witness(self._clock() + self._lease.lease_s)
+    self._pair.validity.extend(self._lease, self._clock())
     self._term = token
-    return self._lease.grant(token, self._clock())
+    return self._pair.validity.grant(token)
 
 
 async def confirm_with_the_old_token(self: LeasedLockBackend, token: int) -> Grant:
-    former, recovering = self._term, self._witness is not None
+    former, recovering = self._term, self._pair.has_witness
     grant = await _confirm(self, token)
     if recovering and former is not None:
         self._term = former
@@ -142,18 +147,52 @@ def bare_state(self: Election) -> float:
     return 1.0 if self.state is LockState.LEADER else 0.0
 
 
-async def tell_nobody(self: Election, run: Any, events: list[Event], timeout_s: float | None) -> None:
-    for event in events:
-        run.stream.put(event)
+async def notify_without_waiting(self: Election, run: Any, applied: Any) -> None:
+    self._notify(run, applied.before)
 
 
-async def pretend_to_replace(self: LeasedLockBackend, grant: Grant) -> bool:
-    await self._close_witness()
+async def pretend_to_replace(self: SessionPair) -> bool:
+    await self.close_witness()
     return True
 
 
-async def give_up_a_slow_witness(self: LeasedLockBackend) -> bool:
-    return await self._witness_lives()
+_note_witness_end, _note_lock_end = SessionPair._note_witness_end, SessionPair._note_lock_end
+_replace_witness = SessionPair._replace_witness
+
+
+def replace_a_slow_witness(self: SessionPair, admitted: Any, error: Any) -> None:
+    """Treat a witness session that is only slow as one that has ended."""
+    if error.cause is LossCause.RENEW_TIMEOUT:
+        error.cause = LossCause.CONNECTION_LOST
+    _note_witness_end(self, admitted, error)
+
+
+async def ask_witness_briefly(self: SessionPair, statement: str, parameters: Any = ()) -> bool:
+    try:
+        await self.ask_witness(statement, parameters, bound_s=self._lease.renew_every_s)
+    except ConnectionError:
+        return False
+    return True
+
+
+def valid_without_a_look(self: SessionPair, validity: Validity) -> float:
+    return validity.until if validity is self.validity else -math.inf
+
+
+_replacing: set[SessionPair] = set()
+
+
+async def replace_unwatched(self: SessionPair) -> bool:
+    _replacing.add(self)
+    try:
+        return await _replace_witness(self)
+    finally:
+        _replacing.discard(self)
+
+
+def note_at_rest(self: SessionPair, admitted: Any, error: Any) -> None:
+    if self not in _replacing:
+        _note_lock_end(self, admitted, error)
 
 
 def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
@@ -168,7 +207,7 @@ def in_time_or_not(self: Election, grant: Grant | None) -> Grant | None:
     return grant
 
 
-_send, _renew_group = LeaseStore._send, Sessions.renew
+_send = LeaseStore._send
 
 
 async def send_without_looking(self: LeaseStore, claim: Claim, replacing: Record | None) -> LeaseObject:
@@ -177,23 +216,41 @@ async def send_without_looking(self: LeaseStore, claim: Claim, replacing: Record
     return await _send(self, claim, replacing if there is None else read_lease(there))
 
 
-async def renew_group_from_arrival(self: Sessions) -> bool:
-    is_renewed = await _renew_group(self)
-    if is_renewed:
-        self.trust.renewed(self._lease, self._clock())
-    return is_renewed
-
-
-async def come_under_nothing(self: Sessions, session: Session) -> None:
-    pass
-
-
 _EMIT = "pg_logical_emit_message(true, 'pgleaderlock', '')"
 _ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"witness": False})
 
-MUTATIONS = (
-    Mutation("trust counts from sending", "two_leaders", replaced(LeasedLockBackend, "renew", renew_from_arrival),
+SESSION_PROTOCOL = (
+    Mutation("validity counts from sending", "two_leaders", replaced(SessionPair, "_renew", renew_from_arrival),
              weather=only("freeze", every=1.5, slow_share=0.12, slowness=0.6), first_seed=18),
+    Mutation("the witness", "two_leaders", nothing, _ALONE, only("ambush", "kill_session")),
+    Mutation("a silent witness is not closed", "two_leaders",
+             both(replaced(SessionPair, "_note_witness_end", replace_a_slow_witness),
+                  replaced(SessionPair, "_try_witness", ask_witness_briefly)),
+             weather=only("kill_session", every=1.2, slow_share=0.1, slowness=0.6)),
+    Mutation("no validity is added without a witness", "two_leaders",
+             replaced(SessionPair, "_replace_witness", pretend_to_replace),
+             weather=only("kill_session", "ambush", every=0.6)),
+    Mutation("a restart is waited out", "two_leaders", nothing, store("postgres", settle_s=0.0),
+             only("cut_and_restart")),
+    Mutation("a crash recovery is a restart", "two_leaders",
+             without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"), weather=only("cut_and_crash")),
+    Mutation("a silent session is ended", "nobody",
+             both(replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
+                  replaced(_keys_sql, "_idle_limit", lambda *_: "")),
+             weather=only("freeze", "host_crash", every=10.0, lasts=40.0)),
+)  # fmt: skip
+"""Mechanisms of :mod:`pgleaderlock.backends.pair`: each is one line, and missing for a lock and for a group alike."""
+
+
+def in_a_group(mutation: Mutation) -> Mutation:
+    given = STORES["group"]
+    lease = {name: value for name, value in mutation.store.lease.items() if name in ("witness", "settle_s")}
+    return replace(mutation, name=f"{mutation.name}, in a group", store=replace(given, lease={**given.lease, **lease}))
+
+
+MUTATIONS = (
+    *SESSION_PROTOCOL,
+    *map(in_a_group, SESSION_PROTOCOL),
     Mutation("trust counts from sending, in records", "two_leaders",
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
              only("cut", "freeze", every=1.0, slow_share=0.4, slowness=0.5)),
@@ -203,20 +260,9 @@ MUTATIONS = (
              replaced(Election, "time_left_s", property(bare_state)), weather=only("freeze")),
     Mutation("a grant that is read too late is none", "late", replaced(Election, "_in_time", in_time_or_not),
              weather=only("freeze", "crash", every=0.4, slow_share=0.4, slowness=0.6)),
-    Mutation("the witness", "two_leaders", nothing, _ALONE, only("ambush", "kill_session")),
-    Mutation("a silent witness is not closed", "two_leaders",
-             replaced(LeasedLockBackend, "_witness_answers", give_up_a_slow_witness),
-             weather=only("kill_session", every=1.2, slow_share=0.1, slowness=0.6)),
-    Mutation("no trust without a witness", "two_leaders",
-             replaced(LeasedLockBackend, "_replace_witness", pretend_to_replace),
-             weather=only("kill_session", "ambush", every=0.6)),
     Mutation("both are renewed before leading", "two_leaders",
              replaced(LeasedLockBackend, "_confirm", confirm_at_once),
              replace(STORES["postgres-alone"], name="postgres-alone"), only("freeze", "crash", every=0.7)),
-    Mutation("a restart is waited out", "two_leaders", nothing, store("postgres", settle_s=0),
-             only("cut_and_restart")),
-    Mutation("a crash recovery is a restart", "two_leaders",
-             without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"), weather=only("cut_and_crash")),
     Mutation("a promotion is a restart", "two_leaders", replaced(leased, "past_s", forget_the_timeline),
              STORES["postgres-terms"], only("cut_and_promote")),
     Mutation("a strict take-over", "two_leaders", nothing, replace(
@@ -226,9 +272,8 @@ MUTATIONS = (
     Mutation("tokens reach the disk", "token",
              both(without_words("_TRY", _EMIT + "::text"), without_words("_STAND_IN_LINE", _EMIT)),
              weather=only("server_crash", "power", "crash", every=1.0)),
-    Mutation("a silent session is ended", "nobody", replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
-             weather=only("freeze", "host_crash", every=10.0, lasts=40.0)),
-    Mutation("callbacks are told before the session is closed", "told_late", replaced(Election, "_tell", tell_nobody),
+    Mutation("callbacks are told before the session is closed", "told_late",
+             replaced(Election, "_notify_and_wait", notify_without_waiting),
              weather=only("kill_session", slow_share=0.0)),
     Mutation("a record is waited out for a lease", "two_leaders",
              replaced(Sighting, "over_at", property(over_as_soon_as_seen)), STORES["records"], only("cut", "crash")),
@@ -244,20 +289,12 @@ MUTATIONS = (
              only("step_down", every=20.0, slow_share=0.3, slowness=0.65), first_seed=6),
     Mutation("an epoch is waited out", "two_leaders", replaced(Sighting, "over_at", property(over_as_soon_as_seen)),
              STORES["nfs"], only("cut", "crash")),
-    Mutation("trust counts from sending, in a group", "two_leaders",
-             replaced(Sessions, "renew", renew_group_from_arrival), STORES["group"],
-             only("freeze", every=1.5, slow_share=0.12, slowness=0.6), first_seed=19),
-    Mutation("the witnesses of a group", "two_leaders", nothing, store("group", witness=False),
-             only("ambush", "kill_session")),
-    Mutation("a group waits a restart out", "two_leaders", nothing, store("group", settle_s=0.0),
-             only("cut_and_restart")),
-    Mutation("a silent group is ended", "nobody", replaced(Sessions, "_come_under_lease", come_under_nothing),
-             STORES["group"], only("freeze", "host_crash", every=10.0, lasts=40.0)),
 )  # fmt: skip
 
 
 def main() -> None:
-    for mutation in MUTATIONS:
+    words = sys.argv[1:]
+    for mutation in (each for each in MUTATIONS if not words or any(word in each.name for word in words)):
         for seed in range(mutation.first_seed, 200):
             failure = mutation.run(seed)
             if failure is not None and failure.kind == mutation.finds:

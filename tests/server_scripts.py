@@ -22,11 +22,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import _group_sql, _sql
-from pgleaderlock.backends._group_sessions import CHANNEL
+from pgleaderlock.backends import _keys_sql, _sql
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
+from pgleaderlock.backends.group import CHANNEL
 from pgleaderlock.backends.lease import Lease, witness_key
-from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.session import Session, end_of
 from pgleaderlock.backends.terms import Terms
 from pgleaderlock.embedded import StopMode
 from pgleaderlock.keys import LockKey
@@ -106,10 +106,11 @@ class Performance:
         statement = _sql.set_up(lease, session.facts.version)
         row = await session.fetch(statement, parameters, bound_s=BOUND_S)
         assert row is not None
-        settings, pid, is_standby, deadlock_s, age_s, self._started[who] = row
+        settings, pid, is_standby, self._started[who], deadlock_s, age_s, run = row
         assert isinstance(deadlock_s, float)
         assert isinstance(age_s, float)
         assert isinstance(self._started[who], str)
+        assert isinstance(run, str)
         assert settings is not None
         assert pid == session.facts.session_pid
         assert not is_standby
@@ -124,18 +125,18 @@ class Performance:
 
     async def _ends(self, who: str, other: str) -> str:
         pid = self._sessions[other].facts.session_pid
-        row = await self._fetch(who, _sql.END_FORMER_SELF, (pid, self._started[other]))
-        return "signalled" if row == (True,) else f"nobody there: {row}"
+        row = await self._fetch(who, _sql.END_BACKEND, (pid, self._started[other]))
+        return "signalled" if row is not None and row[0] is True else f"nobody there: {row}"
 
     async def _mistakes(self, who: str, other: str) -> str:
         """End a session with the right pid and another start: pids are used again."""
-        row = await self._fetch(who, _sql.END_FORMER_SELF, (self._sessions[other].facts.session_pid, "long ago"))
+        row = await self._fetch(who, _sql.END_BACKEND, (self._sessions[other].facts.session_pid, "long ago"))
         return f"nobody there: {row}"
 
     async def _learns(self, who: str) -> str:
         """Wait for the end, without asking."""
         async with asyncio.timeout(BOUND_S):
-            return (await self._sessions[who].ended()).cause.value
+            return (await end_of(self._sessions[who])).cause.value
 
     async def _pings(self, who: str) -> str:
         return f"{await self._fetch(who, _sql.PING)}"
@@ -171,12 +172,12 @@ class Performance:
         return await self._calls.pop(who)
 
     async def _unlocks(self, who: str, *how: str) -> str:
-        statement = self._statements(how).unlock
+        statement, _ = _keys_sql.unlock_all([self._key(how)], are_all=True, is_enforced=True)
         if "marking" in how:
             statement = self._terms.mark_released_sql(int(how[-1])) + statement
         row = await self._fetch(who, statement)
         assert row is not None
-        return "was held" if row[0] is True else f"was not held: {row[0]}"
+        return "was held" if row[0] == [0] else f"was not held: {row[0]}"
 
     async def _asks(self, who: str, *how: str) -> str:
         """Who holds it?"""
@@ -185,8 +186,7 @@ class Performance:
             return "nobody"
         holder = holder_of(row)
         names = (name for name, session in self._sessions.items() if session.facts.session_pid == holder.pid)
-        name = next(names, "a stranger")
-        return name if holder.since == self._started.get(name) else f"{name}, since another moment"
+        return next(names, "a stranger")
 
     def _granted(self, token: str, key: LockKey) -> str:
         former, self._newest[key] = self._newest.get(key, 0), int(token)
@@ -207,19 +207,21 @@ class Performance:
 
     async def _sweeps(self, who: str, *limit: str) -> str:
         """Try for both, or for so many of them."""
-        return await self._for_both(who, _group_sql.try_all(), int(limit[0]) if limit else None)
+        statement = _keys_sql.take_all(list(self._keys.values()), None, int(limit[0]) if limit else None)
+        return await self._for_both(who, statement)
 
     async def _frees(self, who: str) -> str:
-        return await self._for_both(who, _group_sql.unlock_all(), None)
+        both = list(self._keys.values())
+        return await self._for_both(who, _keys_sql.unlock_all(both, are_all=False, is_enforced=True))
 
-    async def _for_both(self, who: str, statement: str, limit: int | None) -> str:
-        row = await self._fetch(who, statement, _group_sql.arrays(list(self._keys.values()), limit))
+    async def _for_both(self, who: str, statement: _keys_sql.Statement) -> str:
+        row = await self._fetch(who, *statement)
         assert row is not None
         names = list(self._keys)
         return ", ".join(names[place] for place in sorted(row[0])) or "none"
 
     async def _draws(self, who: str) -> str:
-        row = await self._fetch(who, _group_sql.NEXT_TOKEN)
+        row = await self._fetch(who, _keys_sql.NEXT_TOKEN)
         assert row is not None
         return self._granted(row[0], self._keys["lock"])
 
@@ -232,12 +234,8 @@ class Performance:
     async def _is(self, who: str, _: str) -> str:
         """Is told, within the bound."""
         session = self._sessions[who]
-        ended = asyncio.ensure_future(session.ended())  # which reads the socket meanwhile
-        try:
-            await asyncio.wait_for(session.notified(), BOUND_S)
-        finally:
-            ended.cancel()
-            await asyncio.wait({ended})
+        session.watch(lambda _: None)  # which reads the socket meanwhile
+        await asyncio.wait_for(session.notified(), BOUND_S)
         return "of something"
 
     # --- Terms -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -26,12 +27,12 @@ from pgleaderlock import (
     LossCause,
     RetryContext,
 )
-from pgleaderlock.backends._group_sessions import Sessions
 from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import witness_key
+from pgleaderlock.backends.pair import SessionPair
 from pgleaderlock.embedded import Server
 from pgleaderlock.metrics import Metrics
 from tests.conftest import Postgres, free_port
@@ -346,33 +347,28 @@ async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(post
             assert [role.token for role in group.values()] == tokens
 
 
-@pytest.mark.parametrize("which", ["_locks", "_witnesses"])
-async def test_a_session_that_falls_silent_is_given_up_only_when_nobody_believes_any_more(
+@pytest.mark.parametrize("which", ["_lock", "_witness"])
+async def test_a_session_that_falls_silent_is_closed_only_when_no_role_is_valid_any_more(
     postgres: Postgres, names: list[str], monkeypatch, which: str
 ):
-    believed: list[bool] = []
+    valid_at_close: list[bool] = []
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
-        sessions = group._group._sessions
-        assert sessions is not None
-        session = getattr(sessions, which)
+        session = getattr(group._group.pair, which).session
         assert isinstance(session, PsycopgSession)
-        close = session.close
+        tokens, shut = {role.token for role in group.values()}, session._shut
 
-        async def fall_silent(*_: Any, bound_s: float) -> Any:
-            await asyncio.sleep(bound_s)
-            await session.close()
-            raise ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
+        def look_and_shut() -> None:
+            valid_at_close.append(any(role.is_leader for role in group.values()))
+            shut()
 
-        async def look_and_close() -> None:
-            believed.append(any(role.is_leader for role in group.values()))
-            await close()
-
-        monkeypatch.setattr(session, "fetch", fall_silent)
-        monkeypatch.setattr(session, "close", look_and_close)
-        tokens = {role.token for role in group.values()}
-        await until(lambda: bool(believed))
-        assert not believed[0]
+        monkeypatch.setattr(session, "_shut", look_and_shut)
+        os.kill(session.facts.session_pid, signal.SIGSTOP)
+        try:
+            await until(lambda: bool(valid_at_close))
+        finally:
+            os.kill(session.facts.session_pid, signal.SIGCONT)
+        assert not valid_at_close[0]
         await until(lambda: leads(group, 3)() and not tokens & {role.token for role in group.values()})
 
 
@@ -389,23 +385,20 @@ async def test_a_silent_session_of_the_locks_leaves_everybody_the_time_to_be_tol
                 await asyncio.sleep(0.05 * LEASE_S)
                 told.append(name)
 
-        sessions = group._group._sessions
-        assert sessions is not None
-        witnesses = sessions._witnesses
-        assert isinstance(witnesses, PsycopgSession)
-        close = witnesses.close
-
-        async def never(*_: Any, bound_s: float) -> Any:
-            await asyncio.sleep(bound_s)
-            raise ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
+        lock, witness = group._group.pair.lock_session, group._group.pair._witness
+        assert witness is not None
+        close = witness.session.close
 
         async def look_and_close() -> None:
             told_before_the_witnesses_went.append(len(told))
             await close()
 
-        monkeypatch.setattr(sessions._locks, "fetch", never)
-        monkeypatch.setattr(witnesses, "close", look_and_close)
-        await until(lambda: bool(told_before_the_witnesses_went))
+        monkeypatch.setattr(witness.session, "close", look_and_close)
+        os.kill(lock.facts.session_pid, signal.SIGSTOP)
+        try:
+            await until(lambda: bool(told_before_the_witnesses_went))
+        finally:
+            os.kill(lock.facts.session_pid, signal.SIGCONT)
         assert told_before_the_witnesses_went[0] == 3
 
 
@@ -651,11 +644,11 @@ async def test_a_bug_in_the_group_s_task_is_a_loss_and_not_silence(postgres: Pos
     async with group:
         await until(leads(group, 3))
 
-        async def fail(self: Sessions) -> bool:
+        async def fail(self: SessionPair) -> bool:
             monkeypatch.undo()
             raise RuntimeError("too many open files")
 
-        monkeypatch.setattr(Sessions, "renew", fail)
+        monkeypatch.setattr(SessionPair, "renew", fail)
         await until(lambda: len(lost) == 3)
         await until(leads(group, 3))
 
@@ -680,14 +673,14 @@ async def test_a_witness_session_that_ends_in_the_middle_of_a_release_costs_no_o
     group.on_lost(lambda role: lost.append(role.name))
     async with group:
         await until(leads(group, 3))
-        real = Sessions._for_each_witness
+        real = SessionPair.free_witnesses
 
-        async def end_it_first(self: Sessions, statement: str, keys: list[LockKey]) -> list[int]:
+        async def end_it_first(self: SessionPair) -> None:
             monkeypatch.undo()
             await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
-            return await real(self, statement, keys)
+            await real(self)
 
-        monkeypatch.setattr(Sessions, "_for_each_witness", end_it_first)
+        monkeypatch.setattr(SessionPair, "free_witnesses", end_it_first)
         await group[names[1]].step_down()
         await until(leads(group, 3))
         assert lost == []
@@ -726,8 +719,6 @@ async def test_a_lock_table_that_is_full_after_all_is_an_error_that_names_the_se
     group.on_error(lambda _, error: errors.append(str(error)))
     async with group:
         await until(leads(group, 3))
-        sessions = group._group._sessions
-        assert sessions is not None
         group._group._fail(ConnectionError("out of shared memory; HINT: ..."))
         await until(lambda: len(errors) == 3)
         assert "the server's lock table is full: raise max_locks_per_transaction" in errors[0]
@@ -735,11 +726,11 @@ async def test_a_lock_table_that_is_full_after_all_is_an_error_that_names_the_se
 
 
 async def test_without_a_witness_nobody_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
-    async def never(self: Sessions) -> bool:
+    async def never(*_: Any) -> bool:
         return False
 
-    monkeypatch.setattr(Sessions, "_witnesses_live", never)
-    monkeypatch.setattr(Sessions, "_replace_witnesses", never)
+    monkeypatch.setattr(SessionPair, "_try_witness", never)
+    monkeypatch.setattr(SessionPair, "_replace_witness", never)
     async with make_group(postgres.dsn, names) as group:
         await until(lambda: all(role.state is LockState.FOLLOWER for role in group.values()))
         await asyncio.sleep(0.3)
@@ -755,24 +746,28 @@ async def test_a_witness_session_that_cannot_be_replaced_in_time_is_a_loss(
     group = make_group(postgres.dsn, names, lease_s=0.9, health_interval_s=0.3)
     group.on_lost(lambda role: lost.append(role.name))
 
-    async def fail(self: Sessions) -> Any:
+    causes: list[LossCause | None] = []
+    group.subscribe(lambda _, event: causes.append(event.loss) if event.kind is EventKind.LOST else None)
+
+    async def fail(self: SessionPair) -> Any:
         raise ConnectionError("too many clients already")
 
     async with group:
         await until(leads(group, 3))
-        monkeypatch.setattr(Sessions, "_witness_session", fail)
+        monkeypatch.setattr(SessionPair, "open_witness", fail)
         await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
         await until(lambda: len(lost) >= 3)
         monkeypatch.undo()
         await until(leads(group, 3))
+    assert causes[:3] == [LossCause.WITNESS_LOST] * 3
 
 
 async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
     postgres: Postgres, names: list[str], monkeypatch
 ):
-    real, refusals = Sessions._without_witness, [1]
+    real, refusals = SessionPair.take_witnesses, [1]
 
-    async def refuse_once(self: Sessions, keys: Any) -> set[LockKey]:
+    async def refuse_once(self: SessionPair, keys: Any) -> set[LockKey]:
         if self.held and refusals:
             refusals.clear()
             return set(keys)
@@ -781,7 +776,7 @@ async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         tokens = [role.token for role in group.values()]
-        monkeypatch.setattr(Sessions, "_without_witness", refuse_once)
+        monkeypatch.setattr(SessionPair, "take_witnesses", refuse_once)
         await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
         await until(lambda: not refusals)
         await asyncio.sleep(LEASE_S)
@@ -791,9 +786,8 @@ async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
 async def test_sessions_that_are_abandoned_hold_nothing(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
-        sessions, tokens = group._group._sessions, {role.token for role in group.values()}
-        assert sessions is not None
-        sessions.abandon()
+        tokens = {role.token for role in group.values()}
+        group._group.pair.abandon()
         await until(lambda: len(group.leading) == 3 and not tokens & {role.token for role in group.values()})
 
 
@@ -817,22 +811,20 @@ async def test_who_asks_where_no_session_is_gets_an_answer_and_the_loop_goes_on(
             await until(leads(group, 3))
 
 
-@pytest.mark.parametrize("broken", [0, 1])
 async def test_an_error_while_the_group_rests_is_a_loss_and_not_the_silent_end_of_its_task(
-    postgres: Postgres, names: list[str], monkeypatch, broken: int
+    postgres: Postgres, names: list[str], monkeypatch
 ):
     group = make_group(postgres.dsn, names)
     lost: list[str] = []
     group.on_lost(lambda role: lost.append(role.name))
     async with group:
         await until(leads(group, 3))
-        sessions = group._group._sessions
-        assert sessions is not None
 
-        async def fail() -> ConnectionError:
+        async def fail(self: Group) -> None:
+            monkeypatch.undo()
             raise OSError("too many open files")
 
-        monkeypatch.setattr(sessions.open_sessions[broken], "ended", fail)
+        monkeypatch.setattr(Group, "_rest", fail)
         await until(lambda: len(lost) == 3)
         await until(leads(group, 3))
 
@@ -840,16 +832,16 @@ async def test_an_error_while_the_group_rests_is_a_loss_and_not_the_silent_end_o
 async def test_a_start_that_is_cancelled_before_its_answer_leaves_nothing_held(
     own_server: Server, names: list[str], monkeypatch
 ):
-    group, real = make_group(own_server.dsn, names), Sessions.win
+    group, real = make_group(own_server.dsn, names), Group._win
     starting: list[asyncio.Task[None]] = []
 
-    async def win_and_cancel(self: Sessions, wanted: Any, limit: Any) -> Any:
+    async def win_and_cancel(self: Group, wanted: Any, limit: Any) -> Any:
         won = await real(self, wanted, limit)
         starting[0].cancel()
         await asyncio.wait(starting)
         return won
 
-    monkeypatch.setattr(Sessions, "win", win_and_cancel)
+    monkeypatch.setattr(Group, "_win", win_and_cancel)
     starting.append(asyncio.create_task(group.start()))
     await asyncio.wait(starting)
     assert starting[0].cancelled()
@@ -919,13 +911,17 @@ async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
     said: list[tuple[str, EventKind]] = []
     group.subscribe(lambda role, event: said.append((role.name, event.kind)))
 
-    async def fail(self: Sessions) -> None:
+    real = SessionPair.ask_lock
+
+    async def fail(self: SessionPair, statement: str, *given: Any, **more: Any) -> Any:
+        if "pg_notify" not in statement:
+            return await real(self, statement, *given, **more)
         monkeypatch.undo()
         raise ConnectionError("the session failed")
 
     async with group:
         await until(leads(group, 3))
-        monkeypatch.setattr(Sessions, "tell", fail)
+        monkeypatch.setattr(SessionPair, "ask_lock", fail)
         await group[names[0]].step_down()
         await until(lambda: (names[1], EventKind.LOST) in said)  # whose session that was
         assert (names[0], EventKind.RELEASED) in said

@@ -169,9 +169,11 @@ async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Pos
     async with lock:
         await lock.wait_for_leadership(10)
         backend = lock._backend._chosen  # type: ignore[attr-defined]
-        pid = backend._witness.facts.session_pid
+        pid = backend._pair._witness.session.facts.session_pid
         await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", pid)
-        await until(lambda: backend._witness is not None and backend._witness.facts.session_pid != pid)
+        await until(
+            lambda: backend._pair._witness is not None and backend._pair._witness.session.facts.session_pid != pid
+        )
         assert lock.is_leader
     assert heard.words == ["on_acquired", "on_released", "on_stopped"]
 
@@ -216,10 +218,10 @@ async def test_while_reconnecting_our_own_former_session_is_not_another(postgres
     async with lock:
         await lock.wait_for_leadership(10)
         backend = lock._backend._chosen  # type: ignore[attr-defined]
-        pid = backend._lock.facts.session_pid
+        pid = backend._pair.lock_session.facts.session_pid
         os.kill(pid, signal.SIGSTOP)  # it does not notice that its client is gone
         try:
-            backend._lock._connection.pgconn.finish()
+            backend._pair.lock_session._connection.pgconn.finish()
             await until(lambda: lock.state is LockState.RECONNECTING, timeout_s=5)
             await asyncio.sleep(0.7)  # long enough to have found the lock held
             assert lock.state is LockState.RECONNECTING
@@ -392,10 +394,10 @@ async def test_a_database_without_an_encoding_is_no_obstacle_to_a_recovery(own_s
     async with lock:
         await lock.wait_for_leadership(10)
         backend = lock._backend._chosen  # type: ignore[attr-defined]
-        pid = backend._lock.facts.session_pid
+        pid = backend._pair.lock_session.facts.session_pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            backend._lock._connection.pgconn.finish()
+            backend._pair.lock_session._connection.pgconn.finish()
             await until(lambda: lock.state is LockState.RECONNECTING, timeout_s=5)
             await asyncio.sleep(0.5)
         finally:

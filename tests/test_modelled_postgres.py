@@ -17,7 +17,7 @@ import pytest
 
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
-from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.session import Session, end_of
 from pgleaderlock.causes import LossCause
 from pgleaderlock.embedded import Server, StopMode
 from pgleaderlock.keys import LockKey
@@ -46,7 +46,7 @@ QUESTIONS = {
         a unlocks -> was held
         b tries -> granted
         a asks who holds -> b
-        a unlocks -> was not held: False
+        a unlocks -> was not held: []
         a tries -> no
     """,
     "many locks are tried for at once, and let go of at once": """
@@ -114,13 +114,13 @@ QUESTIONS = {
         a unlocks -> was held
         b hears -> granted
         b tries -> granted
-        a unlocks -> was not held: False
+        a unlocks -> was not held: []
     """,
     "a release of what is not held frees the rest all the same": """
         a opens -> the server is old
         b opens -> the server is old
         a tries -> granted
-        a unlocks the witness -> was not held: False
+        a unlocks the witness -> was not held: []
         b tries -> granted
     """,
     "a session that is closed frees what it held, the first in line has it": """
@@ -245,7 +245,7 @@ QUESTIONS = {
         a tries -> granted
         a unlocks marking 99 -> was held
         a reads -> token 100, lease 60.0, here, released False
-        a unlocks marking 100 -> was not held: False
+        a unlocks marking 100 -> was not held: []
         a reads -> token 100, lease 60.0, here, released True
         a claims 50 -> 101
         a reads -> token 101, lease 60.0, here, released False
@@ -338,7 +338,7 @@ class RealGround:
     async def lose_process(self, pid: int) -> None:
         bystander = await self.open()
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(bystander.ended(), BOUND_S)  # before that, the server may not know of its loss
+        await asyncio.wait_for(end_of(bystander), BOUND_S)  # before that, the server may not know of its loss
         await until(self._is_up)
 
     async def _is_up(self) -> bool:
@@ -479,7 +479,7 @@ def tokens_stand_still(_: Any, *__: Any, **___: Any) -> int:
     return 700
 
 
-@instead(ModelledPostgres, "_end_former")
+@instead(ModelledPostgres, "_end_backend")
 def a_pid_is_enough(end_former: Any, server: ModelledPostgres, session: ServerSession, ask: Ask, given: Any) -> Any:
     found = server.sessions.get(given[0])
     return end_former(server, session, ask, (given[0], found.started if found else ""))

@@ -15,6 +15,7 @@ from pgleaderlock import ConnectionError, LossCause
 from pgleaderlock.backends import _driver
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
+from pgleaderlock.backends.session import end_of
 from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
 from tests.conftest import Postgres
@@ -55,7 +56,7 @@ async def test_several_statements_are_answered_by_the_last(postgres: Postgres, k
 async def test_a_notification_is_not_an_end(postgres: Postgres, key: LockKey):
     session = await open_session(postgres.dsn, key)
     await session.fetch("LISTEN pgleaderlock_test; SELECT 1", bound_s=5)
-    watching = asyncio.create_task(session.ended())
+    watching = asyncio.create_task(end_of(session))
     await query(postgres.dsn, "NOTIFY pgleaderlock_test")
     done, _ = await asyncio.wait({watching}, timeout=0.3)
     assert not done
@@ -75,7 +76,7 @@ async def test_a_notification_is_not_an_end(postgres: Postgres, key: LockKey):
 )
 async def test_an_end_is_noticed_and_named(own_server: Server, key: LockKey, deed: str | None, cause: LossCause):
     session = await open_session(own_server.dsn, key)
-    watching = asyncio.create_task(session.ended())
+    watching = asyncio.create_task(end_of(session))
     await asyncio.sleep(0)
     if deed is None:
         os.kill(session.facts.session_pid, signal.SIGKILL)
@@ -89,7 +90,7 @@ async def test_an_end_is_noticed_and_named(own_server: Server, key: LockKey, dee
 async def test_a_session_that_is_silent_for_too_long_is_ended_by_the_server(postgres: Postgres, key: LockKey):
     session = await open_session(postgres.dsn, key)
     await session.fetch("SELECT set_config('idle_session_timeout', '100', false)", bound_s=5)
-    error = await asyncio.wait_for(session.ended(), 5)
+    error = await asyncio.wait_for(end_of(session), 5)
     assert error.cause is LossCause.SILENCED
 
 
@@ -149,7 +150,7 @@ async def test_the_end_of_a_session_shows_without_the_event_loop(postgres: Postg
     terminate(postgres.dsn, session.facts.session_pid)
     assert has_ended_soon(session)
     assert not session.closed  # nothing was read
-    assert (await asyncio.wait_for(session.ended(), 5)).cause is LossCause.SESSION_TERMINATED
+    assert (await asyncio.wait_for(end_of(session), 5)).cause is LossCause.SESSION_TERMINATED
     assert session.has_ended
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 
 from pgleaderlock import ConnectionError, LossCause
-from pgleaderlock.backends import _group_sql, _sql, terms
+from pgleaderlock.backends import _keys_sql, _sql, terms
 from pgleaderlock.backends._admission import Admission
-from pgleaderlock.backends._group_sessions import CHANNEL
 from pgleaderlock.backends._pg_activity import holder_query
+from pgleaderlock.backends.group import CHANNEL
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import Session
 from pgleaderlock.backends.terms import Terms
@@ -34,6 +34,10 @@ PAIR, BIGINT = LockKey.pair(-(2**31), 7), LockKey.bigint(-(2**63))
 TERMS = Terms(PAIR, LEASE, "nowhere")
 
 # --- Statements ----------------------------------------------------------------------------------------------------
+
+
+UNLOCK_ONE, _ = _keys_sql.unlock_all([PAIR], are_all=True, is_enforced=True)
+UNLOCK_BOTH, _ = _keys_sql.unlock_all([PAIR, BIGINT], are_all=False, is_enforced=True)
 
 
 def of(key: LockKey, *, is_enforced: bool = True) -> _sql.LockStatements:
@@ -59,7 +63,8 @@ async def asked_by(ask: Callable[[Any], Coroutine[Any, Any, object]]) -> str:
 
 UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], Ask]] = {
     "PING": (_sql.PING, Ask("ping")),
-    "END_FORMER_SELF": (_sql.END_FORMER_SELF, Ask("end_former")),
+    "END_BACKEND": (_sql.END_BACKEND, Ask("end_backend")),
+    "STUCK_HOLDERS": (_sql.STUCK_HOLDERS, Ask("stuck_holders")),
     "_SET_UP": (_sql.set_up(LEASE, 180000, with_facts=False), Ask("set_up", idle_ms=0)),
     "_FACTS": (_sql.set_up(LEASE, 140000), Ask("set_up", idle_ms=0, with_facts=True, counts_recovery=True)),
     "an old server": (_sql.set_up(LEASE, 130000), Ask("set_up", with_facts=True, counts_recovery=True)),
@@ -67,16 +72,16 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "another key space": (of(BIGINT).attempt, Ask("try", _sql.numbers(BIGINT), 1500, is_flushed=True)),
     "no lease": (of(PAIR, is_enforced=False).attempt, Ask("try", _sql.numbers(PAIR), None, is_flushed=True)),
     "_STAND_IN_LINE": (of(PAIR).slice(0.25), Ask("wait", _sql.numbers(PAIR), 1500, 250, is_flushed=True)),
-    "_UNLOCK": (of(PAIR).unlock, Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True)),
+    "_FOR_ONE": (UNLOCK_ONE, Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True)),
+    "the same, to take": (_keys_sql.take_all([PAIR], 1500)[0], Ask("try_one", _sql.numbers(PAIR), 1500)),
     "_MARK_RELEASED": (
-        TERMS.mark_released_sql(7) + of(PAIR).unlock,
+        TERMS.mark_released_sql(7) + UNLOCK_ONE,
         Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True, marks=(str(PAIR), 7)),
     ),
-    "NEXT_TOKEN": (_group_sql.NEXT_TOKEN, Ask("token", is_flushed=True)),
-    "CAPACITY": (_group_sql.CAPACITY, Ask("capacity")),
-    "_FOR_EACH": (_group_sql.try_all(), Ask("try_all")),
-    "the same, to let go": (_group_sql.unlock_all(), Ask("unlock_all")),
-    "a group's lease": ("SELECT set_config('idle_session_timeout', '1500', false)", Ask("limit", idle_ms=1500)),
+    "NEXT_TOKEN": (_keys_sql.NEXT_TOKEN, Ask("token", is_flushed=True)),
+    "CAPACITY": (_keys_sql.CAPACITY, Ask("capacity")),
+    "_FOR_EACH": (_keys_sql.take_all([PAIR, BIGINT], 1500)[0], Ask("try_all", idle_ms=1500)),
+    "the same, to unlock": (UNLOCK_BOTH, Ask("unlock_all")),
     "a group's news": (f"SELECT pg_notify('{CHANNEL}', '')", Ask("notify", CHANNEL)),
     "who hears it": (f'LISTEN "{CHANNEL}"', Ask("listen", CHANNEL)),
     "_QUERY": (holder_query(PAIR)[0], Ask("holder")),
@@ -97,7 +102,7 @@ async def test_a_statement_of_the_protocol_is_understood(statement: Any, ask: As
     assert read(statement if isinstance(statement, str) else await asked_by(statement)) == ask
 
 
-@pytest.mark.parametrize("module", [_sql, terms, _group_sql], ids=["_sql", "terms", "_group_sql"])
+@pytest.mark.parametrize("module", [_sql, terms, _keys_sql], ids=["_sql", "terms", "_keys_sql"])
 def test_there_are_no_statements_that_were_forgotten_above(module: ModuleType):
     texts = {
         name for name, value in vars(module).items() if isinstance(value, str) and re.search("[Ss]elect|[(]", value)
@@ -344,9 +349,9 @@ def test_a_time_out_that_races_with_its_grant_leaves_a_lock_with_who_was_told_no
         told_no, other = await place.open(), await place.open()
         assert await told_no.fetch(of(PAIR).slice(1.0), bound_s=2.0) == ("",)
         assert await other.fetch(of(PAIR).attempt, bound_s=1.0) == (None,)
-        row = await told_no.fetch(of(PAIR).unlock, bound_s=1.0)
+        row = await told_no.fetch(UNLOCK_ONE, bound_s=1.0)
         assert row is not None
-        assert row[0] is True
+        assert row[0] == [0]
 
     place.run(main())
 

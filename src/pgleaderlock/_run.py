@@ -58,7 +58,7 @@ class Inbox:
 
     def _settle(self) -> None:
         if not self._asks and self.news.done():
-            self.news = asyncio.get_running_loop().create_future()
+            self.news = self.news.get_loop().create_future()
 
 
 class Run:

@@ -18,6 +18,8 @@ class LossCause(enum.Enum):
     """The connection ended without a word from the server."""
     RENEW_TIMEOUT = "renew_timeout"
     """The server did not answer in time."""
+    WITNESS_LOST = "witness_lost"
+    """The witness session ended, and could not be replaced before leadership had to be declared lost."""
     REFUSED = "refused"
     """The server answered with an error of its own instead of renewing: it is not well, or we may not any more."""
     STALLED = "stalled"

@@ -8,8 +8,12 @@ Callers of :meth:`Election.shutdown` and :meth:`Election.step_down` are heard th
 table. An ask cuts every call short at once; a backend's verb that is cut short gives up its session if it cannot
 account for it, so leaving a state never leaves anything held behind.
 
-Whether this process may act as the leader is :attr:`Election.is_leader`: the state *and* a comparison of the grant's
-``trusted_until`` with the clock, evaluated when asked. It does not depend on the event loop having had time to notice.
+Whether this process may act as the leader is :attr:`Election.is_leader`: the state, *and* what the backend sees of the
+grant at that moment (:meth:`Backend.look`), *and* a comparison of its ``trusted_until`` with the clock, evaluated when
+asked. It does not depend on the event loop having had time to notice.
+
+What follows from a transition is said by the table (:class:`~pgleaderlock.fsm.Transition`) and done by one function,
+:meth:`Election._apply`; only what has to be waited for comes after it, in :meth:`Election._step`.
 
 Work that was registered with ``while_leader`` begins and ends in the step in which leadership does
 (:mod:`~pgleaderlock.gate`), and the session is kept until it has stopped, for as long as the grant can be trusted.
@@ -21,7 +25,8 @@ import asyncio
 import inspect
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +57,6 @@ from pgleaderlock.stream import CALLBACK_FAILED, EventStream
 
 __all__ = ["Election"]
 
-_LEADING = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
 _LAST_WORDS_S = 0.5
 _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for the last callbacks of a cancelled task
 
@@ -132,24 +136,29 @@ class Election(Gated):
     @property
     def token(self) -> int | None:
         """The fencing token of the current term: greater than every earlier leader's. None when not leading."""
-        grant = self._grant
-        return grant.token if grant is not None and self.is_leader else None
+        grant = self._valid_grant()
+        return None if grant is None else grant.token
 
     @property
     def trusted_until(self) -> float | None:
         """Until when, on the election's clock, leadership may be relied upon without news. None when not leading."""
-        grant = self._grant
-        return grant.trusted_until if grant is not None and self.is_leader else None
+        grant = self._valid_grant()
+        return None if grant is None else grant.trusted_until
 
     @property
     def time_left_s(self) -> float:
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         grant, run = self._grant, self._running
-        if self._machine.state is not LockState.LEADER or grant is None or run is None:
+        if not self._machine.leads or grant is None or run is None:
             return 0.0
         if run.loop.is_closed() or run.pid != os.getpid():  # a forked child has our memory, but not our lock
             return 0.0
-        return max(0.0, grant.trusted_until - self._clock())
+        return max(0.0, self._backend.look(grant).trusted_until - self._clock())
+
+    def _valid_grant(self) -> Grant | None:
+        """Return the grant as it stands now; None when not leading."""
+        grant = self._grant
+        return self._backend.look(grant) if grant is not None and self.is_leader else None
 
     def lifeline(self) -> tuple[int, ...]:
         """Return the store's descriptors of which a copy elsewhere outlasts us, as :meth:`Backend.lifeline` has it."""
@@ -209,7 +218,7 @@ class Election(Gated):
         """
         _check_timeout(timeout_s)
         run = self._run_here()
-        if run is None or self.state not in _LEADING:
+        if run is None or not self._machine.is_in_term:
             return
         if self._is_inside(run):
             self._ask_once_drained(run, partial(self._ask_to_release, run, run.yielded))
@@ -220,7 +229,7 @@ class Election(Gated):
         finally:
             self._ask_to_release(run, yielded)
         await asyncio.wait({yielded}, timeout=timeout_s)
-        if not yielded.done() and self.state in _LEADING:
+        if not yielded.done() and self._machine.is_in_term:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._hear_out(run, or_until=run.task, timeout_s=timeout_s)
@@ -231,7 +240,7 @@ class Election(Gated):
 
     def _ask_to_release(self, run: Run, term: asyncio.Future[None]) -> None:
         """Ask for the end of this term, and of no other."""
-        if not term.done() and self.state in _LEADING and self.state is not LockState.RELEASING:
+        if not term.done() and self._machine.accepts(Input.RELEASE_REQUESTED):
             run.inbox.put(Input.RELEASE_REQUESTED)
 
     def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
@@ -262,7 +271,7 @@ class Election(Gated):
             await asyncio.wait({draining}, timeout=_LAST_WORDS_S)  # it may refuse to be cancelled
 
     def _has_to_drain(self) -> bool:
-        return self.state is LockState.LEADER and (bool(self._drains) or not self._gate.is_idle)
+        return self._machine.leads and (bool(self._drains) or not self._gate.is_idle)
 
     async def _finish_work(self, run: Run, bound_s: float) -> None:
         work = [self._gate.drain(bound_s), *map(_call, self._drains)]
@@ -315,7 +324,7 @@ class Election(Gated):
 
     def _is_ending(self, run: Run) -> bool:
         """Whether this run will be over by itself, and a new one can be begun only then."""
-        return run.is_leaving or self.state is LockState.STOPPED or run.task.cancelling() > 0
+        return run.is_leaving or self._machine.is_stopped or run.task.cancelling() > 0
 
     # --- Gated work --------------------------------------------------------------------------------------------
 
@@ -325,7 +334,7 @@ class Election(Gated):
             logger=self._logger,
             described=self._labels_text(),
             patience_s=self._drain_s,
-            grant_now=lambda: self._grant if self.is_leader else None,
+            grant_now=self._valid_grant,
             report=self._report_work,
             leave=self._leave_for_work,
             note_rest=self._note_rest,
@@ -366,12 +375,7 @@ class Election(Gated):
             self._cycle.begin_attempt()
             facts += [Fact(Input.ACQUIRE_ATTEMPT), Fact(Input.ACQUIRE_SUCCEEDED, grant=won)]
         for fact in facts:
-            self._grant = fact.grant
-            transition = self._machine.feed(fact.input)
-            self._set_hard_fence(transition)
-            self._gate.follow(transition.to, self._grant)
-            for event in self._events(transition, fact):
-                run.stream.put(event)
+            self._notify(run, self._apply(run, fact).events)
         run.task = loop.create_task(self._live(run), name="pgleaderlock lifecycle")
         run.task.add_done_callback(lambda _: self._bury(run))
         if self._shutdown_event is not None:
@@ -381,15 +385,13 @@ class Election(Gated):
         """End a run that could not end itself: cancelled before its first step, or its loop was closed under it."""
         if self._running is not run:
             return
-        grant, self._running, self._grant = self._grant, None, None
+        self._running = None
         self._left_open = True
         error = ShutdownError("the lifecycle task ended before it could tidy up")
-        events = self._events(self._machine.feed(Input.ABORTED), Fact(Input.ABORTED, error))
-        self._gate.follow(LockState.STOPPED, grant)
-        self._let_hard_fence_rest()
-        if not run.loop.is_closed():  # on a closed one nobody can be told
-            for event in events:
-                run.stream.put(event)
+        applied = self._apply(run, Fact(Input.ABORTED, error))
+        self._disarm_hard_fence()
+        if not run.loop.is_closed():  # on a closed one no listener can be notified
+            self._notify(run, applied.events)
             run.stream.end()
 
     async def _live(self, run: Run) -> None:
@@ -398,7 +400,7 @@ class Election(Gated):
             if self._left_open:
                 self._left_open = False
                 await self._close_backend()
-            while self.state is not LockState.STOPPED:
+            while not self._machine.is_stopped:
                 await self._step(run, await self._next_fact(run))
         except asyncio.CancelledError:
             error = ShutdownError("the lifecycle task was cancelled: the session was closed")
@@ -421,46 +423,49 @@ class Election(Gated):
         except Asked:
             return run.inbox.take()
 
-    async def _step(self, run: Run, fact: Fact) -> None:
-        """Change the state, tell the listeners, let go of the session.
-
-        A loss is told before the session is closed, so that ``on_lost`` comes before a successor's ``on_acquired``.
-        Everything else is told afterwards: ``on_released`` and ``on_stopped`` say that nothing is held any more.
-        """
+    def _apply(self, run: Run, fact: Fact) -> "_Applied":
+        """Change the state, and do all that follows from it without waiting. There is no other place that does."""
         if fact.grant is not None:
             self._grant = fact.grant
         transition = self._machine.feed(fact.input)
-        self._gate.follow(transition.to, self._grant)
-        self._set_hard_fence(transition)
-        events = self._events(transition, fact)
-        is_loss = EventKind.LOST in transition.emits
-        trust_left_s = self._trust_left_s()
-        trusted_until = math.inf if self._grant is None else self._grant.trusted_until
-        before = [event for event in events if is_loss and event.kind is not EventKind.STOPPED]
-        after = [event for event in events if event not in before]
-        term_is_over = transition.source in _LEADING and transition.to not in _LEADING
+        grant = None if self._grant is None else self._backend.look(self._grant)
+        self._gate.follow(grant, leads=transition.leads)
+        self._set_hard_fence(transition, grant)
+        events = self._events(transition, fact, grant)
+        if transition.changes and not transition.leads:
+            run.announced.clear()
+        if transition.ends_term:
+            run.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
+            self._new_cycle(after_release=transition.hands_over)
+            self._grant = None
+        return _Applied(transition, events, math.inf if grant is None else grant.successor_from)
+
+    async def _step(self, run: Run, fact: Fact) -> None:
+        """Apply one fact, notify the listeners, close the session: in the order that the table says."""
+        applied = self._apply(run, fact)
+        transition = applied.transition
         try:
-            await self._leave(run, transition, term_is_over=term_is_over)
-            await self._tell(run, before, timeout_s=trust_left_s)
-            if term_is_over:
-                await self._see_work_out(run, trusted_until)
+            if not transition.keeps_call:
+                await run.calls.cancel()
+            await self._notify_and_wait(run, applied)
+            if transition.ends_term:
+                await self._see_work_out(run, applied.successor_from)
         finally:
             try:
                 if transition.closes:
                     await self._close_backend()
             finally:
-                if term_is_over:
+                if transition.ends_term:
                     run.end_term()
-                for event in after:
-                    run.stream.put(event)
-        if after and transition.to is not LockState.LEADER:  # a leader's next renewal waits for nobody
+                self._notify(run, applied.after)
+        if applied.after and not transition.leads:  # a leader's next renewal waits for no listener
             await self._hear_out(run)
 
-    async def _see_work_out(self, run: Run, trusted_until: float) -> None:
-        """Keep the session until gated work has stopped, for as long as nobody else can lead."""
-        left_s = self._drain_s if math.isinf(trusted_until) else max(0.0, trusted_until - self._clock())
+    async def _see_work_out(self, run: Run, successor_from: float) -> None:
+        """Keep the session until leader tasks have stopped, for as long as no other can lead."""
+        left_s = self._drain_s if math.isinf(successor_from) else max(0.0, successor_from - self._clock())
         await self._gate.stopped(or_until=run.inbox.aborted, timeout_s=left_s)
-        if run.inbox.aborted.done():  # the session is closed before its time: whoever still runs is late from now on
+        if run.inbox.aborted.done():  # the session is closed before its time: what still runs is late from now on
             self._gate.judge()
 
     async def _close_backend(self) -> None:
@@ -470,18 +475,18 @@ class Election(Gated):
         except PgLeaderLockError as error:
             self._logger.error("close_failed", error=error)  # noqa: TRY400 - ours is not logging's
 
-    def _set_hard_fence(self, transition: Transition) -> None:
-        """Arm it with each grant. After a loss it stays armed until the callbacks have been told of it."""
-        if self._hard_fence is None or self._grant is None:
+    def _set_hard_fence(self, transition: Transition, grant: Grant | None) -> None:
+        """Arm it with each grant. After a loss it stays armed until the listeners were notified of it."""
+        if self._hard_fence is None or grant is None:
             return
-        if transition.to is LockState.LEADER and not math.isinf(self._grant.trusted_until):
+        if not transition.keeps_fence:
+            self._disarm_hard_fence()
+        elif transition.leads and not math.isinf(grant.trusted_until):
             self._fence_may_rest = False
-            self._hard_fence.arm(self._grant.trusted_until)
-        elif transition.to is not LockState.RECONNECTING and EventKind.LOST not in transition.emits:
-            self._let_hard_fence_rest()  # but not while reconnecting, of which nobody is told
+            self._hard_fence.arm(grant.trusted_until)
 
-    def _let_hard_fence_rest(self) -> None:
-        """Disarm it, everybody having been told; but not before gated work has stopped."""
+    def _disarm_hard_fence(self) -> None:
+        """Disarm it, all listeners having been notified; but not before leader tasks have stopped."""
         self._fence_may_rest = True
         self._note_rest()
 
@@ -489,32 +494,20 @@ class Election(Gated):
         if self._hard_fence is not None and self._fence_may_rest and self._gate.is_idle:
             self._hard_fence.disarm()
 
-    async def _tell(self, run: Run, events: list[Event], timeout_s: float | None) -> None:
+    @staticmethod
+    def _notify(run: Run, events: Iterable[Event]) -> None:
         for event in events:
             run.stream.put(event)
-        if events:
-            # What keeps a successor waiting is not given up for an ask: an on_lost often begins with a shutdown().
+
+    async def _notify_and_wait(self, run: Run, applied: "_Applied") -> None:
+        """Notify the listeners of what they hear before the session is closed, for as long as no other can lead."""
+        self._notify(run, applied.before)
+        if applied.before:
+            left_s = applied.successor_from - self._clock()
+            timeout_s = None if math.isinf(left_s) else max(0.0, left_s)
+            # What keeps a successor out is not given up for an ask: an on_lost often begins with a shutdown().
             or_until = None if timeout_s is None else run.inbox.aborted
             await self._hear_out(run, or_until=or_until, timeout_s=timeout_s)
-
-    def _trust_left_s(self) -> float | None:
-        """How long a slow ``on_lost`` may keep the session open: no longer than anyone could believe in it."""
-        if self._grant is None or math.isinf(self._grant.trusted_until):
-            return None
-        return max(0.0, self._grant.trusted_until - self._clock())
-
-    async def _leave(self, run: Run, transition: Transition, *, term_is_over: bool) -> None:
-        """End what belongs to the state that was left: its call in flight, its term."""
-        if transition.to is transition.source:
-            return
-        if transition.source is LockState.LEADER:
-            run.announced.clear()
-        if term_is_over:
-            run.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
-            self._new_cycle(after_release=EventKind.RELEASED in transition.emits)
-            self._grant = None
-        if transition.to is not LockState.RELEASING:  # which finishes what LEADER began
-            await run.calls.cancel()
 
     def _new_cycle(self, *, after_release: bool = False) -> None:
         self._cycle = RetryCycle(self._strategy, self._clock)
@@ -523,8 +516,8 @@ class Election(Gated):
             self._cycle.fail_attempt()
             self._cycle.after_release = True
 
-    def _events(self, transition: Transition, fact: Fact) -> list[Event]:
-        return [
+    def _events(self, transition: Transition, fact: Fact, grant: Grant | None) -> tuple[Event, ...]:
+        return tuple(
             Event(
                 kind,
                 transition.source,
@@ -533,19 +526,19 @@ class Election(Gated):
                 self._clock(),
                 error=fact.error,
                 attempt=self._cycle.attempt,
-                token=self._grant.token if self._grant else None,
-                loss=_loss_cause(fact) if kind is EventKind.LOST and transition.source in _LEADING else None,
+                token=None if grant is None else grant.token,
+                loss=_loss_cause(fact) if kind is EventKind.LOST and transition.loses_term else None,
                 took_s=fact.took_s,
-                trusted_until=self._grant.trusted_until if self._grant else None,
+                trusted_until=None if grant is None else grant.successor_from,
             )
             for kind in _emitted(transition, fact)
-        ]
+        )
 
     def _note_delivered(self, event: Event) -> None:
-        run = self._running
-        if event.kind is EventKind.LOST and self.state is not LockState.LEADER:
-            self._let_hard_fence_rest()
-        if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and self.state is LockState.LEADER and run:
+        run, leads = self._running, self._machine.leads
+        if event.kind is EventKind.LOST and not leads:
+            self._disarm_hard_fence()
+        if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and leads and run:
             run.announced.set()
 
     async def _hear_out(
@@ -562,13 +555,13 @@ class Election(Gated):
                 run.signal_task.cancel()
             if error is not None:
                 run.stream.hurry()
-            if self.state is not LockState.STOPPED:
+            if not self._machine.is_stopped:
                 await self._step(run, Fact(Input.ABORTED, error))
             await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
         finally:  # cancelled once more, perhaps: whoever waits for the stream or for us must not wait for ever
             run.stream.end()
             self._running = None
-            self._let_hard_fence_rest()
+            self._disarm_hard_fence()
 
     # --- The I/O of each state ---------------------------------------------------------------------------------
 
@@ -623,7 +616,8 @@ class Election(Gated):
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
-            why = await run.calls.call_within(self._backend.lost, self._renew_in_s(self._grant))
+            renew_in_s = None if self._backend.renews_itself else self._renew_in_s(self._grant)
+            why = await run.calls.call_within(self._backend.lost, renew_in_s)
         except Asked:
             await run.calls.cancel()
             raise
@@ -707,8 +701,8 @@ class Election(Gated):
                 await asyncio.wait({renewal})
             finally:
                 await see_out(renewal)
-        trust_left_s = self._trust_left_s()
-        await self._gate.stopped(timeout_s=self._drain_s if trust_left_s is None else trust_left_s)
+        left_s = self._backend.look(self._grant).successor_from - self._clock()
+        await self._gate.stopped(timeout_s=self._drain_s if math.isinf(left_s) else max(0.0, left_s))
         try:
             await self._backend.release(self._grant)
         except ConnectionError as error:
@@ -729,6 +723,28 @@ class Election(Gated):
 
     def _labels_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self._backend.labels.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A transition that was made, and what is left to do about it."""
+
+    transition: Transition
+    events: tuple[Event, ...]
+    successor_from: float
+    """When another could lead at the earliest, on our clock."""
+
+    @property
+    def before(self) -> tuple[Event, ...]:
+        """The events of which listeners are notified before the session is closed."""
+        if not self.transition.notifies_first:
+            return ()
+        return tuple(event for event in self.events if event.kind is not EventKind.STOPPED)
+
+    @property
+    def after(self) -> tuple[Event, ...]:
+        """The others."""
+        return self.events[len(self.before) :]
 
 
 _CAUSES = {

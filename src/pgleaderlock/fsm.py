@@ -1,8 +1,9 @@
 """The state machine of one election: a table, and nothing else.
 
 Pure: no asyncio, no clock, no logging, no I/O. The engine does the I/O that a state stands for, learns one fact, and
-feeds it in as an :class:`Input`; what comes out says where to go, which events to emit, and whether the session must
-be closed on the way.
+feeds it in as an :class:`Input`; what comes out (:class:`Transition`) says everything that follows: where to go, which
+events to emit and whether before the session is closed, whether the term is over, what becomes of the call in flight
+and of the hard fence. The engine asks no state what it means.
 
 Rules that hold for every row:
 
@@ -88,16 +89,61 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A row with its destination resolved and the implied events spelled out."""
+    """A row with its destination resolved, and everything that follows from it."""
 
     source: LockState
     input: Input
     to: LockState
     emits: tuple[EventKind, ...]
     closes: bool
+    """The session is closed."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether another state is entered."""
+        return self.to is not self.source
+
+    @property
+    def leads(self) -> bool:
+        """Whether leadership is valid afterwards: leader tasks run, and the engine waits for no listener."""
+        return self.to is S.LEADER
+
+    @property
+    def ends_term(self) -> bool:
+        """Whether the term is over: its grant is forgotten, and the session waits for leader tasks to stop."""
+        return self.source in _IN_TERM and self.to not in _IN_TERM
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the end was asked for: then others get the first turn."""
+        return E.RELEASED in self.emits
+
+    @property
+    def notifies_first(self) -> bool:
+        """Whether listeners are notified before the session is closed: so ``on_lost`` precedes a successor's start.
+
+        Everything else is notified afterwards: ``on_released`` and ``on_stopped`` say that nothing is held any more.
+        """
+        return E.LOST in self.emits
+
+    @property
+    def keeps_call(self) -> bool:
+        """Whether the call in flight goes on: a release begins when the renewal under way is answered."""
+        return not self.changes or self.to is S.RELEASING
+
+    @property
+    def keeps_fence(self) -> bool:
+        """Whether the hard fence stays armed: until ``on_lost`` was delivered, and while reconnecting in silence."""
+        return self.leads or self.to is S.RECONNECTING or E.LOST in self.emits
+
+    @property
+    def loses_term(self) -> bool:
+        """Whether an ``on_lost`` among its events ended a term, and not only an attempt."""
+        return self.source in _IN_TERM
 
 
 S, I, E, D = LockState, Input, EventKind, Destination  # noqa: E741 - one letter each, to read the rows as a table
+_IN_TERM = frozenset({S.LEADER, S.RECONNECTING, S.RELEASING})
 
 ROWS: tuple[Row, ...] = (
     # As in section 3.3 of the specification, in its order.
@@ -187,6 +233,26 @@ class Machine:
     def state(self) -> LockState:
         """Where it stands."""
         return self._state
+
+    @property
+    def leads(self) -> bool:
+        """Whether leadership is valid in this state, as long as its grant is."""
+        return self._state is S.LEADER
+
+    @property
+    def is_in_term(self) -> bool:
+        """Whether a term is open."""
+        return self._state in _IN_TERM
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing runs."""
+        return self._state is S.STOPPED
+
+    def accepts(self, fact: Input) -> bool:
+        """Whether this input would change anything but the memory of a stop."""
+        transition = table_for(self._policy, stopping=self._stopping).get((self._state, fact))
+        return transition is not None and transition.changes
 
     def feed(self, fact: Input) -> Transition:
         """Move on, and say what that means. An illegal input raises and changes nothing."""

@@ -15,11 +15,12 @@ import asyncio
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pgleaderlock._bodies import Body, Host, Stint, Work, WorkPolicy, is_on_a_loop
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import WorkOverrun
-from pgleaderlock.models import EventKind, Grant, LockState
+from pgleaderlock.models import EventKind, Grant
 from pgleaderlock.term import Term
 
 __all__ = ["Gate"]
@@ -87,12 +88,12 @@ class Gate:
         """Whether the caller is a piece of this work."""
         return any(stint.is_here and not stint.is_over for stint in self._stints)
 
-    def follow(self, state: LockState, grant: Grant | None) -> None:
-        """Open or close with the election's state. To be called in the step that changed it."""
-        if state is LockState.LEADER and self._term is None and grant is not None:
+    def follow(self, grant: Grant | None, *, leads: bool) -> None:
+        """Open or close with the election. To be called in the step that changed its state."""
+        if leads and self._term is None and grant is not None:
             self._open(grant)
-        elif state is not LockState.LEADER and self._term is not None and grant is not None:
-            self._close(grant)
+        elif not leads and self._term is not None and grant is not None:
+            self._close(replace(grant, trusted_until=grant.successor_from, kept_until=None))
 
     def add(self, fn: Work, policy: WorkPolicy, name: str | None = None, *, removable: bool = False) -> Body:
         """Run this in every term from now on; in the present one too, if there is one."""

@@ -137,7 +137,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         database = {} if self._connector.database is None else {"db": self._connector.database}
         settings = {
             "retry_strategy": retry_strategy or GroupPatience(),
-            "health_interval_s": 24 * 3600.0,  # the group renews, for all of them
+            "health_interval_s": health_interval_s,
             "shutdown_event": shutdown_event,
             "drain_s": drain_s,
             "clock": clock,

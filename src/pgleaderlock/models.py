@@ -67,6 +67,17 @@ class Grant:
     trusted_until: float = math.inf
     lost_at: float = math.inf
     """When leadership is declared lost unless a renewal succeeded; before ``trusted_until``, so that work can stop."""
+    kept_until: float | None = None
+    """After an early end: until when, at most, the store still keeps a successor out, for listeners to be notified."""
+
+    @property
+    def successor_from(self) -> float:
+        """When, at the earliest, another could lead: ``trusted_until``, also of a grant that ended before its time."""
+        return self.trusted_until if self.kept_until is None else self.kept_until
+
+    def ended(self) -> "Grant":
+        """Return it as a grant that is over."""
+        return Grant(self.token, -math.inf, -math.inf, self.successor_from)
 
 
 @dataclass(frozen=True, slots=True)

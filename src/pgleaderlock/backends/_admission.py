@@ -26,11 +26,13 @@ class Admitted:
     read_at: float
     """When its answer was read, on our clock. Not when it was asked: the answer may have been on its way for long, and
     a server that is thought to have started earlier than it did is waited for too little."""
+    started: str
+    """When the session began, by the server: a pid is used again."""
     deadlock_s: float = 0.0
     age_s: float = 0.0
-    """How long ago the server started, or recovered from a crash."""
-    started: str = ""
-    """When the session began, as the server prints it: a pid is used again."""
+    """How long ago the server started, or recovered from a crash, by the server's own clock."""
+    run: str = ""
+    """Which run of the server this is: another one has forgotten all locks of this one."""
 
 
 class Admission:
@@ -40,7 +42,7 @@ class Admission:
         self._open_session = open_session
         self._lease = lease
         self._clock = clock
-        self._what = what
+        self.what = what
         self._where = where
 
     async def admit(self, bound_s: float, *, with_facts: bool = True) -> Admitted:
@@ -60,35 +62,35 @@ class Admission:
             pass
         # Raised here: as its context, the time-out would keep the driver's frames alive, and the socket in them open.
         raise ConnectionError(
-            f"no connection for {self._what} ({self._where}): no answer within {bound_s:g} s",
+            f"no connection for {self.what} ({self._where}): no answer within {bound_s:g} s",
             cause=LossCause.RENEW_TIMEOUT,
         )
 
     async def _prepare(self, session: Session, *, with_facts: bool) -> Admitted:
         if session.facts.version < _sql.OLDEST_VERSION:
             raise ConnectionError(
-                f"the server of {self._what} ({self._where}) is older than PostgreSQL 13, which has no "
+                f"the server of {self.what} ({self._where}) is older than PostgreSQL 13, which has no "
                 "transaction ids that can be tokens: upgrade it"
             )
         parameters = (session.facts.session_pid, self._lease.allow_pooler, str(self._lease.statement_ms))
         statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:
-            raise ConnectionError(f"the server did not introduce itself to {self._what} ({self._where})")
-        _, pid, is_standby, *facts = row
+            raise ConnectionError(f"the server did not introduce itself to {self.what} ({self._where})")
+        _, pid, is_standby, started, *facts = row
         self._refuse_unfit(session, pid, is_standby=is_standby)
-        return Admitted(session, pid, self._clock(), *facts)
+        return Admitted(session, pid, self._clock(), started, *facts)
 
     def _refuse_unfit(self, session: Session, pid: int, *, is_standby: bool) -> None:
         if is_standby:
             raise ConnectionError(
-                f"the server is a standby, where {self._what} can be held beside the primary's "
+                f"the server is a standby, where {self.what} can be held beside the primary's "
                 f"({self._where}): connect to the primary, or add target_session_attrs=read-write "
                 "to the connection string"
             )
         if pid != session.facts.session_pid and not self._lease.allow_pooler:
             raise ConnectionError(
-                f"a connection pooler stands before the server of {self._what} ({self._where}), and a "
+                f"a connection pooler stands before the server of {self.what} ({self._where}), and a "
                 "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
                 "in session mode, pass allow_pooler=True"
             )

@@ -35,14 +35,14 @@ def is_psycopg(connection: object) -> bool:
     return issubclass(type(connection), AsyncConnection)
 
 
-def take_over(connection: AsyncConnection[Any]) -> None:
-    """Make a cancelled call on this connection end at once, and the connection with it."""
+def take_over(connection: AsyncConnection[Any], close: Callable[[], object] | None = None) -> None:
+    """Make a cancelled call on this connection end at once, and the connection with it; ``close`` does the closing."""
 
     async def wait(gen: Generator[Any, Any, T], *_: Any, **__: Any) -> T:
         try:
             return await waiting.wait_async(gen, connection.pgconn.socket, interval=_WAKE_INTERVAL_S)
         except asyncio.CancelledError:
-            connection.pgconn.finish()
+            (close or connection.pgconn.finish)()
             raise
 
     connection.wait = wait  # type: ignore[method-assign]

@@ -26,6 +26,11 @@ class HangupProbe:
         self._copy = Descriptor(lambda: os.dup(descriptor))
 
     @property
+    def number(self) -> int:
+        """The copy's number, for an event loop to watch; -1 when it is closed."""
+        return self._copy.number
+
+    @property
     def has_ended(self) -> bool:
         """Whether the end of the connection was received, or this was closed. Takes about a microsecond; any thread."""
         number = self._copy.number

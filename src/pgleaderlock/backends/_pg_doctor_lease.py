@@ -10,6 +10,7 @@ from pgleaderlock.backends import _sql
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
 from pgleaderlock.backends._pg_doctor_site import Site, connect
 from pgleaderlock.backends._psycopg_session import PsycopgSession
+from pgleaderlock.backends.session import end_of
 from pgleaderlock.causes import LossCause
 
 __all__ = ["check_enforcement", "check_line", "check_token"]
@@ -45,7 +46,7 @@ async def _try_silence(session: PsycopgSession, name: str) -> Finding:
         return Finding(name, Verdict.WARNING, found, "connect to PostgreSQL directly to have it tried")
     try:
         async with asyncio.timeout(_TRIAL_BOUND_S):
-            end = await session.ended()
+            end = await end_of(session)
     except TimeoutError:
         found = (
             f"a session with an idle_session_timeout of {_TRIAL_SILENCE_S:g} s was still alive after "

@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 
 from pgleaderlock.backends._driver import take_over
 from pgleaderlock.backends._hangup import HangupProbe
-from pgleaderlock.backends.session import ServerFacts
+from pgleaderlock.backends.session import OnEnd, ServerFacts
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 
@@ -38,7 +38,11 @@ class PsycopgSession:
         self._facts = ServerFacts(connection.info.server_version, connection.info.backend_pid)
         self._last_words: tuple[str, str] | None = None  # SQLSTATE and message
         self._notified = asyncio.Event()
-        take_over(connection)
+        self._on_end: OnEnd | None = None
+        self._error: ConnectionError | None = None
+        self._bound: tuple[asyncio.Timeout, float] | None = None  # of the call in flight
+        self._loop = asyncio.get_running_loop()
+        take_over(connection, self._cut_short)
         self._probe = HangupProbe(connection.pgconn.socket)
         connection.add_notice_handler(self._hear)
 
@@ -64,22 +68,26 @@ class PsycopgSession:
 
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
         """Run it; without parameters it may be several statements, sent at once."""
+        if self._error is not None:
+            raise self._error
         try:
-            async with asyncio.timeout(bound_s):
+            async with asyncio.timeout(bound_s) as timeout:
+                self._bound = timeout, bound_s
                 cursor = self._connection.cursor(row_factory=tuple_row)  # a caller's own may make anything of a row
                 await cursor.execute(statement, parameters or None)
                 while cursor.nextset():
                     pass
                 return await cursor.fetchone() if cursor.description else None
-        except TimeoutError as error:
-            await self.close()
-            raise self._explain(f"no answer within {bound_s:.3g} s", error, LossCause.RENEW_TIMEOUT) from None
+        except TimeoutError:
+            raise self._end(self._silence()) from None
         except psycopg.Error as error:
-            await self.close()
-            raise self._explain("the session failed", error, self._cause(error.sqlstate)) from error
+            explained = self._explain("the session failed", error, self._cause(error.sqlstate))
+            raise self._end(explained) from error
         except asyncio.CancelledError:
-            await self.close()
+            self._cut_short()
             raise
+        finally:
+            self._bound = None
 
     async def listen(self, channel: str) -> None:
         """What comes during a call is heard too."""
@@ -87,28 +95,22 @@ class PsycopgSession:
         await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
 
     async def notified(self) -> None:
-        """Told by whoever reads the socket."""
+        """Told by the reader of the socket."""
         await self._notified.wait()
         self._notified.clear()
 
-    async def ended(self) -> ConnectionError:
-        """Watch the socket. psycopg has its own reader there during a call, so only between calls."""
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        descriptor = self._connection.pgconn.socket
-        error: ConnectionError | None = None
-        while error is None:
-            loop.add_reader(descriptor, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                # Before libpq reads: at an end it closes its descriptor. While a copy is open (the probe's, a
-                # guardian's), epoll would report that number for ever, because it could no longer be taken out.
-                loop.remove_reader(descriptor)
-            readable.clear()
-            error = self._consume()
-        await self.close()
-        return error
+    def watch(self, on_end: OnEnd) -> None:
+        """Watch a copy of the socket: psycopg puts its own reader on the original during a call, and takes it away."""
+        self._on_end = on_end
+        if self._error is not None:
+            self._report(self._error)
+        else:
+            self._loop.add_reader(self._probe.number, self._look)
+
+    def _look(self) -> None:
+        """Read what came, unless a call is in flight: then psycopg reads, and the call that fails reports the end."""
+        if self._bound is None and (error := self._consume()) is not None:
+            self._end(error)
 
     def _consume(self) -> ConnectionError | None:
         """Read what came. A notification or a notice is nothing; an end has the server's last words before it."""
@@ -138,7 +140,41 @@ class PsycopgSession:
             sqlstate = self._last_words[0]
         return _CAUSES.get(sqlstate or "", LossCause.UNKNOWN if sqlstate else LossCause.CONNECTION_LOST)
 
-    async def close(self) -> None:
-        """Close the socket. libpq sends a goodbye and does not wait for an answer."""
+    def _silence(self) -> ConnectionError:
+        bound_s = 0.0 if self._bound is None else self._bound[1]
+        silence = TimeoutError("the server, or the network to it, is silent")
+        return self._explain(f"no answer within {bound_s:.3g} s", silence, LossCause.RENEW_TIMEOUT)
+
+    def _cut_short(self) -> None:
+        """End the session together with a call that was cancelled, by its bound or by the caller."""
+        if self._bound is not None and self._bound[0].expired():
+            self._end(self._silence())
+        else:
+            self._end(self._closed_by("a call that was cut short", LossCause.ABORTED))
+
+    def _end(self, error: ConnectionError) -> ConnectionError:
+        """Report the end, and only then close: what the session holds is free afterwards. The first reason counts."""
+        if self._error is None:
+            self._error = error
+            self._report(error)
+            self._shut()
+        return self._error
+
+    def _report(self, error: ConnectionError) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)
+
+    def _shut(self) -> None:
+        self._loop.remove_reader(self._probe.number)
         self._connection.pgconn.finish()
         self._probe.close()
+
+    async def close(self) -> None:
+        """Close the socket. libpq sends a goodbye and does not wait for an answer."""
+        self._on_end = None
+        if self._error is None:
+            self._end(self._closed_by("this process", LossCause.CONNECTION_LOST))
+
+    def _closed_by(self, whom: str, cause: LossCause) -> ConnectionError:
+        return self._explain("the session was closed", Exception(f"by {whom}"), cause)

@@ -1,4 +1,4 @@
-"""The statements of the protocol. What is decided by their answers is in :mod:`.leased`.
+"""The statements of the protocol. What is decided by their answers is in :mod:`.pair` and :mod:`.leased`.
 
 Only numbers are ever filled in, because ``DO`` takes no parameters.
 """
@@ -6,13 +6,25 @@ Only numbers are ever filled in, because ``DO`` takes no parameters.
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.keys import LockKey
 
-__all__ = ["END_FORMER_SELF", "OLDEST_VERSION", "PING", "LockStatements", "numbers", "set_up"]
+__all__ = ["END_BACKEND", "OLDEST_VERSION", "PING", "STUCK_HOLDERS", "LockStatements", "numbers", "set_up"]
 
 PING = "SELECT 1"
 
-# By pid *and* start, because pids are used again.
-END_FORMER_SELF = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s
+# By pid *and* start, because pids are used again. Terminated and never cancelled: a commit that waits for a synchronous
+# standby answers *success* when it is cancelled.
+END_BACKEND = """
+SELECT pg_terminate_backend(pid), coalesce(wait_event, '')
+  FROM pg_stat_activity WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s
+"""
+
+# Sessions that hold one of these locks and whose commit waits for a synchronous standby. Their client may be long gone.
+STUCK_HOLDERS = """
+SELECT coalesce(array_agg(DISTINCT a.pid::text || ' ' || extract(epoch FROM a.backend_start)::text), '{}')
+  FROM unnest(%s::bigint[], %s::bigint[], %s::int[]) AS k (a, b, c)
+  JOIN pg_locks AS l ON l.locktype = 'advisory' AND l.granted AND l.classid::text::bigint = k.a
+       AND l.objid::text::bigint = k.b AND l.objsubid = k.c
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  JOIN pg_stat_activity AS a ON a.pid = l.pid AND a.wait_event = 'SyncRep'
 """
 
 _IDLE_SESSION_TIMEOUT_SINCE = 140000
@@ -30,16 +42,19 @@ SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery() 
            set_config('default_transaction_isolation', 'read committed', false),
            set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
            {more}] END,
-       pg_backend_pid(), pg_is_in_recovery()
+       pg_backend_pid(), pg_is_in_recovery(),
+       (SELECT extract(epoch FROM backend_start)::text FROM pg_stat_get_activity(pg_backend_pid()))
        {facts}
 """
 
-# These take longer than all the rest, and a witness need not know them.
+# These take longer than all the rest, and a witness need not know them. The last names this run of the server: locks
+# that an earlier run held are gone. As numbers, because the text of a time depends on settings.
 _FACTS = """
      , extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
        extract(epoch FROM clock_timestamp() - greatest(
            pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
-       (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())
+       concat(extract(epoch FROM pg_postmaster_start_time()), ' ',
+              extract(epoch FROM (SELECT stats_reset FROM pg_stat_bgwriter)))
 """
 
 # The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
@@ -64,9 +79,6 @@ DO $slice$ BEGIN
 END $slice$;
 SELECT current_setting('pgleaderlock.token')
 """
-
-# All of them, because a slice's time-out can race with its grant, and the next one then holds the lock twice.
-_UNLOCK = "SELECT pg_advisory_unlock({numbers}), pg_advisory_unlock_all(), {leave_lease}"
 
 
 def numbers(key: LockKey) -> str:
@@ -119,11 +131,6 @@ class LockStatements:
         slice_ms = max(1, round(slice_s * 1000))
         limit = self._idle_limit(self._lease_ms)
         return _STAND_IN_LINE.format(numbers=self._numbers, come_under_lease=limit, slice_ms=slice_ms)
-
-    @property
-    def unlock(self) -> str:
-        """Let go of everything."""
-        return _UNLOCK.format(numbers=self._numbers, leave_lease=self._idle_limit(0))
 
     def _idle_limit(self, limit_ms: int) -> str:
         return f"set_config('idle_session_timeout', '{limit_ms}', false)" if self._is_enforced else "''"

@@ -1,4 +1,4 @@
-"""The seam between the engine and a store: six verbs, and two more that have a default.
+"""The seam between the engine and a store: six verbs, and three more that have a default.
 
 What the answers mean, for every verb of every store:
 
@@ -60,6 +60,17 @@ class Backend(ABC):
     @abstractmethod
     async def renew(self, grant: Grant) -> Grant:
         """Show that the grant still stands, and return it with its trust extended."""
+
+    renews_itself = False
+    """Whether grants are extended without :meth:`renew`; the engine then waits for :meth:`lost` alone."""
+
+    def look(self, grant: Grant) -> Grant:
+        """Return the grant as it stands at this moment: over, once its end is known here, or extended.
+
+        Asked each time somebody asks whether this process leads, from any thread: it must not wait, and it must not
+        depend on the event loop having had time to notice something.
+        """
+        return grant
 
     @abstractmethod
     async def release(self, grant: Grant) -> None:

@@ -1,20 +1,21 @@
-"""Many locks on one session: what a process with hundreds of roles needs instead of hundreds of connections.
+"""Many locks on one session pair: what a process with hundreds of roles needs instead of hundreds of connections.
 
-One task owns a pair of sessions (:mod:`._group_sessions`) and does everything that is to be done on them, in rounds:
-let go of what was given up, try what is wanted, renew. The members of the group, a :class:`Member` for each role, are
-ordinary backends of ordinary elections; they wait for that task.
+The protocol of the two sessions is in :mod:`.pair`, the same as for one lock. What is added here is batching and
+scheduling: one task owns the pair and works on it in rounds: unlock what was given up, try for what is wanted, renew.
+The members of the group, a :class:`Member` for each role, are ordinary backends of ordinary elections; they wait for
+that task.
 
-**Nobody stands in line for thousands of locks.** Whoever waits is tried for, together with all others, every
-``poll_s``; a member that releases a lock tells the others (NOTIFY), who try at once. Only who got its lock is woken.
+**No member queues for its lock.** All who wait are tried for together, every ``poll_s``; a member that releases a lock
+notifies the other groups (NOTIFY), which try at once. Only a member that got its lock is woken.
 
-**One renewal is everybody's.** Trust belongs to the sessions, so all grants look at the same trust, and an idle leader
-costs nothing.
+**One renewal is for all members.** Validity belongs to the pair, so an idle leader costs nothing.
 
-**The end of a session** is everybody's loss. The witnesses are kept until each member was told and has let go, so that
-nobody's ``on_acquired`` comes before our ``on_lost``.
+**The end of the lock session** is the loss of all members: the pair ends their validity in one step, and they are
+notified afterwards, one by one. Their witness locks are kept until each was notified and has released, so that no
+successor's ``on_acquired`` comes before our ``on_lost``.
 
-Not promised, beyond what :mod:`.leased` does not promise: a failover in milliseconds after a crash, it is the poll
-interval; the order in which waiting processes come to their turn; no term table, so no fence and no strict take-over.
+Not promised, beyond what :mod:`.pair` does not promise: a failover in milliseconds after a crash, it is the poll
+interval; the order in which waiting processes get their turn; no term table, so no fence and no strict takeover.
 """
 
 import asyncio
@@ -22,28 +23,47 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgleaderlock._logging import get_logger
+from pgleaderlock.backends import _keys_sql
 from pgleaderlock.backends._admission import Admission
-from pgleaderlock.backends._group_sessions import Sessions, SharedGrant, Trust, open_sessions
 from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease, settling_level
-from pgleaderlock.backends.session import OpenSession
+from pgleaderlock.backends.pair import SessionPair, Validity
+from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant, Holder
 
-__all__ = ["Group", "Member"]
+__all__ = ["CHANNEL", "Group", "Member"]
+
+CHANNEL = "pgleaderlock_group"
+"""On which a released lock is notified."""
 
 T = TypeVar("T")
 _WITNESS_BUSY_S = 0.05  # a predecessor is about to let its witness go
 _AFTER_BUG_S = 0.05  # so that one which comes again and again leaves others the time to stop
 _NAMED = 5  # of those that a warning is about
 _LAST_WORD_S = 0.5  # that a member which closes waits for the group, on a server that may be silent
+_LOCK_TABLE_FULL = "out of shared memory"
+
+
+@dataclass(frozen=True, slots=True)
+class _Won:
+    """What the group has won for a member: valid as long as everything else on that lock session."""
+
+    token: int
+    validity: Validity
+
+    @property
+    def grant(self) -> Grant:
+        """As it stands now."""
+        return self.validity.grant(self.token)
 
 
 class Group:
@@ -59,16 +79,17 @@ class Group:
         poll_s: float,
         max_roles: int | None = None,
     ) -> None:
-        self._admission = Admission(open_session, lease, clock, "a group of roles", where)
+        self._logger = get_logger().bind(group=where)
+        admission = Admission(open_session, lease, clock, "a group of roles", where)
+        self._pair = SessionPair(admission, lease, clock, where, self._logger, keeps_witness_session=True)
         self._lease = lease
         self._clock = clock
         self.where = where
         self._poll_s = poll_s
         self._max_roles = max_roles
         self._members: dict[LockKey, Member] = {}
-        self._sessions: Sessions | None = None
         self._opening: list[asyncio.Future[None]] = []
-        self._asking: dict[LockKey, asyncio.Future[SharedGrant | None]] = {}
+        self._asking: dict[LockKey, asyncio.Future[_Won | None]] = {}
         self._waiting: dict[LockKey, asyncio.Future[None]] = {}
         self._leaving: dict[LockKey, asyncio.Future[bool]] = {}
         self._starts = 0  # of the whole group that are under way: what they win is wanted by no member yet
@@ -79,8 +100,10 @@ class Group:
         self.renewal_listeners: list[Callable[[float], object]] = []
         """Called with how long each renewal took, for whoever measures."""
         self._was_told_to_settle = False
+        self._renew_at = 0.0
+        self._has_busy_witness = False
+        """Whether a predecessor had not yet released its witness lock, when we tried last."""
         self._unclaimed = Unclaimed(poll_s)
-        self._logger = get_logger().bind(group=where)
 
     def member(self, key: LockKey, labels: Mapping[str, object]) -> "Member":
         """Add a role. One lock is one role."""
@@ -93,16 +116,16 @@ class Group:
 
     async def open(self) -> None:
         """Have sessions that can be asked."""
-        if self._sessions is not None and not self._sessions.is_over:
+        if self._pair.is_open:
             return
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opening.append(opened)
         self._go_on()
         await opened
 
-    async def ask(self, key: LockKey) -> SharedGrant | None:
+    async def ask(self, key: LockKey) -> _Won | None:
         """Try once; None when another has it."""
-        asked: asyncio.Future[SharedGrant | None] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[_Won | None] = asyncio.get_running_loop().create_future()
         self._asking[key] = asked
         self._go_on()
         try:
@@ -110,22 +133,22 @@ class Group:
         finally:
             self._forget({key: asked})
 
-    async def win_what_is_free(self) -> dict[LockKey, SharedGrant]:
+    async def win_what_is_free(self) -> dict[LockKey, Grant]:
         """Try for all roles at once, and return those that are ours now. Cut short, it leaves nothing held."""
         self._starts += 1
         try:
             await self.open()
-            grants = await self._ask_for_all()
+            won = await self._ask_for_all()
         finally:
             self._starts -= 1
-            self._go_on()  # to close what was opened, if nobody came to want it
-        for key, grant in grants.items():
-            self._members[key].take(grant)
-        return grants
+            self._go_on()  # to close what was opened, if no member came to want it
+        for key, each in won.items():
+            self._members[key].take(each)
+        return {key: each.grant for key, each in won.items()}
 
-    async def _ask_for_all(self) -> dict[LockKey, SharedGrant]:
+    async def _ask_for_all(self) -> dict[LockKey, _Won]:
         loop = asyncio.get_running_loop()
-        asked: dict[LockKey, asyncio.Future[SharedGrant | None]] = {
+        asked: dict[LockKey, asyncio.Future[_Won | None]] = {
             key: loop.create_future() for key in self._members if key not in self._asking
         }
         if not asked:
@@ -142,7 +165,7 @@ class Group:
             self._forget(asked)
         return _granted(asked)
 
-    def _forget(self, asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> None:
+    def _forget(self, asked: Mapping[LockKey, "asyncio.Future[_Won | None]"]) -> None:
         """Whoever asked this has its answer, or wants none. Another may have asked the same since."""
         for key, future in asked.items():
             if self._asking.get(key) is future:
@@ -156,7 +179,7 @@ class Group:
 
     async def wait(self, key: LockKey, timeout_s: float) -> None:
         """Return when the lock was won or the sessions have ended, at the latest after this time."""
-        if self._sessions is None or self._sessions.is_over:
+        if not self._pair.is_open:
             return
         granted = self._waiting[key] = asyncio.get_running_loop().create_future()
         self._go_on()
@@ -172,18 +195,14 @@ class Group:
         await asyncio.wait({left}, timeout=timeout_s)  # which another may be waiting for too
         return left.done() and left.result()
 
-    def of(self, trust: Trust) -> Sessions | None:
-        """The sessions on which this trust was given, if they live."""
-        sessions = self.last_of(trust)
-        return None if sessions is None or sessions.is_over else sessions
-
-    def last_of(self, trust: Trust) -> Sessions | None:
-        """The same, also when they have ended and are not buried yet."""
-        return self._sessions if self._sessions is not None and self._sessions.trust is trust else None
+    @property
+    def pair(self) -> SessionPair:
+        """The two sessions of all members."""
+        return self._pair
 
     def is_held(self, key: LockKey) -> bool:
-        """Whether our sessions hold it, living or not yet buried."""
-        return self._sessions is not None and key in self._sessions.held
+        """Whether it is held, or its member was not yet notified of the loss."""
+        return key in self._pair.held
 
     async def close(self) -> None:
         """End the task and both sessions. Whatever was held is free."""
@@ -192,7 +211,7 @@ class Group:
             task.cancel()
             await asyncio.wait({task})
         self._fail(ConnectionError(f"the group was closed ({self.where})"))
-        await self._bury()
+        await self._close_pair()
 
     def give_up(self, key: LockKey) -> None:
         """Let go of a lock that nobody wants, if it is held. Nobody waits for it."""
@@ -212,9 +231,8 @@ class Group:
 
     def _forget_another_loop(self) -> None:
         """What an event loop left behind that ended without a word to us. A closed session holds nothing."""
-        sessions, self._sessions, self._task = self._sessions, None, None
-        if sessions is not None:
-            sessions.abandon()
+        self._task = None
+        self._pair.abandon()
         for asked in (self._asking, self._waiting, self._leaving):
             for key in [key for key, future in asked.items() if future.get_loop().is_closed()]:
                 del asked[key]
@@ -224,7 +242,7 @@ class Group:
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._sessions is not None or self._opening or self._asking or self._leaving:
+        while not self._pair.is_closed or self._opening or self._asking or self._leaving:
             try:
                 await self._round()
                 await self._rest()
@@ -240,87 +258,120 @@ class Group:
     async def _round(self) -> None:
         """Everything that is to be done now, each at most once."""
         self._news.clear()
-        await self._see_off(self._sessions)
+        pair = self._pair
+        if pair.has_ended:
+            await self._see_off()
         if not self._is_needed():
-            await self._bury()
-        if self._sessions is None and self._opening:
+            await self._close_pair()
+        if pair.is_closed and self._opening:
             await self._open()
-        sessions = self._sessions
-        if sessions is None or sessions.is_over:
+        if not pair.is_open:
             self._refuse_all(ConnectionError(f"the group has no session ({self.where})"))
             return
         for opened in self._opening:  # who came while it was being opened
             _answer(opened, None)
         self._opening.clear()
-        if self._clock() >= sessions.renew_at or sessions.lacks_witnesses:
-            await self._renew(sessions)
-        await self._let_go(sessions)
+        if self._clock() >= self._renew_at or pair.witness_ended.is_set():
+            await self._renew()
+        await self._let_go()
         if self._asking or (self._waiting and self._clock() >= self._poll_at):
-            await self._try(sessions)
+            await self._try()
 
     def _is_needed(self) -> bool:
         return bool(self._starts or self._leaving) or any(member.is_wanted for member in self._members.values())
 
-    async def _renew(self, sessions: Sessions) -> None:
+    async def _renew(self) -> bool:
         sent = self._clock()
-        if await sessions.renew():
-            for listener in self.renewal_listeners:
-                listener(self._clock() - sent)
+        self._renew_at = sent + self._lease.renew_every_s
+        if not await self._pair.renew():  # the witness session is missing
+            self._renew_at = min(self._renew_at, self._clock() + self._lease.renew_every_s / 4)
+            return False
+        for listener in self.renewal_listeners:
+            listener(self._clock() - sent)
+        return True
 
     async def _rest(self) -> None:
         """Until somebody asks, a session ends or is told something, or the next poll or renewal is due."""
-        sessions = self._sessions
-        if sessions is None:
+        pair = self._pair
+        if pair.is_closed:
             return
-        watches: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._news.wait())]
-        if sessions.is_over:
-            due_at = min(sessions.renew_at, sessions.trust.kept_until)
+        watches: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._news.wait())]
+        if pair.has_ended:
+            due_at = min(self._renew_at, pair.validity.kept_until)
         else:
-            due_at = min(sessions.renew_at, self._poll_at if self._waiting else math.inf)
-            watches += [asyncio.ensure_future(session.ended()) for session in sessions.open_sessions]
-            watches.append(asyncio.ensure_future(sessions.locks.notified()))
+            due_at = min(self._renew_at, self._poll_at if self._waiting else math.inf)
+            watches.append(asyncio.ensure_future(pair.lock_session.notified()))
+            watches.append(asyncio.ensure_future(self._end_of_either()))
         try:
             left_s = max(0.0, due_at - self._clock())
             await asyncio.wait(watches, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            self._look_at(watches[1:])
+            if len(watches) > 1 and watches[1].done():
+                self._poll_at = 0.0  # a lock was released
         finally:
-            if not watches[0].get_loop().is_closed():  # else we are being collected, and nothing can be waited for
+            if not watches[0].get_loop().is_closed():  # else this task is being collected, and nothing can be awaited
                 await _end_all(watches)
+        if pair.has_ended:
+            self._refuse_waiting()
 
-    def _look_at(self, watches: list[asyncio.Task[Any]]) -> None:
-        """What happened to the sessions while we rested: the end of the locks, first of all; or a word of a release.
-
-        A watch that failed raises here: what cannot be watched is not to be believed in.
-        """
-        for watch in watches:
-            if watch.done():
-                watch.result()
-        if watches and watches[0].done():
-            self._fail(watches[0].result())
-        elif watches and watches[-1].done():
-            self._poll_at = 0.0
+    async def _end_of_either(self) -> None:
+        """Return when the lock session ends; or the witness session, unless it is known to be missing."""
+        assert self._pair.ended is not None  # noqa: S101 - it is open
+        watches: set[asyncio.Future[Any]] = {self._pair.ended}
+        if not self._pair.witness_ended.is_set():
+            watches.add(asyncio.ensure_future(self._pair.witness_ended.wait()))
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watch in watches - {self._pair.ended}:
+                watch.cancel()
 
     # --- Sessions ------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        roles = len(self._members) if self._max_roles is None else min(len(self._members), self._max_roles)
         try:
-            self._sessions = await open_sessions(self._admission, self._lease, self._clock, self.where, roles)
+            await self._pair.open(self._prepare)
+            if self._lease.witness:
+                await self._pair.open_witness()
         except PgLeaderLockError as error:
+            await self._close_pair()
             self._refuse_all(error)
             return
         self._poll_at = 0.0
+        self._renew_at = self._clock() + self._lease.renew_every_s
+
+    async def _prepare(self, session: Session) -> None:
+        await self._check_capacity(session)
+        await session.listen(CHANNEL)
+
+    async def _check_capacity(self, session: Session) -> None:
+        """Two locks for each role that we may come to hold. What others need is not known."""
+        roles = len(self._members) if self._max_roles is None else min(len(self._members), self._max_roles)
+        needed = roles * (2 if self._lease.witness else 1)
+        row = await session.fetch(_keys_sql.CAPACITY, bound_s=self._lease.answer_bound_s)
+        room, setting = row or (math.inf, 0)
+        if needed > room:
+            enough = math.ceil(setting * needed * 1.5 / room)
+            raise LockError(
+                f"{roles} roles need {needed} locks, and the server's lock table has room for {room} ({self.where}): "
+                f"raise max_locks_per_transaction, now {setting}, to {enough} or more and restart the server, or limit "
+                "this node with max_roles"
+            )
 
     def _fail(self, error: PgLeaderLockError) -> None:
-        """The locks are gone, or nobody can tell: everybody is told."""
-        if self._sessions is not None:
-            self._sessions.fail(error)
+        """The locks are gone, or that cannot be told: all members have lost."""
+        if _LOCK_TABLE_FULL in str(error):
+            advice = "the server's lock table is full: raise max_locks_per_transaction and restart the server"
+            error = LockError(f"{advice} ({error})")
+        self._pair.declare_lost(error)
         self._refuse_all(error)
+        self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        """Members that wait at sessions which have ended must ask for new ones."""
         self._wake_all()
         self._news.set()
 
     def _wake_all(self) -> None:
-        """Whoever waits at sessions that have ended must ask for new ones."""
         for waiting in self._waiting.values():
             _answer(waiting, None)
 
@@ -333,63 +384,102 @@ class Group:
         self._asking.clear()  # or the task would go on for them, and leave nobody the time to hear it
         leaving, self._leaving = self._leaving, {}
         for key, left in leaving.items():
-            if self._sessions is not None:
-                self._sessions.held.discard(key)
+            self._pair.held.discard(key)
             _answer(left, False)  # noqa: FBT003 - the answer
 
-    async def _see_off(self, sessions: Sessions | None) -> None:
-        """After the end: when everybody has let go, or nobody can believe any more, the witnesses go too."""
-        if sessions is None or not sessions.is_over:
+    async def _see_off(self) -> None:
+        """After the end: once all members have released, or validity would be over, the remaining locks go too."""
+        pair = self._pair
+        pair.held.difference_update(self._leaving)
+        if not pair.held or self._clock() >= pair.validity.kept_until:
+            await self._close_pair()
             return
-        sessions.held.difference_update(self._leaving)
-        if sessions.held and self._clock() < sessions.trust.kept_until:
-            await sessions.free_witnesses()  # of those who were told: nobody's successor waits for another's on_lost
-            await sessions.keep_witnesses()
-        else:
-            await self._bury()
+        await pair.free_witnesses()  # of members that were notified: no successor waits for another role's on_lost
+        if self._clock() >= self._renew_at:
+            self._renew_at = self._clock() + self._lease.renew_every_s
+            await pair.keep_witness()
 
-    async def _bury(self) -> None:
-        sessions, self._sessions = self._sessions, None
+    async def _close_pair(self) -> None:
         self._wake_all()
-        if sessions is not None:
-            await sessions.close()
+        await self._pair.close()
 
     # --- The work ------------------------------------------------------------------------------------------------
 
-    async def _let_go(self, sessions: Sessions) -> None:
+    async def _let_go(self) -> None:
         leaving, self._leaving = self._leaving, {}
         freed: set[LockKey] = set()
         try:
-            freed = await sessions.free(leaving)
+            freed = await self._pair.free(leaving)
         finally:
-            sessions.held.difference_update(leaving)
+            self._pair.held.difference_update(leaving)
             for key, left in leaving.items():
                 _answer(left, key in freed)
-        if freed:
-            await sessions.tell()
+        if freed:  # without it the others find out when they try next
+            await self._pair.ask_lock(f"SELECT pg_notify('{CHANNEL}', '')")
 
-    async def _try(self, sessions: Sessions) -> None:
-        """Try for everybody who asks or waits."""
+    async def _try(self) -> None:
+        """Try for all members that ask or wait."""
+        held = self._pair.held
         self._poll_at = self._clock() + self._poll_s * random.uniform(0.8, 1.2)  # noqa: S311 - it spreads load
-        for key in [key for key in self._asking if key in sessions.held]:
-            self.give_up(key)  # it is nobody's: whoever asks for it has no grant of it
+        for key in [key for key in self._asking if key in held]:
+            self.give_up(key)  # no member has a grant of it, or it would not ask
             self._hand_out(key, None)
-        wanted = [key for key in {**self._asking, **self._waiting} if key not in sessions.held]
-        room = len(wanted) if self._max_roles is None else self._max_roles - len(sessions.held)
-        won: dict[LockKey, SharedGrant] = {}
-        if wanted and room > 0 and not self._has_to_settle(sessions):
+        wanted = [key for key in {**self._asking, **self._waiting} if key not in held]
+        room = len(wanted) if self._max_roles is None else self._max_roles - len(held)
+        won: dict[LockKey, _Won] = {}
+        if wanted and room > 0 and not self._is_quiet_period():
             limit = None if room >= len(wanted) else room
             if limit is not None:  # others are limited too, and would all try the same ones first
                 random.shuffle(wanted)
-            won = await sessions.win(wanted, limit)
-            if sessions.has_busy_witness:
+            won = await self._win(wanted, limit)
+            if self._has_busy_witness:
                 self._poll_at = min(self._poll_at, self._clock() + _WITNESS_BUSY_S)
         if room > 0:
             self._unclaimed.forget()
         elif wanted and self._unclaimed.is_due(self._clock()):
-            self._warn_of(self._unclaimed.saw(await sessions.find_free(wanted), self._clock()))
+            self._warn_of(self._unclaimed.saw(await self._find_free(wanted), self._clock()))
         for key in wanted:
             self._hand_out(key, won.get(key))
+        if len(won) < len(wanted):
+            await self._pair.look_for_stuck(wanted)
+
+    async def _win(self, wanted: list[LockKey], limit: int | None) -> dict[LockKey, "_Won"]:
+        """Take what is free of these, at most so many; release again those whose witness lock another still has.
+
+        The token comes from a transaction of its own after the grants: it is greater than that of every leader before.
+        """
+        pair = self._pair
+        idle_ms = self._lease.lease_ms if pair.is_enforced else None
+        row = await pair.ask_lock(*_keys_sql.take_all(wanted, idle_ms, limit))
+        taken = [wanted[place] for place in (row or ([],))[0]]
+        self._has_busy_witness = False
+        if not taken:
+            return {}
+        pair.held.update(taken)
+        token = await pair.ask_lock(_keys_sql.NEXT_TOKEN)
+        assert token is not None  # noqa: S101 - it is a plain SELECT
+        refused = await self._take_witnesses(taken)
+        if refused:
+            self._has_busy_witness = True
+            await pair.free(refused)
+        if len(refused) < len(taken) and not await self._renew():  # the grants may be old by now
+            await pair.free(taken)
+            return {}
+        return {key: _Won(int(token[0]), pair.validity) for key in taken if key not in refused}
+
+    async def _take_witnesses(self, keys: list[LockKey]) -> set[LockKey]:
+        """The end of the witness session costs no other role its lock: it is replaced while the locks protect."""
+        try:
+            return await self._pair.take_witnesses(keys)
+        except ConnectionError:
+            if self._pair.has_ended:
+                raise
+            return set(keys)
+
+    async def _find_free(self, keys: list[LockKey]) -> list[LockKey]:
+        """Return which of these no session holds. They are not tried for."""
+        row = await self._pair.ask_lock(_keys_sql.FREE, _keys_sql.columns(keys))
+        return [keys[place] for place in (row or ([],))[0]]
 
     def _warn_of(self, unclaimed: list[LockKey]) -> None:
         if not unclaimed:
@@ -403,7 +493,7 @@ class Group:
             advice="no node that stands for them has room: raise max_roles, or start another node",
         )
 
-    def _hand_out(self, key: LockKey, grant: SharedGrant | None) -> None:
+    def _hand_out(self, key: LockKey, grant: _Won | None) -> None:
         """To whoever asked; or keep it for whoever waits, and wake that one. What nobody wants any more is given up."""
         asked = self._asking.pop(key, None)
         if asked is not None and not asked.done():
@@ -416,8 +506,9 @@ class Group:
         else:
             self.give_up(key)
 
-    def _has_to_settle(self, sessions: Sessions) -> bool:
-        left_s = sessions.settled_at - self._clock()
+    def _is_quiet_period(self) -> bool:
+        """Whether the server started less than a lease ago; reported once."""
+        left_s = self._pair.quiet_until - self._clock()
         if left_s > 0 and not self._was_told_to_settle:
             self._was_told_to_settle = True
             reason = "the server started less than a lease ago"
@@ -433,24 +524,26 @@ class Member(Backend):
         self._key = key
         self._labels = labels
         self.is_wanted = False
-        self._won: SharedGrant | None = None  # while waiting, and not yet handed out
-        self._grant: SharedGrant | None = None
+        self._won: _Won | None = None  # while waiting, and not yet handed out
+        self._held: _Won | None = None
+
+    renews_itself = True
 
     @property
     def labels(self) -> Mapping[str, object]:
         """As every PostgreSQL lock is labelled."""
         return self._labels
 
-    def take(self, grant: SharedGrant) -> None:
+    def take(self, grant: _Won) -> None:
         """It is handed out already."""
-        self._grant, self.is_wanted = grant, True
+        self._held, self.is_wanted = grant, True
 
     def forget(self) -> None:
         """It is to be given back, by the group."""
-        self._won = self._grant = None
+        self._won = self._held = None
         self.is_wanted = False
 
-    def was_won(self, grant: SharedGrant) -> bool:
+    def was_won(self, grant: _Won) -> bool:
         """The group has the lock for us. False if we have closed meanwhile."""
         self._won = grant if self.is_wanted else None
         return self.is_wanted
@@ -463,12 +556,12 @@ class Member(Backend):
     async def try_acquire(self) -> Grant | None:
         """Ask once, together with whoever else asks now; or take what waiting brought."""
         won, self._won = self._won, None
-        if won is None or self._group.of(won.trust) is None:
+        if won is None or won.validity.is_over or won.validity is not self._group.pair.validity:
             won = await self._ask()
-        self._grant = won
-        return won
+        self._held = won
+        return None if won is None else won.grant
 
-    async def _ask(self) -> SharedGrant | None:
+    async def _ask(self) -> _Won | None:
         try:
             return await self._group.ask(self._key)
         except asyncio.CancelledError:
@@ -476,14 +569,22 @@ class Member(Backend):
             raise
 
     async def renew(self, grant: Grant) -> Grant:
-        """The group renews by itself: a grant that it still stands for is as good as it can be."""
+        """The group renews for all members: return the grant as that left it."""
         self._check_current(grant)
-        return grant
+        return self.look(grant)
+
+    def look(self, grant: Grant) -> Grant:
+        """Look at the socket that all members share, and at their validity."""
+        held = self._held
+        if held is None or grant.token != held.token:
+            return grant.ended()
+        now = held.grant
+        return now if self._group.pair.valid_until(held.validity) >= now.trusted_until else now.ended()
 
     async def release(self, grant: Grant) -> None:
-        """Give it up, and tell the others."""
+        """Release it, and notify the others."""
         self._check_current(grant)
-        self._grant = None
+        self._held = None
         if not await self._group.leave(self._key):
             raise LockError(
                 f"lock {self._key.described} was no longer held by its group ({self._group.where}): its session ended"
@@ -506,22 +607,22 @@ class Member(Backend):
             await self._group.wait(self._key, timeout_s)
 
     async def lost(self) -> PgLeaderLockError | None:
-        """Wait for the end of the group's session."""
-        sessions = None if self._grant is None else self._group.last_of(self._grant.trust)
-        if sessions is None:
+        """Wait for the end of the group's lock session."""
+        ended = self._group.pair.ended
+        if self._held is None or ended is None or self._held.validity is not self._group.pair.validity:
             return ConnectionError(f"the session of the group is gone ({self._group.where})")
-        return await asyncio.shield(sessions.ended)
+        return await asyncio.shield(ended)
 
     def _check_current(self, grant: Grant) -> None:
-        ours = self._grant
-        if ours is None or grant is not ours or self._group.of(ours.trust) is None:
+        held = self._held
+        if held is None or held.token != grant.token or held.validity.is_over:
             raise LeadershipLost(
                 f"term {grant.token} of lock {self._key.described} is over ({self._group.where})",
                 cause=LossCause.CONNECTION_LOST,
             )
 
 
-def _granted(asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> dict[LockKey, SharedGrant]:
+def _granted(asked: Mapping[LockKey, "asyncio.Future[_Won | None]"]) -> dict[LockKey, _Won]:
     """Return what was answered with a grant."""
     grants = {}
     for key, future in asked.items():
@@ -531,7 +632,7 @@ def _granted(asked: Mapping[LockKey, "asyncio.Future[SharedGrant | None]"]) -> d
     return grants
 
 
-async def _end_all(watches: list[asyncio.Task[Any]]) -> None:
+async def _end_all(watches: list[asyncio.Future[Any]]) -> None:
     for watch in watches:
         watch.cancel()
     await asyncio.wait(watches)

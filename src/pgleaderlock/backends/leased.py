@@ -1,39 +1,25 @@
-"""A lease on a session advisory lock: what makes a leader both quick to replace and never one of two.
+"""One lock of one candidate: queueing for it, and what makes a granted lock a leadership.
 
-What the server is authoritative for: who holds a lock, and when a silent session ends (``idle_session_timeout``). What
-local time is used for: nothing but *our own* trust, which ends before the server could have given the lock away.
+The protocol of its two sessions is in :mod:`.pair`. What is added here, for one key:
 
-With a lease of T seconds, counted from when a request was sent:
+**The queue** is a blocking ``pg_advisory_lock`` in slices shorter than ``deadlock_timeout``, with the time-out caught
+on the server: a follower is granted the lock in milliseconds, and neither holds back vacuum nor fills the log. Only a
+session that holds the lock, or queues for it, is under the lease: one that sleeps between two tries would be ended by
+its own.
 
-- a renewal is sent every health interval; none succeeded by 2/3 T, and leadership is declared lost;
-- at 0.9 T ``is_leader`` is False, whatever the event loop is doing;
-- at T, and no earlier, the server ends a silent session and frees its lock.
+**From grant to leadership**: the witness lock, for which a predecessor is waited for; the quiet period after a server
+start; the term row (:mod:`.terms`), where there is one: a clean release ends the wait, a promotion counts as a restart,
+and ``takeover="strict"`` waits after every end that was not clean. Then both sessions are renewed once, because the
+grant may be old by now, and validity counts from there.
 
-**Two locks on two sessions.** A session that the *server* ends frees its lock at once, while its owner may not have
-read the news. So leadership takes the lock, for which contenders stand in line, and then a *witness* lock on a second
-session. A leader that loses one session still holds the other until its callbacks were told; a successor holds the
-lock and stays in ACQUIRING until the witness is free.
-
-**Standing in line** is a blocking ``pg_advisory_lock`` in slices shorter than ``deadlock_timeout``, with the time-out
-caught on the server: a follower is granted the lock in milliseconds, and neither holds back vacuum nor fills the log.
-
-Only a session that holds the lock, or stands in line for it, is under the lease: one that sleeps between two tries
-would be ended by its own.
-
-**Any doubt closes the session.** A closed session holds nothing.
-
-**The past.** Before anybody leads, whoever may still believe must have had time to stop: a restart of the server frees
-locks that a leader cut off from it believes in. With the term row (:mod:`.terms`) a clean release ends that wait, a
-promotion counts as a restart, and ``takeover="strict"`` waits after every end that was not clean.
-
-Not promised: without the term row a promoted standby is not noticed; with ``takeover="fast"`` a frozen process whose
-sessions are *both* killed by the server may find out last, by up to 0.9 T; clocks of two hosts may not differ in rate
-by more than 10 %.
+Not promised, beyond what :mod:`.pair` does not promise: without the term row, a candidate that was away during a
+promotion does not notice it.
 """
 
 import asyncio
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import _sql
@@ -42,11 +28,12 @@ from pgleaderlock.backends._dsn import agreement_of
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease, settling_level, witness_key
+from pgleaderlock.backends.pair import SessionPair
 from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.backends.terms import Terms, past_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
-from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
+from pgleaderlock.errors import LeadershipLost, LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant, Holder
 
@@ -56,7 +43,7 @@ _COMPARE_EVERY_S = 60.0
 
 
 class LeasedLockBackend(Backend):
-    """One contender: a session for the lock, and while leading another for the witness."""
+    """One candidate for one lock: a lock session, and while leading a witness session."""
 
     def __init__(
         self,
@@ -70,29 +57,20 @@ class LeasedLockBackend(Backend):
         connect_s: float = 0.0,
     ) -> None:
         self._key = key
-        self._connect_s = connect_s
         self._labels = labels or key.labels
-        self._witness_key = witness_key(key)
-        self._admission = Admission(open_session, lease, clock, f"lock {key.described}", where)
         self._lease = lease
         self._clock = clock
         self._where = where
-        self._lock: Session | None = None
-        self._witness: Session | None = None
-        self._granted: int | None = None  # a token that standing in line brought, not yet handed out
+        self._logger = get_logger().bind(**self.labels)
+        admission = Admission(open_session, lease, clock, f"lock {key.described}", where)
+        self._pair = SessionPair(admission, lease, clock, where, self._logger, connect_s=connect_s)
+        self._granted: int | None = None  # a token that queueing brought, not yet handed out
         self._terms = Terms(key, lease, where) if lease.term_table else None
         self._claimed: int | None = None  # the token of our last term, if it was written down
         self._term: int | None = None  # the token of the term that was handed out last
-        self._settled_at = 0.0
-        self._lock_sql = _sql.LockStatements(key, lease, is_enforced=True)
-        self._witness_sql = _sql.LockStatements(self._witness_key, lease, is_enforced=True)
-        self._was_warned = False
-        self._former: tuple[int, str] | None = None  # our own session before this one, which may not be gone yet
-        self._mine: tuple[int, str] | None = None
-        self._slice_s = lease.slice_for(1.0)
-        self._contested = False
+        self._is_contested = False
+        """Whether another has the lock and waits for the witness lock, which a recovery of ours still holds."""
         self._compared_at = -math.inf
-        self._logger = get_logger().bind(**self.labels)
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -102,59 +80,62 @@ class LeasedLockBackend(Backend):
     # --- The verbs ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Have a session for the lock. A witness that another waits for is let go first."""
-        await self._let_contested_witness_go()
-        if self._lock is None or self._lock.closed:
-            self._granted = self._lock = None
-            self._former = self._mine
-            self._lock, self._mine = await self._lock_session()
+        """Have a session for the lock. A witness lock that another candidate waits for is released first."""
+        await self._release_contested_witness()
+        if not self._pair.is_open:
+            self._granted = None
+            self._pair.held.clear()
+            await self._pair.open(self._prepare)
+
+    async def _prepare(self, session: Session) -> None:
+        if self._terms is not None:
+            await self._terms.make_ready(session)
 
     async def try_acquire(self) -> Grant | None:
-        """Ask for the lock, or take what standing in line brought; then make sure of it."""
+        """Ask for the lock, or take what queueing brought; then make sure of it."""
         token, self._granted = self._granted, None
+        is_recovery = self._pair.has_witness
         if token is None:
             token = await self._try_lock()
-        if token is None and self._witness is not None:
-            token = await self._take_from_former_self()
+        if token is None and is_recovery:
+            token = await self._take_from_former_session()
         if token is None:
-            self._contested = self._witness is not None
+            self._is_contested = is_recovery
             await self._compare_with_holder()
             return None
-        recovering = self._witness is not None
         try:
             return await self._confirm(token)
         except BaseException:
-            await self._close_lock()
-            if not recovering:  # else it keeps a successor waiting until our loss was told
-                await self._close_witness()
+            await self._pair.close_lock()
+            if not is_recovery:  # else it keeps a successor out until our listeners were notified of the loss
+                await self._pair.close_witness()
             raise
 
     async def renew(self, grant: Grant) -> Grant:
-        """Show on both sessions that we live. A lost witness is replaced while the lock still protects."""
+        """Extend the grant. While the witness session cannot be replaced, try again until the loss must be declared."""
         self._check_current(grant)
-        sent = self._clock()
-        await self._ping_lock()
-        if self._lease.witness and not await self._witness_answers():
-            if not await self._replace_witness(grant):
-                return grant  # no trust is added without a witness
-            sent = self._clock()
-            await self._ping_both()
-        return self._lease.grant(grant.token, sent)
+        while not await self._pair.renew():
+            assert self._pair.ended is not None  # noqa: S101 - a leader has a lock session
+            pause_s = min(self._lease.renew_every_s / 4, self._pair.answer_bound_s())
+            await asyncio.wait({self._pair.ended}, timeout=pause_s)
+        return self._pair.validity.grant(grant.token)
 
     async def release(self, grant: Grant) -> None:
-        """Write down that the term is over, unlock, and end the witness."""
+        """Write down that the term is over, unlock, and end the witness session."""
         self._check_current(grant)
-        statement = self._lock_sql.unlock
-        if self._terms is not None and grant.token is not None:
-            statement = self._terms.mark_released_sql(grant.token) + statement
-        row = await self._session().fetch(statement, bound_s=self._lease.lease_s)
-        await self._close_witness()
-        if row is None or row[0] is not True:
+        mark = "" if self._terms is None or grant.token is None else self._terms.mark_released_sql(grant.token)
+        self._term = None
+        if not await self._pair.free([self._key], first=mark, bound_s=self._lease.lease_s):
             await self.close()
             raise LockError(
                 f"PostgreSQL answered that lock {self._key.described} was not held by this session ({self._where}): "
                 "something else released it. The session is closed."
             )
+
+    def look(self, grant: Grant) -> Grant:
+        """Look at the socket of the lock session, too."""
+        is_valid = grant.token == self._term and self._pair.valid_until(self._pair.validity) >= grant.trusted_until
+        return grant if is_valid else grant.ended()
 
     def _check_current(self, grant: Grant) -> None:
         """A grant of an earlier term says nothing about the lock that is held now, and must not touch it."""
@@ -166,128 +147,59 @@ class LeasedLockBackend(Backend):
 
     async def holder(self) -> Holder | None:
         """Ask the server, on the session that is open."""
-        statement, parameters = holder_query(self._key)
-        row = await self._session().fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
+        row = await self._pair.ask_lock(*holder_query(self._key))
         return None if row is None else holder_of(row)
 
     async def close(self) -> None:
         """End both sessions."""
-        self._granted, self._contested = None, False
-        await self._close_lock()
-        await self._close_witness()
+        self._granted, self._is_contested = None, False
+        await self._pair.close()
 
     async def wait(self, timeout_s: float) -> None:
-        """Stand in line. Between attempts of a recovery, keep the witness instead: the lock is then only tried."""
-        await self._let_contested_witness_go()
-        if self._witness is not None:
+        """Queue. Between attempts of a recovery, keep the witness session instead: the lock is then only tried."""
+        await self._release_contested_witness()
+        if self._pair.has_witness:
             await self._keep_witness(timeout_s)
-        elif self._lock is None or self._lock.closed or self._lease.wake == "poll":
+        elif not self._pair.is_open or self._lease.wake == "poll":
             await asyncio.sleep(timeout_s)
         else:
-            await self._stand_in_line(timeout_s)
+            await self._queue(timeout_s)
 
     async def lost(self) -> PgLeaderLockError | None:
-        """Watch both sockets. The lock's end is a loss; the witness's end is something to look at."""
-        lock = asyncio.ensure_future(self._session().ended())
-        watches = [lock]
-        if self._witness is not None:
-            watches.append(asyncio.ensure_future(self._witness.ended()))
+        """Wait for the end of either session. The lock session's is a loss, the witness session's is to be mended."""
+        assert self._pair.ended is not None  # noqa: S101 - a leader has a lock session
+        witness = asyncio.ensure_future(self._pair.witness_ended.wait())
+        either: set[asyncio.Future[Any]] = {self._pair.ended, witness}
         try:
-            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            return lock.result() if lock.done() else None
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return self._pair.ended.result() if self._pair.ended.done() else None
         finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.wait(watches)
+            witness.cancel()
 
     def lifeline(self) -> tuple[int, ...]:
         """Return the sockets of both sessions: the server ends neither as long as a copy of it is open."""
-        sessions = [session for session in (self._lock, self._witness) if session is not None]
-        return tuple(session.descriptor for session in sessions if session.descriptor is not None)
-
-    # --- Sessions ----------------------------------------------------------------------------------------------
-
-    def _session(self) -> Session:
-        if self._lock is None:
-            raise ConnectionError(f"no session is open for lock {self._key.described} ({self._where})")
-        return self._lock
-
-    async def _lock_session(self) -> tuple[Session, tuple[int, str]]:
-        """Open a session for the lock, and learn what must be known of the server."""
-        admitted = await self._admission.admit(self._connect_bound_s)
-        try:
-            settle_s = self._lease.lease_s if self._lease.settle_s is None else self._lease.settle_s
-            self._settled_at = admitted.read_at + settle_s - admitted.age_s
-            self._slice_s = self._lease.slice_for(admitted.deadlock_s)
-            self._note_version(admitted.session.facts.version)
-            if self._terms is not None:
-                await self._terms.make_ready(admitted.session)
-        except BaseException:
-            await admitted.session.close()
-            raise
-        return admitted.session, (admitted.pid, admitted.started)
-
-    async def _witness_session(self) -> Session:
-        return (await self._admission.admit(self._connect_bound_s, with_facts=False)).session
-
-    @property
-    def _connect_bound_s(self) -> float:
-        """With several hosts, the silent ones come first at times. Nothing that is held could run out meanwhile."""
-        return max(self._lease.lease_s, self._connect_s if self._lock is None and self._witness is None else 0.0)
-
-    def _note_version(self, version: int) -> None:
-        is_enforced = _sql.can_end_silent_sessions(version)
-        self._lock_sql = _sql.LockStatements(self._key, self._lease, is_enforced=is_enforced)
-        self._witness_sql = _sql.LockStatements(self._witness_key, self._lease, is_enforced=is_enforced)
-        if not is_enforced and not self._was_warned:
-            self._was_warned = True
-            self._logger.warning(
-                "lease_not_enforced",
-                server_version=version,
-                advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock until it "
-                "thaws. A dead network is noticed by keepalives, over TCP",
-            )
-
-    async def _close_lock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            await lock.close()
-
-    async def _close_witness(self) -> None:
-        witness, self._witness = self._witness, None
-        if witness is not None:
-            await witness.close()
-
-    async def _let_contested_witness_go(self) -> None:
-        if self._contested:
-            self._contested = False
-            await self._close_witness()
+        return self._pair.descriptors
 
     # --- Getting the lock --------------------------------------------------------------------------------------
 
-    async def _try_lock(self) -> int | None:
-        return await self._attempt(self._session(), self._lock_sql)
+    def _statements(self, key: LockKey) -> _sql.LockStatements:
+        return _sql.LockStatements(key, self._lease, is_enforced=self._pair.is_enforced)
 
-    async def _attempt(self, session: Session, statements: _sql.LockStatements) -> int | None:
-        row = await session.fetch(statements.attempt, bound_s=self._lease.answer_bound_s)
+    async def _try_lock(self) -> int | None:
+        row = await self._pair.ask_lock(self._statements(self._key).attempt)
         return int(row[0][0]) if row is not None and row[0] is not None else None
 
-    async def _take_from_former_self(self) -> int | None:
-        """While recovering: the holder may be our own session before this one, which the server has not missed yet.
-
-        That is not another contender, so it is ended.
-        """
-        token: int | None = None
-        while token is None and self._former is not None:
-            row = await self._session().fetch(_sql.END_FORMER_SELF, self._former, bound_s=self._lease.answer_bound_s)
-            if row is None:
-                self._former = None  # it is gone, so whoever holds the lock is another
-            token = await self._slice(self._session(), self._lock_sql, self._slice_s if row else 0.001)
-            await self._witness_lives()  # a slice is a third of the lease at most: the witness must hear from us too
+    async def _take_from_former_session(self) -> int | None:
+        """While recovering: our own former session may still hold the lock. That is not another candidate: end it."""
+        token, is_there = None, True
+        while token is None and is_there:
+            is_there = await self._pair.end_given_up()
+            token = await self._queue_once(self._pair.wait_slice_s if is_there else 0.001)
+            await self._pair.keep_witness()  # a slice is a third of the lease at most: the witness is renewed too
         return token
 
     async def _compare_with_holder(self) -> None:
-        """Now and then, see in its name whether the holder plays by the same rules; if not, say so."""
+        """Now and then, see in its name whether the holder plays by the same rules; if not, warn."""
         if self._clock() < self._compared_at + _COMPARE_EVERY_S:
             return
         self._compared_at = self._clock()
@@ -303,141 +215,93 @@ class LeasedLockBackend(Backend):
                 "lead at once",
             )
 
-    async def _stand_in_line(self, timeout_s: float) -> None:
+    async def _release_contested_witness(self) -> None:
+        if self._is_contested:
+            self._is_contested = False
+            await self._pair.close_witness()
+
+    async def _queue(self, timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
-            self._granted = await self._slice(self._session(), self._lock_sql, min(self._slice_s, left_s))
+            self._granted = await self._queue_once(min(self._pair.wait_slice_s, left_s))
             if self._granted is not None:
                 return
+            await self._pair.look_for_stuck([self._key])
 
-    async def _slice(self, session: Session, statements: _sql.LockStatements, slice_s: float) -> int | None:
-        row = await session.fetch(statements.slice(slice_s), bound_s=slice_s + self._lease.answer_bound_s)
+    async def _queue_once(self, slice_s: float) -> int | None:
+        statement = self._statements(self._key).slice(slice_s)
+        row = await self._pair.ask_lock(statement, bound_s=slice_s + self._lease.answer_bound_s)
         return int(row[0]) if row is not None and row[0] else None
-
-    # --- Making sure of it -------------------------------------------------------------------------------------
-
-    async def _confirm(self, token: int) -> Grant:
-        """Turn a lock that is held into a leadership that can be believed in.
-
-        The grant may be old: we may have been frozen in line. So after the witness is won and the past is over,
-        both sessions are renewed once, and trust counts from there.
-        """
-        held_since = self._clock()
-        if self._lease.witness and (self._witness is None or self._witness.closed):
-            await self._win_witness()
-        await self._let_the_past_end(held_since)
-        if self._terms is not None:
-            token = await self._claim(self._terms, token)
-        sent = self._clock()
-        await self._ping_both()
-        self._term = token
-        return self._lease.grant(token, sent)
-
-    async def _win_witness(self) -> None:
-        """Wait until a predecessor has let go, renewing the lock meanwhile; not longer than a lease."""
-        deadline = self._clock() + self._lease.lease_s
-        witness = await self._witness_session()
-        try:
-            # Mostly it is free: ask before standing in line for it, which takes the server longer.
-            if await self._attempt(witness, self._witness_sql) is not None:
-                self._witness = witness
-                return
-            while (left_s := deadline - self._clock()) > 0:
-                slice_s = min(self._slice_s, left_s, self._lease.renew_every_s)
-                if await self._slice(witness, self._witness_sql, slice_s) is not None:
-                    self._witness = witness
-                    return
-                await self._ping_lock()
-        finally:
-            if self._witness is not witness:
-                await witness.close()
-        raise LockError(
-            f"lock {self._key.described} is held, but its witness {self._witness_key} was not free within the lease of "
-            f"{self._lease.lease_s:g} s ({self._where}): is there a contender with a longer lease_s? Letting go."
-        )
-
-    async def _let_the_past_end(self, held_since: float) -> None:
-        """Wait, renewing, until nobody can believe any more in a term before ours."""
-        ends_at, reason = self._settled_at, "the server started less than a lease ago"
-        if self._terms is not None:
-            left_s = past_s(await self._terms.read(self._session()), self._lease, ours=self._claimed)
-            if left_s is not None:
-                ends_at, reason = held_since + left_s, "the last leader may still believe"
-        left_s = ends_at - self._clock()
-        if left_s > 0:
-            self._logger.log(settling_level(left_s), "settling", seconds=left_s, reason=reason)
-        while (left_s := ends_at - self._clock()) > 0:
-            await asyncio.sleep(min(left_s, self._lease.renew_every_s))
-            await self._ping_both()
-
-    async def _claim(self, terms: Terms, token: int) -> int:
-        """Write our term down. Transactions that the last leader fenced end first, or we let go and name one."""
-        wait_s = self._lease.lease_s if self._lease.fence_wait_s is None else self._lease.fence_wait_s
-        deadline = self._clock() + wait_s
-        while True:
-            slice_s = max(0.001, min(self._slice_s, deadline - self._clock()))
-            claimed = await terms.claim(self._session(), token, slice_s)
-            if claimed is not None:
-                self._claimed = claimed
-                return claimed
-            await self._ping_both()
-            if self._clock() >= deadline:
-                raise await terms.refused(self._session(), wait_s)
-
-    async def _ping_lock(self) -> None:
-        await self._session().fetch(_sql.PING, bound_s=self._lease.answer_bound_s)
-
-    async def _ping_both(self) -> None:
-        await self._ping_lock()
-        if self._witness is not None:
-            await self._witness.fetch(_sql.PING, bound_s=self._lease.answer_bound_s)
-
-    # --- Keeping the witness -----------------------------------------------------------------------------------
-
-    async def _witness_answers(self) -> bool:
-        """Whether it is there, while we are believed to lead; False when it is known to have ended.
-
-        Silence is not an end. To close a witness that is only slow would free it while we still believe, and if the
-        lock's session was just killed, a successor would lead beside us. So an answer is waited for until leadership
-        is declared lost, which comes before this bound, and before anything is closed.
-        """
-        try:
-            return await self._ping_witness(self._lease.answer_bound_s)
-        except ConnectionError as error:
-            if error.cause is LossCause.RENEW_TIMEOUT:
-                raise
-            self._logger.warning("witness_lost", error=error)
-            return False
-
-    async def _witness_lives(self) -> bool:
-        """The same, while nobody believes that we lead: then whatever does not answer soon is given up."""
-        try:
-            return await self._ping_witness(self._lease.renew_every_s)
-        except ConnectionError as error:
-            self._logger.warning("witness_lost", error=error)
-            return False
-
-    async def _ping_witness(self, bound_s: float) -> bool:
-        if self._witness is None or self._witness.closed:
-            return False
-        await self._witness.fetch(_sql.PING, bound_s=bound_s)
-        return True
-
-    async def _replace_witness(self, grant: Grant) -> bool:
-        """Win it back on a new session, in what is left of the grant. Nobody else can: the lock is still ours."""
-        await self._close_witness()
-        try:
-            async with asyncio.timeout(max(0.0, grant.lost_at - self._clock())):
-                await self._win_witness()
-        except (PgLeaderLockError, TimeoutError) as error:
-            self._logger.warning("witness_not_replaced", error=error)
-            return False
-        self._logger.info("witness_replaced")
-        return True
 
     async def _keep_witness(self, timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
-            if not await self._witness_lives():
-                await self._close_witness()
+            if not await self._pair.keep_witness():
+                await self._pair.close_witness()
+
+    # --- Making sure of it -------------------------------------------------------------------------------------
+
+    async def _confirm(self, token: int) -> Grant:
+        """Turn a lock that is held into a leadership that is valid.
+
+        The grant may be old: this process may have been frozen in the queue. So once the witness lock is held and all
+        waiting is over, both sessions are renewed once, and validity counts from there.
+        """
+        held_since = self._clock()
+        self._pair.held.add(self._key)
+        if await self._pair.take_witnesses([self._key]):
+            await self._queue_for_witness(held_since + self._lease.lease_s)
+        await self._wait_out_predecessor(held_since)
+        if self._terms is not None:
+            token = await self._claim(self._terms, token)
+        sent = self._clock()
+        await self._pair.ping_both()
+        self._pair.validity.extend(self._lease, sent)
+        self._term = token
+        return self._pair.validity.grant(token)
+
+    async def _queue_for_witness(self, deadline: float) -> None:
+        """Wait until a predecessor has released its witness lock, renewing the lock meanwhile; for a lease at most."""
+        witness = witness_key(self._key)
+        while (left_s := deadline - self._clock()) > 0:
+            slice_s = min(self._pair.wait_slice_s, left_s, self._lease.renew_every_s)
+            statement = self._statements(witness).slice(slice_s)
+            row = await self._pair.ask_witness(statement, bound_s=slice_s + self._lease.answer_bound_s)
+            if row is not None and row[0]:
+                self._pair.note_witness(self._key)
+                return
+            await self._pair.ask_lock(_sql.PING)
+        raise LockError(
+            f"lock {self._key.described} is held, but its witness {witness} was not free within the lease of "
+            f"{self._lease.lease_s:g} s ({self._where}): is there a candidate with a longer lease_s? Releasing it."
+        )
+
+    async def _wait_out_predecessor(self, held_since: float) -> None:
+        """Wait, renewing, until no term before ours can be valid any more."""
+        ends_at, reason = self._pair.quiet_until, "the server started less than a lease ago"
+        if self._terms is not None:
+            left_s = past_s(await self._terms.read(self._pair.lock_session), self._lease, ours=self._claimed)
+            if left_s is not None:
+                ends_at, reason = held_since + left_s, "the last leader may still be valid"
+        left_s = ends_at - self._clock()
+        if left_s > 0:
+            self._logger.log(settling_level(left_s), "settling", seconds=left_s, reason=reason)
+        while (left_s := ends_at - self._clock()) > 0:
+            await asyncio.sleep(min(left_s, self._lease.renew_every_s))
+            await self._pair.ping_both()
+
+    async def _claim(self, terms: Terms, token: int) -> int:
+        """Write our term down. Transactions that the last leader fenced end first, or we release and name one."""
+        session = self._pair.lock_session
+        wait_s = self._lease.lease_s if self._lease.fence_wait_s is None else self._lease.fence_wait_s
+        deadline = self._clock() + wait_s
+        while True:
+            slice_s = max(0.001, min(self._pair.wait_slice_s, deadline - self._clock()))
+            claimed = await terms.claim(session, token, slice_s)
+            if claimed is not None:
+                self._claimed = claimed
+                return claimed
+            await self._pair.ping_both()
+            if self._clock() >= deadline:
+                raise await terms.refused(session, wait_s)

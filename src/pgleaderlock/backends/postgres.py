@@ -67,6 +67,10 @@ class PostgresBackend(Backend):
         """Show that we live."""
         return await self._backend().renew(grant)
 
+    def look(self, grant: Grant) -> Grant:
+        """Look as the chosen protocol does."""
+        return grant if self._chosen is None else self._chosen.look(grant)
+
     async def release(self, grant: Grant) -> None:
         """Give it up."""
         await self._backend().release(grant)

@@ -1,18 +1,23 @@
 """The port through which the PostgreSQL protocol speaks to a server.
 
-Everything that decides (:mod:`.leased`) is written against these few methods, so that the same decisions can be driven
+Everything that decides (:mod:`.pair`) is written against these few methods, so that the same decisions can be driven
 by psycopg and by a simulation. A session answers within a bound or is closed; there is no third way.
 
 Errors are :class:`~pgleaderlock.errors.ConnectionError` with a typed cause. After any error the session is closed.
+
+**The end of a session is reported once, to the one who watches it, before anything else follows from it**: by the
+socket while the session rests, by the call that fails while one is in flight. A session that closes itself, because a
+call was not answered or was cut short, reports that before it closes: what it holds is free only afterwards.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["OpenSession", "ServerFacts", "Session"]
+__all__ = ["OnEnd", "OpenSession", "ServerFacts", "Session", "end_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,10 @@ class ServerFacts:
     """Such as 180004 for 18.4."""
     session_pid: int
     """The process id that the connection was told at its start. A pooler tells another than the server's."""
+
+
+OnEnd = Callable[[ConnectionError], None]
+"""Takes in why a session ended. Called on the event loop; must not wait, and must not raise."""
 
 
 class Session(Protocol):
@@ -61,11 +70,11 @@ class Session(Protocol):
         ...
 
     async def notified(self) -> None:
-        """Wait, beside :meth:`ended` and only together with it, until something was notified. May be cancelled."""
+        """Wait until something was notified, on a session that is watched. May be cancelled."""
         ...
 
-    async def ended(self) -> ConnectionError:
-        """Wait, while nothing else is asked of it, until the server ends the session; say why. May be cancelled."""
+    def watch(self, on_end: OnEnd) -> None:
+        """From now on, report the end of the session: once, as soon as it is known, unless we close it first."""
         ...
 
     async def close(self) -> None:
@@ -75,3 +84,10 @@ class Session(Protocol):
 
 OpenSession = Callable[[], Awaitable[Session]]
 """Opens one more session of the same kind. Raises ConnectionError when it cannot."""
+
+
+async def end_of(session: Session) -> ConnectionError:
+    """Watch the session, wait for its end and return the reason. May be cancelled."""
+    ended: asyncio.Future[ConnectionError] = asyncio.get_running_loop().create_future()
+    session.watch(lambda error: None if ended.done() else ended.set_result(error))
+    return await ended

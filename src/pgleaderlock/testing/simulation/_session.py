@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pgleaderlock.backends.session import ServerFacts
+from pgleaderlock.backends.session import OnEnd, ServerFacts
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.testing.simulation._futures import resolve
@@ -30,6 +30,8 @@ class SimulatedSession:
         self._notified = asyncio.Event()
         self._pid = 0
         self._is_closed = self._end_arrived = False
+        self._on_end: OnEnd | None = None
+        self._end.add_done_callback(lambda _: self._report_end())
 
     async def connect(self) -> None:
         """Be accepted, or raise."""
@@ -83,15 +85,31 @@ class SimulatedSession:
                 futures: set[asyncio.Future[Any]] = {self._answer, self._end}
                 await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            await self.close()
-            raise ConnectionError(f"no answer within {bound_s:.3g} s", cause=LossCause.RENEW_TIMEOUT) from None
+            raise self._give_up(f"no answer within {bound_s:.3g} s", LossCause.RENEW_TIMEOUT) from None
         except asyncio.CancelledError:
-            await self.close()
+            self._give_up("the call was cut short", LossCause.ABORTED)
             raise
         if not self._answer.done():
-            await self.close()
+            self._report_end()
             raise self._ended()
         return self._answer.result()
+
+    def _give_up(self, what: str, cause: LossCause) -> ConnectionError:
+        """Report the end, and then close, as the real session does."""
+        error = ConnectionError(what, cause=cause)
+        self._report(error)
+        self._shut()
+        return error
+
+    def _report_end(self) -> None:
+        if not self._is_closed:
+            self._report(self._ended())
+            self._shut()
+
+    def _report(self, error: ConnectionError) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)
 
     async def listen(self, channel: str) -> None:
         """Nothing is ever notified here."""
@@ -101,14 +119,18 @@ class SimulatedSession:
         await self._notified.wait()
         self._notified.clear()
 
-    async def ended(self) -> ConnectionError:
-        """Wait for the news that it is over."""
-        await asyncio.wait({self._end})
-        await self.close()
-        return self._ended()
+    def watch(self, on_end: OnEnd) -> None:
+        """Report the end, on the node's own loop: a process that stands still learns of it when it goes on."""
+        self._on_end = on_end
+        if self._is_closed:
+            self._report(self._ended())
 
     async def close(self) -> None:
-        """Say good-bye, and do not wait for an answer."""
+        """Send the good-bye, and do not wait for an answer."""
+        self._on_end = None
+        self._shut()
+
+    def _shut(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self.hang_up()

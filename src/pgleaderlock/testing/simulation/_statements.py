@@ -17,7 +17,6 @@ _WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
 _UNLOCK = re.compile(rf"pg_advisory_unlock\({_KEY}\)")
 _IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
 _SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
-_LIMIT = re.compile(rf"SELECT {_IDLE_MS.pattern}")
 _NOTIFY = re.compile(r"SELECT pg_notify\('(\w+)', ''\)")
 _LISTEN = re.compile(r'LISTEN "(\w+)"')
 _CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, (\d+), ([\d.e+-]+),")
@@ -66,8 +65,10 @@ def _read_simple(statement: str) -> Ask | None:
             with_facts="deadlock_timeout" in statement,
             counts_recovery="stats_reset" in statement,
         )
-    if "pg_terminate_backend(pid)" in statement and "backend_start::text = %s" in statement:
-        return Ask("end_former")
+    if "pg_terminate_backend(pid)" in statement and "extract(epoch FROM backend_start)::text = %s" in statement:
+        return Ask("end_backend")
+    if "wait_event = 'SyncRep'" in statement:
+        return Ask("stuck_holders")
     if "FROM pg_locks" in statement and "unnest" not in statement:
         return Ask("holder")
     return None
@@ -75,11 +76,10 @@ def _read_simple(statement: str) -> Ask | None:
 
 def _read_group(statement: str) -> Ask | None:
     if "unnest(%s::int[], %s::bigint[]) AS k (i, n)" in statement:
-        return Ask("try_all" if "pg_try_advisory_lock(n)" in statement else "unlock_all")
+        verb = "try_all" if "pg_try_advisory_lock(n)" in statement else "unlock_all"
+        return Ask(verb, idle_ms=_idle_ms(statement), frees_all="pg_advisory_unlock_all()" in statement)
     if statement.startswith("SELECT pg_current_xact_id()"):
         return Ask("token", is_flushed=_is_flushed(statement))
-    if found := _LIMIT.fullmatch(statement):
-        return Ask("limit", idle_ms=int(found[1]))
     if found := _NOTIFY.fullmatch(statement) or _LISTEN.fullmatch(statement):
         return Ask("notify" if "notify" in statement else "listen", found[1])
     if "max_locks_per_transaction" in statement:
@@ -90,7 +90,8 @@ def _read_group(statement: str) -> Ask | None:
 def _read_lock(statement: str) -> Ask | None:
     flushed = _is_flushed(statement)
     if found := _TRY.search(statement):
-        return Ask("try", found[1], _idle_ms(statement), is_flushed=flushed)
+        verb = "try" if "pg_current_xact_id()" in statement else "try_one"
+        return Ask(verb, found[1], _idle_ms(statement), is_flushed=flushed)
     if found := _WAIT.search(statement):
         wait = _SLICE_MS.search(statement)
         return Ask("wait", found[1], _idle_ms(statement), int(wait[1]) if wait else 0, is_flushed=flushed)

@@ -278,17 +278,22 @@ class ModelledPostgres:
         return (1,)
 
     def _set_up(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
-        known: tuple[Any, ...] = (None if self.is_standby else [], session.pid, self.is_standby)
+        known: tuple[Any, ...] = (None if self.is_standby else [], session.pid, self.is_standby, session.started)
         if not ask.with_facts:
             return known
         since = max(self._started_at, self._recovered_at) if ask.counts_recovery else self._started_at
-        return (*known, DEADLOCK_S, self.world.now - since, session.started)
+        run = f"{self._started_at} {self._recovered_at} {self._timeline}"  # a promoted server has another start
+        return (*known, DEADLOCK_S, self.world.now - since, run)
 
     def _try(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
         if not self.take(session, ask.key):
             return (None,)
         session.limit_idleness(ask)
         return ([str(self.next_token(is_flushed=ask.is_flushed))],)
+
+    def _try_one(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        session.limit_idleness(ask)  # which such a statement sets, whether the lock is free or not
+        return ([0] if self.take(session, ask.key) else [], "")
 
     def _unlock(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
         term = self._terms.get(ask.marks[0]) if ask.marks else None
@@ -303,20 +308,23 @@ class ModelledPostgres:
                 self._hand_over(ask.key)
         if ask.frees_all:  # whatever lock that is
             self._free_all(session)
-        return (was_held, None, "")
+        return ([0] if was_held else [], None, "")
 
     def _free_all(self, session: ServerSession) -> None:
         for key, lock in list(self._locks.items()):
             if lock.owner is session:
                 self._hand_over(key)
 
-    def _end_former(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+    def _stuck_holders(self, *_: Any) -> tuple[Any, ...]:
+        return ([],)
+
+    def _end_backend(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         pid, started = parameters
         former = self.sessions.get(pid)
         if former is None or former.started != started:
             return None
         self.world.later(_SIGNAL_S, lambda: former.end(LossCause.SESSION_TERMINATED))
-        return (True,)
+        return True, ""
 
     def _holder(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         for key, lock in self._locks.items():
@@ -329,17 +337,14 @@ class ModelledPostgres:
 
     # --- A group's statements ----------------------------------------------------------------------------------
 
-    def _limit(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
-        session.limit_idleness(ask)
-        return (str(ask.idle_ms),)
-
     def _capacity(self, *_: Any) -> tuple[Any, ...]:
         return 6400, 64
 
     def _token(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
         return self.next_token(is_flushed=ask.is_flushed), ""
 
-    def _try_all(self, session: ServerSession, _: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+    def _try_all(self, session: ServerSession, ask: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        session.limit_idleness(ask)
         limit = parameters[-1]
         won: list[int] = []
         for place, key in _keys_of(parameters):
@@ -347,8 +352,12 @@ class ModelledPostgres:
                 won.append(place)
         return (won,)
 
-    def _unlock_all(self, session: ServerSession, _: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        return ([place for place, key in _keys_of(parameters) if self._unlock_once(session, key)],)
+    def _unlock_all(self, session: ServerSession, ask: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        session.limit_idleness(ask)
+        done = [place for place, key in _keys_of(parameters) if self._unlock_once(session, key)]
+        if ask.frees_all:
+            self._free_all(session)
+        return (done,)
 
     def _unlock_once(self, session: ServerSession, key: str) -> bool:
         lock = self._locks.get(key)

@@ -1,0 +1,41 @@
+"""When the server last forgot all its locks, as one candidate knows it. Pure.
+
+A start, a crash recovery and a change of server free every lock at once, while a leader that is cut off may be valid
+for up to a lease. So no candidate leads before that lease is over: the quiet period after a server start.
+
+No wall clock of the server decides alone. The server's own age is a difference of two readings of its wall clock: a
+clock that was stepped forward makes it too old, and one that was stepped back makes it too young, or negative. A
+candidate that knew an earlier run of the server knows better: the present run may have begun at any time up to the
+candidate's first contact with it, so the quiet period counts from there, on the candidate's own clock. That is later
+than the start by the time of one reconnection. Only of the first run that a candidate ever meets does the server's
+word count, and an age below zero counts as zero. So the quiet period ends ``settle_s`` after the first contact, or
+before.
+
+Not promised: a candidate that had not started when the server did knows only the server's word. A clock that was
+stepped forward between the start and the candidate's first contact, or a promoted standby that has run for long, then
+shortens its quiet period; ``takeover="strict"`` closes the first, and the term row the second. A reset of the
+statistics (``pg_stat_reset_shared('bgwriter')``) looks like a crash recovery and costs one quiet period.
+"""
+
+import math
+
+__all__ = ["ServerStart"]
+
+
+class ServerStart:
+    """What one candidate knows of the present run of its server."""
+
+    def __init__(self, settle_s: float) -> None:
+        self._settle_s = settle_s
+        self._run: str | None = None
+        self.quiet_until = -math.inf
+        """On the candidate's own clock: no term begins earlier."""
+
+    def learn(self, run: str, age_s: float, read_at: float) -> None:
+        """Note which run of the server answered, and how old it says that it is; read then, on our clock."""
+        if run == self._run:
+            return
+        is_first = self._run is None
+        self._run = run
+        is_plausible = is_first and math.isfinite(age_s) and age_s > 0
+        self.quiet_until = read_at - (age_s if is_plausible else 0.0) + self._settle_s
