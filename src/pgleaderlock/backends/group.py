@@ -329,7 +329,7 @@ class Group:
 
     async def _open(self) -> None:
         try:
-            await self._pair.open(self._prepare)
+            await self._pair.open(self._prepare, self._members)
             if self._lease.witness:
                 await self._pair.open_witness()
         except PgLeaderLockError as error:

@@ -85,7 +85,7 @@ class LeasedLockBackend(Backend):
         if not self._pair.is_open:
             self._granted = None
             self._pair.held.clear()
-            await self._pair.open(self._prepare)
+            await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
         if self._terms is not None:

@@ -128,6 +128,7 @@ class SessionPair:
         self.witness_ended = asyncio.Event()
         """Set while a witness session is missing that has been there."""
         self._given_up: list[tuple[int, str]] = []
+        self._was_silent = False
         self._trouble = ""
         self._was_warned = False
         settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
@@ -186,8 +187,8 @@ class SessionPair:
 
     # --- Opening and closing -------------------------------------------------------------------------------------
 
-    async def open(self, prepare: Prepare) -> None:
-        """Have a lock session. What was given up before is ended on the server first."""
+    async def open(self, prepare: Prepare, keys: Collection[LockKey]) -> None:
+        """Have a lock session, for these keys. What was given up before is ended on the server first."""
         if self.is_open:
             return
         await self.close_lock()
@@ -202,6 +203,9 @@ class SessionPair:
         self._lock, self.validity = admitted, Validity()
         self.ended = asyncio.get_running_loop().create_future()
         admitted.session.watch(lambda error: self._note_lock_end(admitted, error))
+        if self._was_silent:  # a candidate whose own commit is stuck does not get as far as to wait for another's
+            self._was_silent = False
+            await self.look_for_stuck(keys)
 
     @property
     def _connect_bound_s(self) -> float:
@@ -279,6 +283,7 @@ class SessionPair:
         self._logger.warning("witness_lost", error=error)
 
     def _note_end(self, admitted: Admitted, error: ConnectionError) -> None:
+        self._was_silent |= error.cause is LossCause.RENEW_TIMEOUT
         if error.cause not in _SERVER_SAID:
             self._given_up.append((admitted.pid, admitted.started))
 
