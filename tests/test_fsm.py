@@ -7,6 +7,7 @@ silent. It does not read ``fsm.ROWS``: two tables that were written apart and ag
 import ast
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -476,3 +477,66 @@ class AnySequence(RuleBasedStateMachine):
 
 def test_any_sequence_of_inputs_keeps_the_book_of_terms_in_order() -> None:
     run_state_machine_as_test(AnySequence, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+
+
+# --- What follows from a transition ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Consequence:
+    """What the engine does about one transition: the columns of the table."""
+
+    source: str
+    fact: str
+    ends_term: bool = False
+    notifies_first: bool = False
+    keeps_fence: bool = False
+    keeps_call: bool = False
+    hands_over: bool = False
+
+
+CONSEQUENCES = (
+    Consequence("ACQUIRING", "AcquireSucceeded", keeps_fence=True),
+    Consequence("ACQUIRING", "DbError", notifies_first=True, keeps_fence=True),
+    Consequence("LEADER", "HealthOk", keeps_fence=True, keeps_call=True),
+    Consequence("LEADER", "HealthFailed", ends_term=True, notifies_first=True, keeps_fence=True),
+    Consequence("LEADER", "DbError", ends_term=True, notifies_first=True, keeps_fence=True),
+    Consequence("LEADER", "StopRequested", keeps_call=True),
+    Consequence("LEADER", "ReleaseRequested", keeps_call=True),
+    Consequence("LEADER", "Aborted", ends_term=True, notifies_first=True, keeps_fence=True),
+    Consequence("RELEASING", "ReleaseSucceeded", ends_term=True, hands_over=True),
+    Consequence("RELEASING", "ReleaseTimedOut", ends_term=True, hands_over=True),
+    Consequence("RELEASING", "ReleaseFailed", ends_term=True),
+    Consequence("RELEASING", "DbError", ends_term=True),
+    Consequence("RECONNECTING", "GraceExpired", ends_term=True, notifies_first=True, keeps_fence=True),
+    Consequence("RECONNECTING", "ReacquireSucceeded", keeps_fence=True),
+    Consequence("RECONNECTING", "StopRequested", ends_term=True),
+)
+
+
+@pytest.mark.parametrize("claim", CONSEQUENCES, ids=lambda claim: f"{claim.source}-{claim.fact}")
+def test_the_table_says_what_the_engine_does_about_a_transition(claim: Consequence):
+    name = re.sub("(?<!^)(?=[A-Z])", "_", claim.fact).lower()
+    made = table_for(Policy())[LockState[claim.source], Input(name)]
+    columns = (made.ends_term, made.notifies_first, made.keeps_fence, made.keeps_call, made.hands_over)
+    assert columns == (
+        claim.ends_term,
+        claim.notifies_first,
+        claim.keeps_fence,
+        claim.keeps_call,
+        claim.hands_over,
+    )
+
+
+def test_a_leader_that_reconnects_keeps_its_fence_armed_and_its_term_open():
+    made = table_for(Policy(grace=True))[LockState.LEADER, Input.DB_ERROR]
+    assert made.keeps_fence
+    assert not made.ends_term
+
+
+def test_no_module_but_the_table_decides_by_the_state():
+    """A comparison of the state elsewhere is a column that is missing here."""
+    package = Path(fsm.__file__).parent
+    pattern = re.compile(r"\.(?:state|to|source) (?:is|in|not in|==|!=) |is (?:not )?LockState")
+    engine = [package / name for name in ("election.py", "gate.py", "_run.py", "_bodies.py", "gated.py")]
+    assert [line for path in engine for line in path.read_text("utf-8").splitlines() if pattern.search(line)] == []

@@ -93,12 +93,12 @@ def test_the_table_has_a_line_for_every_row_in_the_same_order() -> None:
 
 def test_the_table_shows_these_lines() -> None:
     lines = fsm_docs.table().splitlines()
-    assert "| STOPPED | `Start` | FOLLOWER | – | – |" in lines
-    assert "| LEADER | `HealthFailed` | RECONNECTING³ | `on_error` | yes |" in lines
-    assert "| RELEASING | `ReleaseSucceeded` | STOPPED² | `on_released` | – |" in lines
-    assert "| ACQUIRING | `DbError` | FOLLOWER¹ | `on_lost`, `on_error` | yes |" in lines
-    assert "| RECONNECTING | `ReacquireSucceeded` | LEADER | *recovered* (log only) | – |" in lines
-    assert "| LEADER | `HealthOk` | *(stays LEADER)* | – | – |" in lines
+    assert "| STOPPED | `Start` | FOLLOWER | – | – | – | – | – |" in lines
+    assert "| LEADER | `HealthFailed` | RECONNECTING³ | `on_error` | yes | – | – | yes |" in lines
+    assert "| RELEASING | `ReleaseSucceeded` | STOPPED² | `on_released` | – | yes | – | – |" in lines
+    assert "| ACQUIRING | `DbError` | FOLLOWER¹ | `on_lost`, `on_error` | yes | – | yes | – |" in lines
+    assert "| RECONNECTING | `ReacquireSucceeded` | LEADER | *recovered* (log only) | – | – | – | yes |" in lines
+    assert "| LEADER | `HealthOk` | *(stays LEADER)* | – | – | – | – | yes |" in lines
 
 
 def test_the_diagram_has_every_state_and_both_ends_of_a_footnote() -> None:

@@ -48,20 +48,20 @@ def test_a_few_roles_have_a_lock_each():
     node = Node(
         configured(**in_election(roles=f"{NAME}/a,{NAME}/b"), registry__enabled="false"), dsn="postgresql://x/x"
     )
-    assert node.group is None
+    assert not isinstance(node.elections, LeaderGroup)
     assert all(isinstance(election, LeaderLock) for election in node.elections.values())
 
 
 @pytest.mark.parametrize("keys", [{"roles": ",".join(f"r{n}" for n in range(9))}, {"roles": "a,b", "max_roles": 1}])
 def test_many_roles_and_limited_ones_share_their_sessions(keys: dict[str, Any]):
     node = Node(configured(**in_election(**keys), registry__enabled="false"), dsn="postgresql://x/x")
-    assert isinstance(node.group, LeaderGroup)
-    assert node.elections is node.group
+    assert isinstance(node.elections, LeaderGroup)
 
 
 def test_with_a_term_table_nothing_is_shared():
     keys = in_election(roles=",".join(f"r{n}" for n in range(9)), term_table="true")
-    assert Node(configured(**keys, registry__enabled="false"), dsn="postgresql://x/x").group is None
+    node = Node(configured(**keys, registry__enabled="false"), dsn="postgresql://x/x")
+    assert not isinstance(node.elections, LeaderGroup)
 
 
 def test_keys_are_those_of_the_configuration():

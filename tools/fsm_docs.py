@@ -45,12 +45,16 @@ def _event_name(kind: EventKind) -> str:
 
 def table() -> str:
     """Return the rows as a Markdown table, in their own order."""
-    lines = ["| From | Input | To | Emits | Closes the session |", "|---|---|---|---|---|"]
+    heads = ("From", "Input", "To", "Emits", "Closes the session", "Ends the term", "Notifies first", "Fence armed")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in ROWS:
         to = _destination(row) if row.to is not row.source else f"*(stays {row.source.name})*"
         emits = ", ".join(map(_event_name, row.emits)) or "–"
-        closes = "yes" if row.closes or row.to is LockState.STOPPED else "–"
-        lines.append(f"| {row.source.name} | `{_input_name(row.input)}` | {to} | {emits} | {closes} |")
+        made = table_for(Policy(grace=True), stopping=row.to is Destination.RESUME)[row.source, row.input]
+        closes = row.closes or row.to is LockState.STOPPED
+        marks = (closes, made.ends_term, made.notifies_first, made.loses_term and made.keeps_fence)
+        cells = (row.source.name, f"`{_input_name(row.input)}`", to, emits, *("yes" if mark else "–" for mark in marks))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ is replaced in milliseconds when its process dies. Many roles (more than eight),
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,8 +45,9 @@ class Node:
         self.config = config
         self._dsn = config.election.url or dsn
         self._settle_s = settle_s if config.election.settle is None else config.election.settle
-        self.group = self._make_group() if _shares_sessions(config) else None
-        self.elections: Mapping[str, Election] = self.group or self._make_elections()
+        self.elections: LeaderGroup | _SeparateElections = (
+            self._make_group() if _shares_sessions(config) else self._make_elections()
+        )
         self.registry = self._make_registry()
         self._metrics_server: MetricsServer | None = None
         self._dashboard: Dashboard | None = None
@@ -78,12 +79,14 @@ class Node:
             witness=election.witness,
         )
 
-    def _make_elections(self) -> dict[str, Election]:
+    def _make_elections(self) -> "_SeparateElections":
         election = self.config.election
         if election.on_sessions:
             options = {**election.lock_options(), "settle_s": self._settle_s}
-            return {role.name: LeaderLock(str(self._dsn), key=role.lock_key, **options) for role in election.roles}
-        return {role.name: self._make_election(role) for role in election.roles}
+            return _SeparateElections(
+                (role.name, LeaderLock(str(self._dsn), key=role.lock_key, **options)) for role in election.roles
+            )
+        return _SeparateElections((role.name, self._make_election(role)) for role in election.roles)
 
     def _make_election(self, role: Any) -> Election:
         election = self.config.election
@@ -118,11 +121,7 @@ class Node:
         from pgleaderlock.metrics import Metrics  # noqa: PLC0415 - it needs an extra of its own
 
         self._metrics = Metrics(self.config.metrics.prefix)
-        if self.group is not None:
-            self._metrics.watch_group(self.group, node=self.name or "node")
-        else:
-            for name, election in self.elections.items():
-                self._metrics.watch(election, role=name, node=self.name or "node")
+        self._metrics.watch_group(self.elections, node=self.name or "node")
         if self.registry is not None:
             self._metrics.watch_registry(self.registry)
 
@@ -176,18 +175,11 @@ class Node:
         await self.serve_dashboard()
         if self.registry is not None:
             await self.registry.start()
-        if self.group is not None:
-            await self.group.start()
-            return
-        for election in self.elections.values():
-            await election.start()
+        await self.elections.start()
 
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Hand over every role, write down that it was so, and stop."""
-        if self.group is not None:
-            await self.group.shutdown(timeout_s)
-        else:
-            await asyncio.gather(*(election.shutdown(timeout_s) for election in self.elections.values()))
+        await self.elections.shutdown(timeout_s)
         if self.registry is not None:
             await self.registry.close()
         if self._dashboard is not None:
@@ -206,6 +198,23 @@ class Node:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.shutdown(None if exc_type is None else _GIVE_UP_S)
+
+
+class _SeparateElections(dict[str, Election]):
+    """Elections that share no session, started and stopped together as those of a group are."""
+
+    async def start(self) -> None:
+        """Begin to take part in all of them."""
+        for election in self.values():
+            await election.start()
+
+    async def shutdown(self, timeout_s: float | None = None) -> None:
+        """Release and stop all of them."""
+        await asyncio.gather(*(election.shutdown(timeout_s) for election in self.values()))
+
+    def on_renewed(self, fn: Callable[[float], object]) -> Callable[[float], object]:
+        """Call nothing: each election's renewals are events of its own."""
+        return fn
 
 
 def _shares_sessions(config: Config) -> bool:
