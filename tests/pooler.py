@@ -25,13 +25,14 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {mode}
 ignore_startup_parameters = extra_float_digits
+{more}
 """
 
 
 class Pooler:
     """One PgBouncer on one port, in one pool mode."""
 
-    def __init__(self, server: Server, mode: str) -> None:
+    def __init__(self, server: Server, mode: str, *, more: str = "") -> None:
         found = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
         if found is None:
             pytest.skip("there is no pgbouncer. Install it: apt-get install pgbouncer (macOS: brew install pgbouncer)")
@@ -39,7 +40,7 @@ class Pooler:
         self._port = free_port()
         self._config = server.folder / "pgbouncer.ini"
         self._log_path = server.folder / "pgbouncer.log"
-        self._config.write_text(_CONFIG.format(server_port=server._port, port=self._port, mode=mode))
+        self._config.write_text(_CONFIG.format(server_port=server._port, port=self._port, mode=mode, more=more))
         self._config.chmod(0o644)  # whatever the umask: as root it runs as another, who must read this
         self._switch: dict[str, Any] = {}
         if account := server._account:
@@ -72,9 +73,9 @@ class Pooler:
 
 
 @contextlib.contextmanager
-def pgbouncer(server: Server, mode: str) -> Iterator[str]:
-    """How to connect through a PgBouncer before this server, in this pool mode."""
-    pooler = Pooler(server, mode)
+def pgbouncer(server: Server, mode: str, *, more: str = "") -> Iterator[str]:
+    """How to connect through a PgBouncer before this server, in this pool mode; ``more`` are further settings."""
+    pooler = Pooler(server, mode, more=more)
     try:
         pooler.start()
         yield pooler.dsn

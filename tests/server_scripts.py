@@ -102,7 +102,7 @@ class Performance:
     async def _opens(self, who: str) -> str:
         session = self._sessions[who] = await self._ground.open()
         lease = Lease(LONG_S)
-        parameters = (session.facts.session_pid, False, str(lease.statement_ms))
+        parameters = (session.facts.session_pid, str(lease.statement_ms))
         statement = _sql.set_up(lease, session.facts.version)
         row = await session.fetch(statement, parameters, bound_s=BOUND_S)
         assert row is not None

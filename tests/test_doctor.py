@@ -145,28 +145,37 @@ async def test_behind_a_pooler_the_pooler_is_the_problem_and_its_sessions_stay_a
     assert serious(findings) == {"pooler": PROBLEM, "lease enforcement": WARNING}
     assert "connection pooler" in findings["pooler"].found
     assert "directly" in findings["pooler"].advice
-    assert "allow_pooler=True" in findings["pooler"].advice
+    assert "postgresql+lease://" in findings["pooler"].advice
     assert findings["lease enforcement"].found.startswith("not tried")
     assert left == ("0",)
     assert locks == [], "the pooler keeps its sessions, and with them what they hold"
 
 
-@pytest.mark.parametrize("mode", ["session", "transaction"])
-async def test_a_pooler_that_is_meant_to_be_there_is_warned_about_and_left_alone(
-    clinic: Server, mode: str, capsys: pytest.CaptureFixture[str]
+async def test_a_pooler_in_session_mode_that_is_meant_to_be_there_is_no_obstacle(
+    clinic: Server, capsys: pytest.CaptureFixture[str]
 ):
-    with pgbouncer(clinic, mode) as dsn:
+    with pgbouncer(clinic, "session") as dsn:
         examination = await examine(dsn, None, LEASE_S, allow_pooler=True)
         assert await doctor.show_doctor(dsn, None, LEASE_S, as_json=True, allow_pooler=True)
         assert not await doctor.show_doctor(dsn, None, LEASE_S, as_json=True)
-        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
-            left = connection.execute("SELECT current_setting('idle_session_timeout')").fetchone()
     assert [json.loads(line)["fit"] for line in capsys.readouterr().out.splitlines()] == [True, False]
     findings = {finding.check: finding for finding in examination.findings}
-    assert serious(findings) == {"pooler": WARNING, "lease enforcement": WARNING}
-    assert "fine in session mode only" in findings["pooler"].advice
+    assert serious(findings) == {"lease enforcement": WARNING}
+    assert (findings["pooler"].verdict, "session mode" in findings["pooler"].found) == (INFO, True)
     assert findings["lease enforcement"].found.startswith("not tried")
-    assert left == ("0",), "whether it is in session mode cannot be seen, so its sessions are not touched"
+
+
+@pytest.mark.parametrize("mode", ["statement", "transaction"])
+async def test_a_pooler_that_shares_sessions_is_a_problem_even_if_one_is_meant_to_be_there(clinic: Server, mode: str):
+    with pgbouncer(clinic, mode) as dsn:
+        examination = await examine(dsn, None, LEASE_S, allow_pooler=True)
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
+            left = connection.execute("SELECT current_setting('idle_session_timeout')").fetchone()
+    findings = {finding.check: finding for finding in examination.findings}
+    assert serious(findings) == {"pooler": PROBLEM, "lease enforcement": WARNING}
+    assert "statement mode" in findings["pooler"].found
+    assert "pool_mode=session" in findings["pooler"].advice
+    assert left == ("0",), "its sessions are other people's too"
 
 
 async def test_without_a_pooler_allowing_one_changes_nothing(clinic: Server):
@@ -379,7 +388,7 @@ async def test_limits_that_are_called_harmless_are_lifted_by_our_sessions(clinic
     names = [n for n in _pg_doctor_settings._LIFTED_LIMITS if n != "transaction_timeout" or version >= 170000]
     dsn = new_user(clinic, *(f"{name} = '5s'" for name in names))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await connection.execute(_sql.set_up(Lease(LEASE_S), version), (connection.info.backend_pid, False, "16000"))
+        await connection.execute(_sql.set_up(Lease(LEASE_S), version), (connection.info.backend_pid, "16000"))
         row = await (
             await connection.execute("SELECT " + ", ".join(map("current_setting('{}')".format, names)))
         ).fetchone()

@@ -157,7 +157,6 @@ async def test_a_standby_and_a_pooler_are_refused_and_closed():
         await make(pooled).open()
     assert standby.closed
     assert pooled.closed
-    await make(ModelSession(pid=5, setup=("", 100, False, "12.5", 1.0, 10_000.0, "")), allow_pooler=True).open()
 
 
 async def test_a_server_that_says_nothing_of_itself_is_refused():

@@ -1,20 +1,26 @@
 """Where a lock would not be safe it is refused, with what to do about it: behind a real pooler, on a real standby."""
 
+import asyncio
 import contextlib
 import os
+import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from pgleaderlock import ConnectionError, FixedInterval, LockKey, LockState
+from pgleaderlock import ConnectionError, FixedInterval, LeaderGroup, LockKey, LockState
+from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import run_program
 from tests.conftest import free_port
 from tests.doubles import until
 from tests.pooler import pgbouncer
-from tests.test_lease import make_leased, query
+from tests.test_lease import LEASE_S, make_leased, query
 from tests.test_postgres import holders
 
 QUICK = FixedInterval(0.05)
@@ -22,9 +28,9 @@ START_TIMEOUT_S = 10.0
 ADVISORY_LOCKS = "SELECT pid, classid, objid, granted FROM pg_locks WHERE locktype = 'advisory'"
 
 
-async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str) -> None:
+async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str, **settings: Any) -> None:
     """It is asked again and again, says each time why not, and never leads nor leaves a lock behind."""
-    lock, heard = make_leased(dsn, key, retry_strategy=QUICK)
+    lock, heard = make_leased(dsn, key, retry_strategy=QUICK, **settings)
     async with lock:
         await until(lambda: len(heard.errors) >= 3 or lock.is_leader, 20)
         assert not lock.is_leader
@@ -73,6 +79,101 @@ async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_
         rival, _ = make_leased(own_server.dsn, key)
         async with rival:
             assert await rival.wait_for_leadership(10)  # the pooler's sessions live on, and hold nothing
+
+
+SHARED = ("connection pooler", "pool_mode=session", "postgresql+lease://")
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+async def test_a_pooler_that_shares_sessions_is_refused_although_one_was_allowed(
+    own_server: Server, key: LockKey, mode: str
+):
+    """Three candidates behind it would all be granted the lock, each by the server process it was given just then."""
+    with pgbouncer(own_server, mode) as dsn:
+        before = await query(own_server.dsn, OPEN_TRANSACTIONS)
+        refused = [assert_refused(dsn, own_server.dsn, key, *SHARED, mode, allow_pooler=True) for _ in range(3)]
+        await asyncio.gather(*refused)
+        left = await query(dsn, "SELECT current_setting('statement_timeout'), current_setting('idle_session_timeout')")
+        assert left == [("0", "0")]
+        assert await query(own_server.dsn, OPEN_TRANSACTIONS) == before == []
+
+
+# A transaction that was left open, or a backend that waits in one.
+OPEN_TRANSACTIONS = """
+SELECT pid, state FROM pg_stat_activity
+ WHERE datid IS NOT NULL AND pid <> pg_backend_pid() AND (state LIKE 'idle in transaction%' OR xact_start IS NOT NULL)
+"""
+
+
+async def test_a_quiet_transaction_pooler_is_found_each_time(own_server: Server, key: LockKey):
+    """Two hundred statements of one client alone all go to one server process: its pid alone shows nothing."""
+    with pgbouncer(own_server, "transaction") as dsn:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as client:
+            pids = {(await (await client.execute("SELECT pg_backend_pid()")).fetchone() or ())[0] for _ in range(200)}
+        assert len(pids) == 1
+        assert await refusals(dsn, key, 20) == 20
+
+
+@pytest.mark.parametrize("more", ["", "server_round_robin = 1"])
+async def test_a_transaction_pooler_is_found_beside_its_other_clients(own_server: Server, key: LockKey, more: str):
+    with pgbouncer(own_server, "transaction", more=more) as dsn:
+        clients = [asyncio.create_task(keep_busy(dsn)) for _ in range(6)]
+        try:
+            assert await refusals(dsn, key, 50) == 50
+        finally:
+            for client in clients:
+                client.cancel()
+            ends = await asyncio.gather(*clients, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+
+
+async def refusals(dsn: str, key: LockKey, tries: int) -> int:
+    """How often the admission of a lock session, asked so many times, says that sessions are shared there."""
+    lease = Lease(LEASE_S, allow_pooler=True)
+    count = 0
+    for _ in range(tries):
+        backend = PostgresBackend(key, lease, time.monotonic, dsn=dsn)
+        try:
+            await backend.open()
+        except ConnectionError as error:
+            count += "transaction or statement mode" in str(error)
+        finally:
+            await backend.close()
+    return count
+
+
+async def keep_busy(dsn: str) -> None:
+    """Be a client as there are many: short transactions, and short pauses between them."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as client:
+        while True:
+            async with client.transaction():
+                await client.execute("SELECT 1")
+            await asyncio.sleep(random.uniform(0, 0.003))
+
+
+async def test_a_pool_of_one_session_is_refused_in_bounded_time(own_server: Server, key: LockKey):
+    with pgbouncer(own_server, "session", more="default_pool_size = 1") as dsn:
+        words = ("connection pooler", "no answer within", "default_pool_size")
+        await assert_refused(dsn, own_server.dsn, key, *words, allow_pooler=True)
+
+
+async def test_a_group_behind_a_transaction_pooler_is_refused_although_one_was_allowed(own_server: Server):
+    with pgbouncer(own_server, "transaction") as dsn:
+        group = LeaderGroup(dsn, ["a", "b"], allow_pooler=True, settle_s=0, retry_strategy=QUICK)
+        errors: list[Exception] = []
+        for role in group.values():
+            role.on_error(errors.append)
+        async with group:
+            await until(lambda: len(errors) >= 3 or bool(group.leading), 20)
+            assert group.leading == []
+        assert [word for error in errors for word in SHARED if word not in str(error)] == []
+        assert await query(own_server.dsn, ADVISORY_LOCKS) == []
+
+
+async def test_a_group_behind_a_pooler_in_session_mode_leads_if_that_was_allowed(own_server: Server):
+    with pgbouncer(own_server, "session") as dsn:
+        async with LeaderGroup(dsn, ["a", "b"], allow_pooler=True, settle_s=0) as group:
+            await until(lambda: len(group.leading) == 2, 20)
 
 
 # --- A standby ------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_a_standby_is_refused_and_nothing_is_set_on_it():
         with pytest.raises(ConnectionError, match="is a standby"):
             await admission.admit(1.0)
         session = await place.open()
-        row = await session.fetch(_sql.set_up(LEASE, 170000), (session.facts.session_pid, False, "1"), bound_s=1.0)
+        row = await session.fetch(_sql.set_up(LEASE, 170000), (session.facts.session_pid, "1"), bound_s=1.0)
         assert row is not None
         assert row[0] is None
 

@@ -6,8 +6,10 @@ that is refused: behind a pooler it is other people's too.
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from pgleaderlock.backends import _sql
+from pgleaderlock.backends._pooler import REMEDY, moved, why_not_ours
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.causes import LossCause
@@ -72,14 +74,35 @@ class Admission:
                 f"the server of {self.what} ({self._where}) is older than PostgreSQL 13, which has no "
                 "transaction ids that can be tokens: upgrade it"
             )
-        parameters = (session.facts.session_pid, self._lease.allow_pooler, str(self._lease.statement_ms))
+        _, pid, is_standby, *facts = await self._set_up(session, session.facts.session_pid, with_facts=with_facts)
+        self._refuse_unfit(session, pid, is_standby=is_standby)
+        if pid != session.facts.session_pid:  # a pooler, which was allowed: nothing is set yet
+            if with_facts:  # a lock's session; its witness comes through the same pooler
+                await self._refuse_shared(session, pid)
+            _, answered, _, *facts = await self._set_up(session, pid, with_facts=with_facts)
+            if answered != pid:
+                raise self._unfit_pooler(moved(pid, answered))
+        return Admitted(session, pid, self._clock(), *facts)
+
+    async def _set_up(self, session: Session, pid: int, *, with_facts: bool) -> tuple[Any, ...]:
+        """Put the session in order if its server process is this one, and return what it says of itself."""
+        parameters = (pid, str(self._lease.statement_ms))
         statement = _sql.set_up(self._lease, session.facts.version, with_facts=with_facts)
         row = await session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the server did not introduce itself to {self.what} ({self._where})")
-        _, pid, is_standby, started, *facts = row
-        self._refuse_unfit(session, pid, is_standby=is_standby)
-        return Admitted(session, pid, self._clock(), started, *facts)
+        return row
+
+    async def _refuse_shared(self, session: Session, pid: int) -> None:
+        bound_s = self._lease.answer_bound_s
+        if (why := await why_not_ours(session, pid, self._open_session, bound_s=bound_s)) is not None:
+            raise self._unfit_pooler(why)
+
+    def _unfit_pooler(self, why: str) -> ConnectionError:
+        return ConnectionError(
+            f"the connection pooler before the server of {self.what} ({self._where}) is not fit for a session lock, "
+            f"allow_pooler=True or not: {why}. {REMEDY}"
+        )
 
     def _refuse_unfit(self, session: Session, pid: int, *, is_standby: bool) -> None:
         if is_standby:

@@ -5,10 +5,13 @@ These come first, because a wrong answer here explains most of what the later ch
 
 from pgleaderlock.backends import _dsn, _sql
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
-from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends._pg_doctor_site import Site, connect
+from pgleaderlock.backends._pooler import REMEDY, why_not_ours
+from pgleaderlock.backends._psycopg_session import PsycopgSession
 
 __all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_version"]
 
+_SHARING_BOUND_S = 2.0
 _XACT_ID_SINCE = 130000
 _PRIMARY_ADVICE = "connect to the primary, or name all hosts in the DSN: an election asks for the primary among them"
 
@@ -49,16 +52,33 @@ async def check_role(site: Site, name: str) -> Finding:
 
 
 async def check_pooler(site: Site, name: str) -> Finding:
-    """Compare the process that the connection was told with the one that answers."""
+    """Compare the process that the connection was told with the one that answers; try whether a pooler shares it."""
     (pid,) = await site.ask("SELECT pg_backend_pid()")
     if pid == site.told_pid:
         return Finding(name, Verdict.OK, f"none: connected to the server's own process {pid}")
     found = f"a connection pooler stands in between: it said process {site.told_pid}, the server says {pid}"
+    if (why := await _try_sharing(site)) is not None:
+        return Finding(name, Verdict.PROBLEM, f"{found}; {why}", REMEDY)
+    found = f"{found}; tried: it leaves our server process to us, as in session mode"
     if site.lease.allow_pooler:
-        advice = "fine in session mode only: make sure of its pool_mode, which cannot be seen from here"
-        return Finding(name, Verdict.WARNING, found, advice)
-    advice = "connect to PostgreSQL directly; if the pooler is in session mode, allow_pooler=True (here --allow-pooler)"
+        return Finding(name, Verdict.INFO, found)
+    advice = "connect to PostgreSQL directly, or pass allow_pooler=True (here --allow-pooler)"
     return Finding(name, Verdict.PROBLEM, found, advice)
+
+
+async def _try_sharing(site: Site) -> str | None:
+    """On sessions of its own: a session whose answer is overdue is closed, and the checks to come need theirs."""
+
+    async def open_session() -> PsycopgSession:
+        return PsycopgSession(await connect(site.parts, site.lease), site.explain)
+
+    session = await open_session()
+    try:
+        row = await session.fetch("SELECT pg_backend_pid()", bound_s=_SHARING_BOUND_S)
+        pid = 0 if row is None else row[0]
+        return await why_not_ours(session, pid, open_session, bound_s=_SHARING_BOUND_S)
+    finally:
+        await session.close()
 
 
 async def check_read_only(site: Site, name: str) -> Finding:

@@ -36,7 +36,7 @@ OLDEST_VERSION = 130000  # pg_current_xact_id
 # A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
 # The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
 _SET_UP = """
-SELECT CASE WHEN (pg_backend_pid() = %s::int OR %s) AND NOT pg_is_in_recovery() THEN ARRAY[
+SELECT CASE WHEN pg_backend_pid() = %s::int AND NOT pg_is_in_recovery() THEN ARRAY[
            set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
            set_config('default_transaction_read_only', 'off', false),
            set_config('default_transaction_isolation', 'read committed', false),
@@ -93,7 +93,7 @@ def can_end_silent_sessions(version: int) -> bool:
 
 
 def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
-    """Return the first statement of a session. It takes the pid we were told, whether a pooler is fine, and a limit.
+    """Return the first statement of a session. It takes the pid that is ours, and a limit.
 
     An old server cannot end a silent session, but it can notice a dead network: its side of the connection is told
     to give up within the lease.
