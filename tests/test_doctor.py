@@ -355,9 +355,11 @@ async def test_a_log_that_would_show_every_slice_is_warned_about(
 async def test_the_slice_follows_the_lease_and_the_deadlock_timeout_as_an_election_has_it(clinic: Server):
     short_lease = (await found_in(new_user(clinic), lease_s=1.5))["server log"]
     assert "slice of 0.5 s" in short_lease.found
+    short = (await found_in(new_user(clinic, "deadlock_timeout = '80ms'", "log_lock_waits = on")))["server log"]
+    assert (short.verdict, "slice of 0.072 s ends before" in short.found) == (INFO, True)
     dsn = new_user(clinic, "deadlock_timeout = '50ms'", "log_lock_waits = on")
     shortest = (await found_in(dsn))["server log"]
-    assert (shortest.verdict, "slice of 0.1 s" in shortest.found) == (WARNING, True)
+    assert (shortest.verdict, "slice of 5 s" in shortest.found) == (WARNING, True)
     assert "raise deadlock_timeout" in shortest.advice
 
 

@@ -15,6 +15,8 @@ import psycopg
 import pytest
 
 from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState, LossCause
+from pgleaderlock.backends._pg_status import look_at_lock
+from pgleaderlock.backends._sql import LockStatements
 from pgleaderlock.backends.lease import Lease, settling_level, witness_key
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
@@ -106,6 +108,38 @@ def test_the_witness_of_a_key_never_changes(key, number):
 
 
 # --- Standing in line -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deadlock_s", "lease_s", "slice_s"),
+    [
+        (1.0, 15.0, 0.9),
+        (10.0, 15.0, 5.0),
+        (0.11, 15.0, 0.099),
+        (0.06, 15.0, 0.054),
+        (0.05, 15.0, 5.0),  # slices below it would be a load of their own: then few slices, each of them logged
+        (0.001, 15.0, 5.0),
+        (1.0, 0.2, 0.1),
+    ],
+)
+def test_a_wait_slice_ends_before_the_server_logs_it_or_there_are_few(deadlock_s, lease_s, slice_s):
+    assert Lease(lease_s).slice_for(deadlock_s) == pytest.approx(slice_s)
+
+
+async def test_a_short_deadlock_timeout_does_not_fill_the_log_of_the_server(own_server: Server, key: LockKey):
+    """With log_lock_waits the server logs a wait that outlasts deadlock_timeout, with the whole statement each time."""
+    slices, deadlock_s = 10, 0.08
+    statement = LockStatements(key, Lease(LEASE_S), is_enforced=True).slice(Lease(LEASE_S).slice_for(deadlock_s))
+    async with (
+        await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as leader,
+        await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as follower,
+    ):
+        await leader.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
+        await follower.execute(f"SET deadlock_timeout = {round(deadlock_s * 1000)}; SET log_lock_waits = on")
+        for _ in range(slices):
+            await follower.execute(statement)
+    # A busy machine may be late for a few of them, but not for each.
+    assert own_server.log_path.read_text().count("still waiting for") < slices
 
 
 async def test_a_follower_in_line_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
@@ -385,6 +419,28 @@ async def test_a_limit_that_the_user_has_by_default_does_not_end_a_follower(
             async with follower:
                 await until(lambda heard=heard: heard.words.count("on_acquire_failed") > 2)  # type: ignore[misc]
             assert heard.errors == []
+
+
+@pytest.mark.parametrize("way", ["dsn", "environment", "connect_fn"])
+async def test_a_client_encoding_of_which_psycopg_makes_bytes_is_no_obstacle(
+    postgres: Postgres, key: LockKey, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The follower reads who holds the lock, and compares names; so does ``status``."""
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, client_encoding="SQL_ASCII")
+    settings: dict[str, Any] = {"retry_strategy": FixedInterval(0.05)}
+    if way == "connect_fn":
+        settings["connect_fn"] = lambda: psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    leader, _ = make_leased(postgres.dsn, key)
+    async with leader:
+        await leader.wait_for_leadership(10)
+        if way == "environment":
+            monkeypatch.setenv("PGCLIENTENCODING", "SQL_ASCII")
+        follower, heard = make_leased(dsn if way == "dsn" else postgres.dsn, key, **settings)
+        async with follower:
+            await until(lambda: heard.words.count("on_acquire_failed") >= 2 or bool(heard.errors), 20)
+        assert heard.errors == []
+        holder, *_ = await look_at_lock(dsn, key)
+        assert f":{os.getpid()} {LEASE_S:g}s wf" in holder.holder.name
 
 
 async def test_a_database_without_an_encoding_is_no_obstacle_to_a_recovery(own_server: Server, key: LockKey):

@@ -53,6 +53,23 @@ async def test_several_statements_are_answered_by_the_last(postgres: Postgres, k
     await session.close()
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "UTF8"])
+async def test_text_is_read_as_text_whatever_the_client_encoding(postgres: Postgres, key: LockKey, encoding: str):
+    session = await open_session(psycopg.conninfo.make_conninfo(postgres.dsn, client_encoding=encoding), key)
+    row = await session.fetch("SELECT 'a'::text, 'b'::name, 'c'::varchar, ARRAY['d'], U&'\\00fc'", bound_s=5)
+    assert row == ("a", "b", "c", ["d"], "ü")
+    await session.close()
+
+
+async def test_a_text_that_is_not_in_its_encoding_is_shown_and_not_an_error(own_server: Server, key: LockKey):
+    """As a name in a database without an encoding can be. It is for people; nothing decides by it."""
+    await query(own_server.dsn, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    dsn = psycopg.conninfo.make_conninfo(own_server.dsn, dbname="ascii", client_encoding="SQL_ASCII")
+    session = await open_session(dsn, key)
+    assert await session.fetch("SELECT E'ward \\xff'", bound_s=5) == ("ward \\xff",)
+    await session.close()
+
+
 async def test_a_notification_is_not_an_end(postgres: Postgres, key: LockKey):
     session = await open_session(postgres.dsn, key)
     await session.fetch("LISTEN pgleaderlock_test; SELECT 1", bound_s=5)

@@ -6,6 +6,9 @@ seconds (psycopg issue 1371). Nobody needs that answer here, because a session w
 So :func:`take_over` replaces the one method in which psycopg waits: cancelled, it closes the connection, and that is
 all. By then the descriptor's reader is gone from the event loop, so its number cannot be mistaken for a later one's.
 
+Text is read as text. With ``client_encoding=SQL_ASCII``, from a connection string, the environment or a caller's own
+connection, psycopg would return bytes, which no name can be compared with.
+
 Another driver's call runs in a task of its own, which is left behind when it does not end.
 """
 
@@ -18,6 +21,8 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, waiting
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
 
 __all__ = ["call_driver", "close_connection", "is_psycopg", "open_connection", "take_over"]
 
@@ -35,8 +40,28 @@ def is_psycopg(connection: object) -> bool:
     return issubclass(type(connection), AsyncConnection)
 
 
+class _TextLoader(Loader):
+    """Reads text as the encoding of the connection says, or as UTF-8 where it says nothing. Never fails."""
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        known = "ascii" if self.connection is None else self.connection.info.encoding
+        self._encoding = "utf-8" if known == "ascii" else known
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode(self._encoding, "backslashreplace")
+
+
+_TEXT_TYPES = ("text", "varchar", "name", "bpchar")
+
+
 def take_over(connection: AsyncConnection[Any], close: Callable[[], object] | None = None) -> None:
-    """Make a cancelled call on this connection end at once, and the connection with it; ``close`` does the closing."""
+    """Make a cancelled call on this connection end at once, and the connection with it; ``close`` does the closing.
+
+    And make text be read as text.
+    """
+    for type_name in _TEXT_TYPES:
+        connection.adapters.register_loader(type_name, _TextLoader)
 
     async def wait(gen: Generator[Any, Any, T], *_: Any, **__: Any) -> T:
         try:

@@ -79,4 +79,4 @@ def _judge_lock_waits(switch: Setting, slice_s: float, deadlock: Setting | None)
     if deadlock is None or slice_s < deadlock.number:
         return Note(Verdict.INFO, f"{switch}: not for us, a slice of {slice_s:g} s ends before {deadlock}")
     found = f"{switch}, and {deadlock} is not above the slice of {slice_s:g} s: every slice of every follower is logged"
-    return Note(Verdict.WARNING, found, "raise deadlock_timeout, or pass a smaller slice_s")
+    return Note(Verdict.WARNING, found, "raise deadlock_timeout to 60 ms or more, or pass a smaller slice_s")

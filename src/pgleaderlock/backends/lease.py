@@ -19,6 +19,8 @@ __all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "settling_lev
 DEFAULT_SCHEMA = "pgleaderlock"
 """Where our tables are, unless somebody says otherwise."""
 _LONG_S = 3.0
+_SHORTEST_UNLOGGED_S = 0.05  # 20 statements a second for each follower
+_SHORT_LEASE_SLICE_S = 0.1  # for a lease of which a third would be less
 _LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
@@ -116,9 +118,16 @@ class Lease:
         return self.lease_s / 3
 
     def slice_for(self, deadlock_timeout_s: float) -> float:
-        """How long to stand in line at a time: not so long that the server looks for a deadlock, or misses us."""
-        slice_s = self.slice_s or max(0.1, min(0.9 * deadlock_timeout_s, self.renew_every_s))
-        return min(slice_s, self.statement_ms / 2000)  # standing in line is a statement too
+        """Return how long one wait slice lasts: not so long that the server looks for a deadlock, or misses us.
+
+        A wait that outlasts ``deadlock_timeout`` is written into the server's log where ``log_lock_waits`` is on, with
+        the whole statement. Under a time-out so short that slices below it would be a load of their own, every slice
+        is logged whatever its length: then there are as few of them as the lease allows.
+        """
+        longest_s = max(_SHORT_LEASE_SLICE_S, self.renew_every_s)
+        unlogged_s = 0.9 * deadlock_timeout_s
+        fitting_s = min(unlogged_s, longest_s) if unlogged_s >= _SHORTEST_UNLOGGED_S else longest_s
+        return min(self.slice_s or fitting_s, self.statement_ms / 2000)  # to wait in the queue is a statement too
 
     @property
     def statement_ms(self) -> int:
