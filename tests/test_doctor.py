@@ -102,7 +102,7 @@ async def test_a_healthy_database_passes_every_check_and_nothing_is_left_behind(
     findings = await found_in(new_user(clinic), key)
     assert serious(findings) == {}
     assert findings.keys() == {check.name for check in _pg_doctor.CHECKS}
-    assert len(findings) == 19
+    assert len(findings) == 20
     ended = re.match(r"a silent session was ended by the server after (\S+) s", findings["lease enforcement"].found)
     assert ended is not None
     assert 0.2 <= float(ended[1]) < 2
@@ -531,6 +531,29 @@ async def test_the_skew_of_the_server_is_shown_and_never_judged(clinic: Server, 
     findings = await found_in(clinic.dsn)
     assert serious(findings) == {}
     assert findings["server clock"].found.startswith("7.2e+03 s ahead of ours")
+
+
+@pytest.mark.parametrize(
+    ("started_s", "reset_s", "verdict", "is_told"),
+    [
+        (1000, None, OK, False),
+        (1000, 5000, OK, False),
+        (1000, 990, OK, False),
+        (1000, 100, INFO, False),
+        (1000, 14, INFO, True),
+    ],
+)
+def test_a_reset_of_the_statistics_counts_as_a_restart(started_s, reset_s, verdict, is_told):
+    finding = _pg_doctor_server._judge_statistics("x", started_s, reset_s, 15.0)
+    assert (finding.verdict, bool(finding.advice)) == (verdict, is_told)
+    assert ("pg_stat_reset_shared('bgwriter')" in finding.found) is (verdict is INFO)
+
+
+async def test_a_reset_of_the_statistics_is_seen_on_a_real_server(own_server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_pg_doctor_server, "_START_TAKES_S", 0.0)
+    do(own_server, "SELECT pg_stat_reset_shared('bgwriter')")
+    finding = (await found_in(own_server.dsn))["statistics"]
+    assert (finding.verdict, "no one leads for one lease" in finding.found) == (INFO, True)
 
 
 @pytest.mark.parametrize(

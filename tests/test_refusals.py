@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderGroup, LockKey, LockState
+from pgleaderlock.backends._pg_doctor import Verdict, examine
 from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import run_program
@@ -174,6 +175,36 @@ async def test_a_group_behind_a_pooler_in_session_mode_leads_if_that_was_allowed
     with pgbouncer(own_server, "session") as dsn:
         async with LeaderGroup(dsn, ["a", "b"], allow_pooler=True, settle_s=0) as group:
             await until(lambda: len(group.leading) == 2, 20)
+
+
+# --- What a user may not do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("REVOKE SELECT ON pg_stat_bgwriter FROM PUBLIC", "GRANT SELECT ON pg_catalog.pg_stat_activity"),
+        ("REVOKE SELECT ON pg_stat_activity FROM PUBLIC", "GRANT SELECT ON pg_catalog.pg_stat_activity"),
+        ("REVOKE SELECT ON pg_locks FROM PUBLIC", "GRANT SELECT ON pg_catalog.pg_stat_activity"),
+        ("DROP EXTENSION plpgsql", "CREATE EXTENSION IF NOT EXISTS plpgsql"),
+        ("REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC", "GRANT USAGE ON LANGUAGE plpgsql"),
+        ("REVOKE EXECUTE ON FUNCTION pg_current_xact_id FROM PUBLIC", "GRANT EXECUTE ON this FUNCTION"),
+    ],
+)
+async def test_a_user_who_lacks_a_right_is_told_which_statement_gives_it(
+    own_server: Server, key: LockKey, deed: str, words: str
+):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    leader, _ = make_leased(own_server.dsn, key)
+    async with leader:
+        assert await leader.wait_for_leadership(10)
+        await query(own_server.dsn, deed)
+        lock, heard = make_leased(psycopg.conninfo.make_conninfo(own_server.dsn, user="app"), key, retry_strategy=QUICK)
+        async with lock:
+            await until(lambda: bool(heard.errors), 20)
+        assert [str(error) for error in heard.errors if words not in str(error)] == []
+        findings = (await examine(psycopg.conninfo.make_conninfo(own_server.dsn, user="app"), key, LEASE_S)).findings
+        assert any(words in finding.advice for finding in findings if finding.verdict is Verdict.PROBLEM)
 
 
 # --- A standby ------------------------------------------------------------------------------------------------------

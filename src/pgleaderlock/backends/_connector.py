@@ -8,6 +8,7 @@ import psycopg
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection, is_psycopg, open_connection, take_over
+from pgleaderlock.backends._pg_advice import advice_for
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
@@ -109,8 +110,9 @@ class Connector:
         """Say what happened, to which lock, where, and why, in one line and without secrets."""
         lines = _dsn.scrub(str(error), self._parts).splitlines()
         reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
-        hint = next((f". {hint}" for words, hint in _HINTS if any(word in reason for word in words)), "")
-        return ConnectionError(f"{what} for {self._named} ({self.where}): {reason}{hint}", cause=cause)
+        hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice_for(error))
+        text = f"{what} for {self._named} ({self.where}): {reason}"
+        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause)
 
     def _shown_cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret.

@@ -22,6 +22,7 @@ import psycopg
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection
+from pgleaderlock.backends._pg_advice import advice_for
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
 from pgleaderlock.backends._pg_doctor_lease import check_enforcement, check_line, check_token
 from pgleaderlock.backends._pg_doctor_lock import check_lock, check_term_table
@@ -37,6 +38,7 @@ from pgleaderlock.backends._pg_doctor_server import (
     check_pooler,
     check_read_only,
     check_role,
+    check_statistics,
     check_version,
 )
 from pgleaderlock.backends._pg_doctor_settings import check_commits, check_log, check_timeouts
@@ -113,7 +115,7 @@ async def _run(check: Check, site: Site, ends_at: float) -> Finding:
         if site.connection.closed:
             return Finding(check.name, Verdict.PROBLEM, f"the session ended: {reason}", "see the server's log")
         outcome = "failed" if check.on_error is Verdict.PROBLEM else "cannot tell"
-        return Finding(check.name, check.on_error, f"{outcome}: {reason}", check.mend)
+        return Finding(check.name, check.on_error, f"{outcome}: {reason}", advice_for(error) or check.mend)
 
 
 CHECKS = (
@@ -128,6 +130,7 @@ CHECKS = (
     Check(
         "token", check_token, Verdict.PROBLEM, "GRANT this user what the message names; on a standby, see server role"
     ),
+    Check("statistics", check_statistics, Verdict.PROBLEM),
     Check("connections", check_connections),
     Check("lock table", check_lock_table),
     Check("time-outs", check_timeouts),

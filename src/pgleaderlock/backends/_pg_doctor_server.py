@@ -3,13 +3,15 @@
 These come first, because a wrong answer here explains most of what the later checks find.
 """
 
+from datetime import timedelta
+
 from pgleaderlock.backends import _dsn, _sql
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
 from pgleaderlock.backends._pg_doctor_site import Site, connect
 from pgleaderlock.backends._pooler import REMEDY, why_not_ours
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 
-__all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_version"]
+__all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_statistics", "check_version"]
 
 _SHARING_BOUND_S = 2.0
 _XACT_ID_SINCE = 130000
@@ -94,3 +96,39 @@ async def check_read_only(site: Site, name: str) -> Finding:
     if setting.number:
         return Finding(name, Verdict.INFO, f"{setting}: our sessions switch it off for themselves")
     return Finding(name, Verdict.OK, "sessions may write")
+
+
+# What a candidate reads when it opens a session, and what a follower and people read to name the holder.
+_STATISTICS = """
+SELECT (SELECT count(*) FROM pg_stat_activity WHERE pid = pg_backend_pid()), (SELECT count(*) FROM pg_locks),
+       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float,
+       (SELECT extract(epoch FROM clock_timestamp() - stats_reset)::float FROM pg_stat_bgwriter)
+"""
+
+
+async def check_statistics(site: Site, name: str) -> Finding:
+    """See whether this user may read what a candidate reads, and how old the server says it is."""
+    _, _, started_s, reset_s = await site.ask(_STATISTICS)
+    return _judge_statistics(name, started_s, reset_s, site.lease.lease_s)
+
+
+def _judge_statistics(name: str, started_s: float, reset_s: float | None, lease_s: float) -> Finding:
+    """A later reset is a crash recovery, or somebody's pg_stat_reset_shared('bgwriter'): no one can tell which."""
+    found = f"readable; the server started {_long(started_s)} ago"
+    if reset_s is None or reset_s >= started_s - _START_TAKES_S:
+        return Finding(name, Verdict.OK, found)
+    found += (
+        f", and its statistics were reset {_long(reset_s)} ago, by a crash recovery or by "
+        "pg_stat_reset_shared('bgwriter'): either counts as a restart, after which no one leads for one lease"
+    )
+    if reset_s >= lease_s:
+        return Finding(name, Verdict.INFO, found)
+    return Finding(name, Verdict.INFO, found, "do not reset the statistics of bgwriter while leadership matters")
+
+
+_START_TAKES_S = 60.0  # a fresh server resets its statistics when it has recovered, a moment after its start
+_TWO_MINUTES_S = 120.0
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds:.3g} s" if abs(seconds) < _TWO_MINUTES_S else str(timedelta(seconds=round(seconds)))

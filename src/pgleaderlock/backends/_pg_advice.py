@@ -1,0 +1,42 @@
+"""What to do about an error of PostgreSQL's that its own words leave open.
+
+Told by the SQLSTATE and by the names in the message: the words around them are in the language of the server.
+"""
+
+import psycopg
+
+__all__ = ["advice_for"]
+
+_INSUFFICIENT_PRIVILEGE = "42501"
+_UNDEFINED_OBJECT = "42704"
+_UNDEFINED_TABLE = "42P01"
+
+_VIEWS = (
+    "Every candidate reads pg_stat_activity, pg_stat_bgwriter and pg_locks (whose session is whose, when the server "
+    "started, who holds the lock): in this database, as a superuser, GRANT SELECT ON pg_catalog.pg_stat_activity, "
+    "pg_catalog.pg_stat_bgwriter, pg_catalog.pg_locks to this user"
+)
+_LANGUAGE = (
+    "A follower waits for the lock in a DO block in PL/pgSQL: in this database, as a superuser, "
+    "CREATE EXTENSION IF NOT EXISTS plpgsql, and GRANT USAGE ON LANGUAGE plpgsql to this user"
+)
+_FUNCTION = "In this database, as a superuser, GRANT EXECUTE ON this FUNCTION to this user"
+
+_ADVICE = (
+    (_INSUFFICIENT_PRIVILEGE, ("pg_stat_", "pg_locks"), _VIEWS),
+    (_UNDEFINED_TABLE, ("pg_stat_", "pg_locks"), _VIEWS),
+    (_INSUFFICIENT_PRIVILEGE, ("plpgsql",), _LANGUAGE),
+    (_UNDEFINED_OBJECT, ("plpgsql",), _LANGUAGE),
+    (_INSUFFICIENT_PRIVILEGE, ("pg_advisory_", "pg_try_advisory_", "pg_current_xact_id", "pg_logical_emit"), _FUNCTION),
+)
+
+
+def advice_for(error: Exception) -> str:
+    """Return what to do about it, or nothing when its own words are all that can be said."""
+    if not isinstance(error, psycopg.Error):
+        return ""
+    message = error.diag.message_primary or str(error)
+    for sqlstate, names, advice in _ADVICE:
+        if error.sqlstate == sqlstate and any(name in message for name in names):
+            return advice
+    return ""
