@@ -948,23 +948,88 @@ async def test_a_failing_callback_is_reported_and_the_election_goes_on():
     assert heard.errors == [boom]
 
 
-def test_a_callback_that_exits_the_program_does_not_hang_it_nor_leave_the_lock_held():
-    backend = ScriptedBackend()
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_callback_that_exits_the_program_neither_hangs_it_nor_leaves_the_lock_held_nor_others_untold(
+    is_async: bool, end: BaseException
+):
+    backend, told = ScriptedBackend(), list[str]()
+
+    def exit_now() -> None:
+        raise end
+
+    async def exit_soon() -> None:
+        await asyncio.sleep(0)
+        raise end
+
+    async def main() -> None:
+        election, _, _ = make_election(backend)
+        election.on_acquired(exit_soon if is_async else exit_now)
+        election.on_acquired(lambda: told.append("acquired"))
+        election.on_lost(lambda: told.append("lost"))
+        election.on_stopped(lambda: told.append("stopped"))
+        await election.start()
+        await asyncio.sleep(3600)
+
+    with pytest.raises(type(end)) as ended:
+        asyncio.run(main())
+    assert ended.value is end
+    assert not backend.holds
+    assert not backend.is_open
+    assert told == ["acquired", "lost", "stopped"]
+
+
+def test_a_callback_that_exits_while_the_program_exits_does_not_cut_its_end_short():
+    backend, told = ScriptedBackend(), list[str]()
 
     async def main() -> None:
         election, _, _ = make_election(backend)
 
         @election.on_acquired
-        def give_up() -> None:
+        async def give_up() -> None:
             raise SystemExit(3)
 
+        @election.on_lost
+        async def give_up_again() -> None:
+            raise SystemExit(4)
+
+        election.on_stopped(lambda: told.append("stopped"))
         await election.start()
         await asyncio.sleep(3600)
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         asyncio.run(main())
-    assert not backend.holds
+    assert ended.value.code == 3
     assert not backend.is_open
+    assert told == ["stopped"]
+
+
+def test_an_event_loop_that_survives_an_exit_has_an_election_that_still_notifies():
+    """As in a notebook, whose loop goes on: a leader without listeners would never tell its work to stop."""
+    loop, told = asyncio.new_event_loop(), list[str]()
+
+    async def begin() -> Election:
+        election, _, _ = make_election(ScriptedBackend())
+        election.on_acquired(lambda: sys.exit(3))
+        election.on_released(lambda: told.append("released"))
+        await election.start()
+        return election
+
+    async def led(election: Election) -> None:
+        await election.wait_for_leadership()
+        await asyncio.sleep(3600)
+
+    try:
+        election = loop.run_until_complete(begin())
+        leading = loop.create_task(led(election))
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(leading)
+        assert election.is_leader
+        leading.cancel()
+        loop.run_until_complete(election.shutdown())
+        assert told == ["released"]
+    finally:
+        loop.close()
 
 
 async def test_a_callback_that_raises_no_exception_but_worse_is_reported_too():

@@ -7,9 +7,19 @@ refused here, by name, before anything runs.
 import math
 import re
 import reprlib
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["check_callable", "check_flag", "check_int", "check_number", "check_seconds", "quoted", "shown", "visible"]
+__all__ = [
+    "check_callable",
+    "check_flag",
+    "check_int",
+    "check_number",
+    "check_seconds",
+    "quoted",
+    "refuse_pickling",
+    "shown",
+    "visible",
+]
 
 _PRINTABLE_BITS = 256
 _LONGEST_SHOWN = 240
@@ -82,3 +92,11 @@ def check_callable(name: str, value: Any) -> None:
     """Refuse what cannot be called, at registration instead of at the first event."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {type(value).__name__}")
+
+
+def refuse_pickling(self: object, _protocol: object = None) -> NoReturn:
+    """Refuse to be pickled or copied, as the ``__reduce_ex__`` of a class: two objects would act on one session."""
+    raise TypeError(
+        f"{type(self).__name__} cannot be pickled or copied: it stands for this process and holds sessions of it. "
+        "Pass the settings instead, and create one in the process that uses it"
+    )

@@ -7,7 +7,7 @@ be plain or ``async``; several per event run in the order of their registration.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pgleaderlock._checks import check_callable
+from pgleaderlock._checks import check_callable, refuse_pickling
 from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, StateChangeCallback
 
 __all__ = ["Callbacks"]
@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Callbacks:
     """Registration by decorator. What is registered while an election runs hears the next event."""
+
+    __reduce_ex__ = refuse_pickling
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []

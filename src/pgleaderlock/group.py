@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from pgleaderlock._checks import check_int, check_seconds
+from pgleaderlock._checks import check_int, check_seconds, refuse_pickling
 from pgleaderlock._run import Run
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
@@ -105,6 +105,8 @@ class LeaderGroup(Mapping[str, GroupRole]):
 
     A released role is taken by another process in milliseconds; that of a process that died within ``poll_s``.
     """
+
+    __reduce_ex__ = refuse_pickling
 
     def __init__(
         self,

@@ -5,13 +5,15 @@ Delivery has a task of its own, because a slow callback must never delay a renew
 the transition.
 
 What a listener raises is logged and comes back as an ``on_error`` event; what an ``on_error`` listener raises is only
-logged. Nothing that a listener does ends the stream, cancelling its task included: it ends with its election.
+logged. ``SystemExit`` and ``KeyboardInterrupt`` end the event loop. Nothing that a listener does ends the stream,
+cancelling its task included: it ends with its election.
 """
 
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import LockError
@@ -38,6 +40,7 @@ class EventStream:
         self._unheard = 0
         self._heard: asyncio.Future[None] | None = None
         self._ended = False
+        self._is_loop_ending = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgleaderlock events")
         self._task.add_done_callback(lambda _: self._note_heard())
 
@@ -81,10 +84,7 @@ class EventStream:
         """Deliver what is left, then end. Past the time-out the rest is abandoned."""
         self.end()
         await asyncio.wait({self._task}, timeout=timeout_s)
-        if self._task.done():
-            if not self._task.cancelled():
-                self._task.exception()  # a callback that exits the program needs no second report from asyncio
-        else:
+        if not self._task.done():
             self._logger.error("callbacks_abandoned", undelivered=self._events.qsize())
 
     async def _run(self) -> None:
@@ -93,6 +93,7 @@ class EventStream:
                 event = await self._events.get()
             except asyncio.CancelledError:
                 # The loop is shutting down. The election is being cancelled too and has last events to tell.
+                self._is_loop_ending = True
                 self._uncancel()
                 continue
             if event is None:
@@ -122,8 +123,8 @@ class EventStream:
             return LockError("the callback was cancelled before it finished")
         except Exception as error:  # noqa: BLE001 - whatever user code raises must not end the election
             return error
-        except (KeyboardInterrupt, SystemExit):
-            raise  # meant for the whole program, whose loop ends with it
+        except (KeyboardInterrupt, SystemExit) as end:
+            self._end_program(end)
         except BaseException as error:  # noqa: BLE001 - such as pytest.fail(): no Exception, yet no end of the program
             failure = LockError(f"the callback raised {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -132,8 +133,20 @@ class EventStream:
             self._uncancel()  # a callback may also have swallowed its cancellation
         return None
 
+    def _end_program(self, end: BaseException) -> None:
+        """Let it end the event loop, as it was meant to, but not this task: other listeners have to hear of the loss.
+
+        Once the loop is ending, a second one would cut that end short, with sessions still open.
+        """
+        if not self._is_loop_ending:
+            asyncio.get_running_loop().call_soon(_raise, end)
+
     def _uncancel(self) -> None:
         """Forget a cancellation that was for the callback, so that the next one can be awaited."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from pgleaderlock._bodies import AfterWork, Work, WorkPolicy, is_async
-from pgleaderlock._checks import check_callable, check_seconds
+from pgleaderlock._checks import check_callable, check_seconds, refuse_pickling
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, LockState, StateChangeCallback
@@ -37,6 +37,8 @@ _EXIT_TIMEOUT_S = 10.0  # for a `with` block that ends in an exception, as in th
 
 class BlockingElection(Generic[A]):
     """One contender, for any thread."""
+
+    __reduce_ex__ = refuse_pickling
 
     def __init__(self, engine: A) -> None:
         self._engine = engine
