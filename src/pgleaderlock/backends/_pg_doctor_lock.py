@@ -9,6 +9,7 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._pg_activity import Contender, contenders
 from pgleaderlock.backends._pg_doctor_findings import Finding, Note, Verdict, together
 from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends._pg_standby import REMEDY, described, standby_waits
 from pgleaderlock.backends.lease import witness_key
 
 __all__ = ["check_lock", "check_term_table"]
@@ -41,8 +42,10 @@ async def check_term_table(site: Site, name: str) -> Finding:
 
 async def check_lock(site: Site, name: str) -> Finding:
     """Say who holds it and who waits, and whether they agree."""
+    waits = await standby_waits(site.connection, site.key)
+    stuck = [Note(Verdict.PROBLEM, described(waits), REMEDY)] if waits else []
     if site.key is None:
-        return Finding(name, Verdict.INFO, "not looked at: none was named")
+        return together(name, [Note(Verdict.INFO, "not looked at: none was named"), *stuck])
     found = await contenders(site.connection, site.key)
     witnesses = await contenders(site.connection, witness_key(site.key))
     in_line = sum(not contender.granted for contender in found)
@@ -50,7 +53,8 @@ async def check_lock(site: Site, name: str) -> Finding:
         Note(
             Verdict.INFO,
             f"{site.key.described} is {_holder(found)}; {in_line} in line; its witness is {_holder(witnesses)}",
-        )
+        ),
+        *stuck,
     ]
     agreements = {_dsn.agreement_of(contender.holder.name) for contender in found} - {None}
     if len(agreements) > 1:

@@ -11,7 +11,7 @@ silent keeps the lock until its connection ends.
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from pgleaderlock.backends import _pg_activity
+from pgleaderlock.backends import _pg_activity, _pg_standby
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import call_driver, close_connection
 from pgleaderlock.backends.base import Backend
@@ -71,6 +71,11 @@ class PlainLockBackend(Backend):
     async def contenders(self) -> list[_pg_activity.Contender]:
         """Return who holds the lock and who waits for it, as pg_locks and pg_stat_activity show it."""
         answer: list[_pg_activity.Contender] = await self._run(_pg_activity.contenders(self._connection, self._key))
+        return answer
+
+    async def standby_waits(self) -> list[_pg_standby.StandbyWait]:
+        """Return which sessions of this lock wait for a synchronous standby."""
+        answer: list[_pg_standby.StandbyWait] = await self._run(_pg_standby.standby_waits(self._connection, self._key))
         return answer
 
     async def holder(self) -> Holder | None:

@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from pgleaderlock.cli.console import describe_holder, holder_fields, print_json
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import Sight, Target
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
@@ -56,7 +56,8 @@ def _print_as_json(target: Target, seen: Sight) -> None:
 
 def _print_as_text(target: Target, seen: Sight) -> None:
     name = target.described
-    if not any(contender.granted for contender in seen.contenders):
+    is_held = any(contender.granted for contender in seen.contenders)
+    if not is_held:
         click.echo(f"{name} has no holder: {seen.note}" if seen.note else f"{name} is free")
     for contender in seen.contenders:
         if contender.granted:
@@ -64,3 +65,5 @@ def _print_as_text(target: Target, seen: Sight) -> None:
         else:
             since = f", waiting since {contender.waiting_since}" if contender.waiting_since else ""
             click.echo(f"  in line: {describe_holder(contender.holder)}{since}")
+    if is_held and seen.note:
+        click.echo(f"  problem: {visible(seen.note)}")

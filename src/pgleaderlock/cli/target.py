@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pgleaderlock.backends import _dsn, open_backend
-from pgleaderlock.backends._pg_status import Contender, look_at_lock
+from pgleaderlock.backends._pg_status import Contender, inspect_lock
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli.console import key_fields, visible
@@ -28,7 +28,7 @@ class Sight:
     contenders: list[Contender]
     """Who holds it, and then who waits for it where the store shows that."""
     note: str = ""
-    """What "free" does not say: why nobody may be able to take it either."""
+    """What "free" and "held" do not say: why no candidate may be able to lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
     """The session lock of this key."""
 
     async def look() -> Sight:
-        return Sight(await look_at_lock(dsn, key))
+        return Sight(*await inspect_lock(dsn, key))
 
     advice = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
     return Target(key.name or str(key), key.described, key_fields(key), look, advice)
