@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,31 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
     server.start()
     try:
         yield server
+    finally:
+        server.stop("immediate")
+
+
+@pytest.fixture
+def server_with_a_clock(server_folder_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Path]]:
+    """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if sys.platform != "linux" or library is None:
+        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
+    offset = server_folder_root / f"clock-{free_port()}"
+    offset.write_text("+0")
+    offset.chmod(0o644)
+    server = Server(server_folder_root / f"clocked-{free_port()}", tcp_port=free_port())
+    with monkeypatch.context() as patch:
+        for name, value in {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }.items():
+            patch.setenv(name, value)
+        server.start()
+    try:
+        yield server, offset
     finally:
         server.stop("immediate")
 

@@ -22,7 +22,9 @@ from psycopg.conninfo import make_conninfo
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
 from pgleaderlock.backends import (
+    _dsn,
     _pg_doctor,
+    _pg_doctor_clock,
     _pg_doctor_lease,
     _pg_doctor_network,
     _pg_doctor_room,
@@ -32,6 +34,7 @@ from pgleaderlock.backends import (
     _sql,
 )
 from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
+from pgleaderlock.backends._pg_doctor_clock import ClockLook, judge_clock
 from pgleaderlock.backends._pg_doctor_site import Site
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.cli import doctor
@@ -522,12 +525,68 @@ async def test_on_an_old_server_the_lease_is_not_tried(clinic: Server, monkeypat
     assert "14" in findings["lease enforcement"].found
 
 
-async def test_the_skew_of_the_server_is_shown_and_never_judged(clinic: Server, monkeypatch: pytest.MonkeyPatch):
+async def test_the_clock_of_a_healthy_server_is_shown_with_what_cannot_be_known(clinic: Server):
+    local, remote = (await found_in(clinic.dsn))["server clock"], (await found_in(clinic.tcp_dsn))["server clock"]
+    assert (local.verdict, remote.verdict) == (INFO, INFO)
+    assert "not stepped since the server started" in local.found
+    assert "cannot be seen from here" in remote.found
+    assert "chronyc tracking" in remote.found
+
+
+async def test_clocks_that_are_far_apart_are_warned_about(clinic: Server, monkeypatch: pytest.MonkeyPatch):
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 7200)
     findings = await found_in(clinic.dsn)
-    assert serious(findings) == {}
+    assert serious(findings) == {"server clock": WARNING}
     assert findings["server clock"].found.startswith("7.2e+03 s ahead of ours")
+    assert "not synchronised" in findings["server clock"].found
+
+
+@pytest.mark.parametrize(("step", "words"), [("+100", "it was stepped forward by"), ("-100", "it was set back")])
+async def test_a_stepped_clock_of_a_server_is_found_in_its_traces(
+    server_with_a_clock: tuple[Server, Path], step: str, words: str
+):
+    server, offset = server_with_a_clock
+    assert (await found_in(server.dsn))["server clock"].verdict is INFO
+    offset.write_text(step)
+    finding = (await found_in(server.dsn))["server clock"]
+    assert finding.verdict is WARNING
+    assert words in finding.found
+    assert "takeover='strict'" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("look", "verdict", "words"),
+    [
+        (ClockLook(0.9, 0.001, 0.0, -1.0, 0.0), INFO, "no decision compares the two"),
+        (ClockLook(-1.2, 0.1, 0.0, -1.0, 0.0), WARNING, "1.2 s behind ours"),
+        (ClockLook(1.2, 0.3, 0.0, -1.0, 0.0), INFO, "ahead of ours"),  # within what the answer's time leaves open
+        (ClockLook(0.0, 0.0, -50.0, -1.0, None), WARNING, "-50 s more than ours"),
+        (ClockLook(0.0, 0.0, 0.02, -1.0, None), INFO, "cannot be seen from here"),
+        (ClockLook(0.0, 0.0, 0.0, 2.0, None), WARNING, "2 s in its future"),
+        (ClockLook(0.0, 0.0, 0.0, -1.0, -3.0), WARNING, "stepped back by 3 s"),
+    ],
+)
+def test_what_a_look_at_the_clock_of_a_server_means(look: ClockLook, verdict: Verdict, words: str):
+    finding = judge_clock("x", look)
+    assert (finding.verdict, words in finding.found) == (verdict, True)
+
+
+async def test_a_clock_that_is_stepped_while_it_is_watched_is_seen(
+    server_with_a_clock: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch
+):
+    server, offset = server_with_a_clock
+
+    async def step_instead_of_sleeping(_seconds: float) -> None:
+        offset.write_text("+100")
+
+    site = await _pg_doctor_site.open_site(_dsn.check_dsn(server.dsn), Lease(LEASE_S), None)
+    monkeypatch.setattr(asyncio, "sleep", step_instead_of_sleeping)
+    try:
+        look = await _pg_doctor_clock._look(site)
+    finally:
+        await site.connection.close()
+    assert 0 < look.gained_s <= 100
 
 
 @pytest.mark.parametrize(

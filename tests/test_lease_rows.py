@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pgleaderlock import ConnectionError, Election, FixedInterval, open_backend
 from pgleaderlock.backends.lease_rows import LeaseRowStore
 from pgleaderlock.backends.record import Claim
 from pgleaderlock.embedded import Server
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.doubles import Witness, until
 from tests.pooler import pgbouncer
 from tests.test_lease import query
@@ -132,33 +131,6 @@ async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Se
 
 
 # --- Clocks -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server_with_a_clock(
-    server_folder_root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Server, Path]]:
-    """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-    if sys.platform != "linux" or library is None:
-        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
-    offset = server_folder_root / f"clock-{free_port()}"
-    offset.write_text("+0")
-    offset.chmod(0o644)
-    server = Server(server_folder_root / f"clocked-{free_port()}", tcp_port=free_port())
-    with monkeypatch.context() as patch:
-        for name, value in {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(offset),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }.items():
-            patch.setenv(name, value)
-        server.start()
-    try:
-        yield server, offset
-    finally:
-        server.stop("immediate")
 
 
 @pytest.mark.parametrize("step", ["+3600", "-3600"])

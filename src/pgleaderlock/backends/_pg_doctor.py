@@ -23,6 +23,7 @@ import psycopg
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._pg_advice import advice_for
+from pgleaderlock.backends._pg_doctor_clock import check_server_clock
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
 from pgleaderlock.backends._pg_doctor_lease import check_enforcement, check_line, check_token
 from pgleaderlock.backends._pg_doctor_lock import check_lock, check_term_table
@@ -30,7 +31,6 @@ from pgleaderlock.backends._pg_doctor_network import (
     check_keepalives,
     check_own_clock,
     check_round_trip,
-    check_server_clock,
 )
 from pgleaderlock.backends._pg_doctor_room import check_connections, check_lock_table
 from pgleaderlock.backends._pg_doctor_server import (

@@ -1,4 +1,4 @@
-"""The way between this host and the server, and the clocks at both ends, as the doctor measures them from here.
+"""The way between this host and the server, and our own clock, as the doctor measures them from here.
 
 These findings are about the host that asks: another contender's network and clock may be worse.
 """
@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
-from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends._pg_doctor_site import Site, shown_s
 from pgleaderlock.backends.lease import Lease
 
-__all__ = ["check_keepalives", "check_own_clock", "check_round_trip", "check_server_clock"]
+__all__ = ["check_keepalives", "check_own_clock", "check_round_trip"]
 
 _ROUND_TRIPS = 20
 _ROUND_TRIPS_BOUND_S = 2.0
@@ -36,15 +36,13 @@ async def check_round_trip(site: Site, name: str) -> Finding:
 
 def _judge_round_trips(name: str, times_s: Sequence[float], lease: Lease) -> Finding:
     median_s = statistics.median(times_s)
-    found = f"median of {len(times_s)}: {_ms(median_s)}, slowest: {_ms(max(times_s))}; lease: {lease.lease_s:g} s"
+    found = (
+        f"median of {len(times_s)}: {shown_s(median_s)}, slowest: {shown_s(max(times_s))}; lease: {lease.lease_s:g} s"
+    )
     if median_s <= lease.lease_s / 10:
         return Finding(name, Verdict.OK, found)
     advice = f"a renewal may come too late: use a lease of {math.ceil(10 * median_s)} s or more, or a nearer database"
     return Finding(name, Verdict.WARNING, found, advice)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 async def check_keepalives(site: Site, name: str) -> Finding:
@@ -69,17 +67,6 @@ _TCP_OPTIONS = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOU
 def _tcp_option(ours: socket.socket, name: str) -> int | str:
     option = getattr(socket, name, None)  # not every system has all of them
     return "(system default)" if option is None else ours.getsockopt(socket.IPPROTO_TCP, option)
-
-
-async def check_server_clock(site: Site, name: str) -> Finding:
-    """Show how far the two clocks are apart, for whoever reads both logs."""
-    before_s = time.time()
-    (server_s,) = await site.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
-    after_s = time.time()
-    ahead_s = server_s - (before_s + after_s) / 2
-    word = "ahead of" if ahead_s >= 0 else "behind"
-    found = f"{_ms(abs(ahead_s))} {word} ours, give or take {_ms((after_s - before_s) / 2)}"
-    return Finding(name, Verdict.INFO, f"{found}; no decision compares the two")
 
 
 async def check_own_clock(_site: Site, name: str) -> Finding:

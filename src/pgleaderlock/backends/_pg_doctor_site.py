@@ -20,7 +20,7 @@ from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
 
-__all__ = ["Setting", "Site", "connect", "open_site", "told"]
+__all__ = ["Setting", "Site", "connect", "open_site", "shown_s", "told"]
 
 _CONNECT_BOUND_S = 20.0  # more than the time-out of one host, so that a second one is tried
 _READ_ONLY_WORDS = ("session is read-only", "hot standby mode")  # libpq's own, with target_session_attrs
@@ -53,6 +53,11 @@ def told(error: Exception, parts: Mapping[str, str]) -> str:
     message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     lines = _dsn.scrub(message or str(error), parts).splitlines()
     return "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
+
+
+def shown_s(seconds: float) -> str:
+    """Return a duration as people read it."""
+    return f"{seconds * 1000:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
