@@ -9,7 +9,7 @@ import pytest
 from pgleaderlock import ConnectionError
 from pgleaderlock.backends._admission import Admission, Admitted
 from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.session import ServerFacts
+from pgleaderlock.backends.session import OnEnd, ServerFacts
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,7 +24,7 @@ class Client:
     def __init__(self, pooler: "PoolerModel") -> None:
         self._pooler = pooler
         self.facts = ServerFacts(180000, TOLD_PID)
-        self.closed = False
+        self.closed = self.has_ended = False
         self.asked: list[str] = []
         self.descriptor = None
 
@@ -42,8 +42,7 @@ class Client:
 
     async def listen(self, channel: str) -> None: ...
     async def notified(self) -> None: ...
-    async def ended(self) -> ConnectionError:
-        raise NotImplementedError
+    def watch(self, on_end: OnEnd) -> None: ...
 
 
 class PoolerModel:
