@@ -9,14 +9,12 @@ clock: the same backend, seen for longer than a lease.
 from collections.abc import Iterable
 
 from pgleaderlock._logging import NDLogger
+from pgleaderlock.backends._pg_standby import REMEDY
 
 __all__ = ["StuckHolders"]
 
 _SYNC_REP = "SyncRep"
-_ADVICE = (
-    "a standby that synchronous_standby_names names does not confirm commits, so no term can begin: bring that standby "
-    "back, or take it out of synchronous_standby_names and reload the server"
-)
+_ADVICE = f"a synchronous standby does not confirm commits, so no term can begin: {REMEDY}"
 
 
 class StuckHolders:
