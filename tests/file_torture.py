@@ -2,7 +2,7 @@
 
     python -m tests.file_torture --processes 64 --seconds 30
 
-Three rounds, each of which can be left out (``--only``):
+Four rounds, each of which can be left out (``--only``):
 
 - ``group``: so many contenders. Each samples its token about every millisecond in a thread of its own and writes the
   intervals in which it led into a memory-mapped file, where they outlive a kill -9. Meanwhile processes are killed and
@@ -11,12 +11,16 @@ Three rounds, each of which can be left out (``--only``):
   unreadable, nobody leads before the leader is dead, and the take-over is timed.
 - ``simulate``: contenders in threads that take turns, at random, at every single step on the files and every look at
   the clock, which is virtual. So a contender can be frozen between any two steps, for any time, and is killed there.
+  The disk is full now and then.
+- ``full``: a small group on a file system of a few pages (root mounts it), which is full most of the time. The same is
+  looked for; and whoever leads when it becomes full, and is not harmed, leads until there is room again.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
 import signal
@@ -34,10 +38,10 @@ from unittest import mock
 
 from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.backends import _file_record
-from pgleaderlock.backends._file_folder import Draft
+from pgleaderlock.backends._file_folder import Draft, Live
 from pgleaderlock.backends.file import FileStore, open_file
 from pgleaderlock.backends.record import RecordBackend
-from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Grant
 from pgleaderlock.torture._belief import make_belief_file, read_beliefs
 from tests.torture import find_overlaps
@@ -244,6 +248,111 @@ def torture_group(members: int, seconds: float, seed: int) -> Group:
         return group
 
 
+# --- A full disk -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tiny_disk(folder: Path, options: str = "size=64k") -> Iterator[str]:
+    """Mount a file system of a few pages or inodes. The string says why not, where it cannot be: only root may."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    is_mounted = mounted.returncode == 0
+    try:
+        yield "" if is_mounted else f"only root may mount a file system of a few pages: {mounted.stderr.strip()}"
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Use up every page and every inode that is left."""
+    with contextlib.suppress(OSError), (folder / "ballast").open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (folder / f"ballast.{number}").touch(exist_ok=False)
+
+
+def free(folder: Path) -> None:
+    for path in folder.glob("ballast*"):
+        path.unlink()
+
+
+class FullDisk(Group):
+    """A group whose disk is full most of the time. Harm comes then as much as later."""
+
+    led_on = fillings = unreadable = 0
+
+    def run(self, seconds: float) -> None:
+        try:
+            for member in self.members:
+                member.start()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                self._wait_for_renewal(end)
+                fill(self.record.parent)
+                self._watch_leader()
+                for _ in range(2):
+                    self._harm()
+                    time.sleep(self._rng.uniform(0, LEASE_S))
+                free(self.record.parent)
+                for member in self.members:
+                    member.thaw_in_time()
+        finally:
+            for member in self.members:
+                member.kill()
+            self._nursery.close()
+
+    def _wait_for_renewal(self, end: float) -> None:
+        """Wait until somebody leads who renews."""
+        before = self._term()
+        while before == (now := self._term()) or now is None:
+            if time.monotonic() > end:
+                return
+            time.sleep(0.01)
+
+    def _watch_leader(self) -> None:
+        """See whether it goes on renewing, for longer than its lease."""
+        before = self._term()
+        time.sleep(1.5 * LEASE_S)
+        after = self._term()
+        self.fillings += 1
+        self.led_on += before is not None and after is not None and before[0] == after[0] and before < after
+
+    def _term(self) -> tuple[int, str] | None:
+        if not self.record.exists():
+            return None
+        text = self.record.read_bytes()
+        if _file_record.decode(text) is None:
+            self.unreadable += 1
+            return None
+        fields = json.loads(text)
+        return fields["token"], fields["renewTime"]
+
+
+def torture_full_disk(members: int, seconds: float, seed: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="pgll-file-") as folder:
+        group = FullDisk(Path(folder), members, seed)
+        with tiny_disk(group.record.parent) as why_not:
+            if why_not:
+                say(f"a full disk was NOT tried: {why_not}")
+                if os.environ.get("CI") == "true":
+                    sys.exit("nothing is left out in CI")
+                return
+            group.run(seconds)
+        intervals = group.intervals()
+        problems = overlaps_in(intervals), tokens_out_of_order(intervals), group.unreadable
+        terms = len({token for *_, token in intervals})
+        say(f"full disk, {members} seed={seed}: {terms} terms, filled {group.fillings} times, harm {group.harm},")
+        say(f"  leader led on in {group.led_on}, {problems[0]} overlaps, {problems[1]} tokens out of order,")
+        say(f"  {problems[2]} unreadable records")
+        # Not in all of them: a machine that is too busy for a lease of 1.5 s ends a term too.
+        if not terms or any(problems) or group.led_on * 2 < group.fillings:
+            sys.exit("two leaders at once, or a full disk ended the term")
+
+
 # --- Kills -----------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +439,10 @@ class Killed(BaseException):
 class Simulation:
     """Contenders that take turns at every step, in an order that the seed decides, on a virtual clock."""
 
-    STEPS = ("read", "terms", "is_free", "is_in_place", "draft", "claim", "publish", "remove", "collect", "_remove")
+    STEPS = (
+        *("read", "terms", "is_free", "is_in_place", "draft", "claim", "publish", "overwrite", "_is_at", "remove"),
+        *("collect", "_remove"),
+    )
 
     def __init__(self, record: Path, seed: int, contenders: int = 4) -> None:
         self.record = record
@@ -341,6 +453,8 @@ class Simulation:
         self.terms: list[int] = []
         self.overlaps: list[str] = []
         self.frozen: dict[Contender, int] = {}
+        self.is_full = False
+        self.overwritten = 0
 
     def run(self, steps: int) -> None:
         for contender in self.contenders:
@@ -361,7 +475,9 @@ class Simulation:
             self.now += self.rng.uniform(0.1, 1.2) * LEASE_S
         elif chance < 0.06:
             self.frozen[self.rng.choice(self.contenders)] = step + self.rng.randrange(5, 100)
-        elif chance < 0.065:
+        elif chance < 0.07:
+            self.is_full = not self.is_full
+        elif chance < 0.075:
             self._replace(self.rng.choice(self.contenders))
 
     def _replace(self, contender: "Contender") -> None:
@@ -393,6 +509,7 @@ class Contender:
         for name in Simulation.STEPS:
             setattr(folder, name, self._with_turns(getattr(folder, name)))
         folder.draft = self._noting_drafts(folder.draft)
+        folder.overwrite = self._counting(folder.overwrite)
 
     def start(self) -> None:
         self._thread.start()
@@ -431,11 +548,21 @@ class Contender:
     def _noting_drafts(self, draft: Any) -> Any:
         @contextlib.contextmanager
         def noted(text: bytes) -> Iterator[Draft]:
+            if self._simulation.is_full:
+                raise ConnectionError("cannot write: the disk is full")
             with draft(text) as made:
                 self._descriptors.append(made.descriptor)
                 yield made
 
         return noted
+
+    def _counting(self, overwrite: Any) -> Any:
+        def counted(live: Live, text: bytes) -> bytes | None:
+            written: bytes | None = overwrite(live, text)
+            self._simulation.overwritten += written is not None
+            return written
+
+        return counted
 
     def _read_clock(self) -> float:
         self._wait_for_turn()
@@ -476,9 +603,9 @@ class Contender:
         await self._backend.release(grant)
 
 
-def simulate(seeds: Iterable[int], steps: int = 1500) -> tuple[int, list[str]]:
-    """Return how many terms there were, and the moments at which two believed to lead."""
-    terms, problems = 0, []
+def simulate(seeds: Iterable[int], steps: int = 1500) -> tuple[int, int, list[str]]:
+    """Return how many terms and renewals in place there were, and the moments at which two believed to lead."""
+    terms, overwritten, problems = 0, 0, []
     for seed in seeds:
         with (
             tempfile.TemporaryDirectory(prefix="pgll-file-", dir=_memory_folder()) as folder,
@@ -487,10 +614,11 @@ def simulate(seeds: Iterable[int], steps: int = 1500) -> tuple[int, list[str]]:
             simulation = Simulation(Path(folder) / "leader.json", seed)
             simulation.run(steps)
         terms += len(simulation.terms)
+        overwritten += simulation.overwritten
         problems += [f"seed {seed} {overlap}" for overlap in simulation.overlaps[:1]]
         if len(set(simulation.terms)) != len(simulation.terms):
             problems.append(f"seed {seed}: a token was given out twice")
-    return terms, problems
+    return terms, overwritten, problems
 
 
 async def _without_a_thread(step: Any, *arguments: Any) -> None:
@@ -502,8 +630,8 @@ def _memory_folder() -> str | None:
 
 
 def torture_by_simulation(seeds: int, first: int) -> None:
-    terms, problems = simulate(range(first, first + seeds))
-    say(f"{seeds} simulations from seed={first}: {terms} terms, {len(problems)} problems")
+    terms, overwritten, problems = simulate(range(first, first + seeds))
+    say(f"{seeds} simulations from seed={first}: {terms} terms, {overwritten} in place, {len(problems)} problems")
     if problems:
         sys.exit("\n".join(problems[:5]))
 
@@ -519,15 +647,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--simulations", type=int, default=300)
-    parser.add_argument("--only", choices=["group", "kills", "simulate"])
+    parser.add_argument("--only", choices=["group", "kills", "simulate", "full"])
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
+    logging.disable()  # losing, and a full disk, are what they are here for
     if options.only in (None, "simulate"):
         torture_by_simulation(options.simulations, options.seed)
     if options.only in (None, "kills"):
         torture_by_kills(options.kills, options.seed)
     if options.only in (None, "group"):
         torture_group(options.processes, options.seconds, options.seed)
+    if options.only in (None, "full"):
+        torture_full_disk(min(8, options.processes), min(30.0, options.seconds), options.seed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The files of one lock, and the few things that are ever done to them.
 
 ==================== ===========================================================================================
-``<path>``           the record: what the newest term's holder wrote last. Only ever replaced as a whole.
+``<path>``           the record: what the newest term's holder wrote last. Replaced as a whole; where there is no
+                     room for that, written over in place by the holder, who has it open.
 ``<path>.live.<N>``  the term N: made once with link(2), complete and locked (flock) from its first moment, and
                      never written again. The kernel frees the lock when the holder dies.
 ``<path>.tmp.<hex>`` a text on its way. Left behind only by a process that was killed at that moment.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
-from pgleaderlock.backends._file_record import LARGEST_TOKEN
+from pgleaderlock.backends._file_record import LARGEST_TOKEN, padded
 from pgleaderlock.errors import ConnectionError, LockError
 
 __all__ = ["Draft", "Folder", "Live"]
@@ -32,7 +33,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _HINTS = {
-    errno.ENOSPC: "the disk is full: free some space",
+    errno.ENOSPC: "the disk is full: free some space, or inodes if `df -i` shows that none is left",
     errno.EDQUOT: "the quota is used up: free some space",
     errno.EFBIG: "the limit on the size of files (ulimit -f) is too low",
     errno.EROFS: "the file system is read-only",
@@ -52,12 +53,20 @@ class Draft:
     descriptor: Descriptor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Live:
     """A term of our own, held for as long as its descriptor is open."""
 
     token: int
     descriptor: Descriptor
+    record: Descriptor | None = None
+    """The record that we published last. Whatever has its name by now, to write here harms no other's record."""
+
+    def close(self) -> None:
+        """End the term: from now on its file is free."""
+        if self.record is not None:
+            self.record.close()
+        self.descriptor.close()
 
 
 class Folder:
@@ -113,14 +122,7 @@ class Folder:
 
     def is_in_place(self, live: Live) -> bool:
         """Whether the file of this term is still the one that we hold: somebody may have removed it by hand."""
-        if not live.descriptor.is_open:
-            return False
-        with self._explained("look at", self.live_path(live.token)):
-            try:
-                there = os.stat(self.live_path(live.token), follow_symlinks=False)  # noqa: PTH116 - the same, shorter
-            except FileNotFoundError:
-                return False
-            return os.path.samestat(there, os.fstat(live.descriptor.number))
+        return self._is_at(self.live_path(live.token), live.descriptor)
 
     # --- Writing -----------------------------------------------------------------------------------------------
 
@@ -158,9 +160,31 @@ class Folder:
         descriptor, draft.descriptor = draft.descriptor, None
         return Live(token, descriptor)
 
-    def publish(self, draft: Draft) -> bool:
-        """Make the record of a draft. False when that was collected: a newer leader is there."""
-        return self._happened("replace", self.path, lambda: os.replace(draft.path, self.path))  # noqa: PTH105 - returns None
+    def publish(self, draft: Draft, live: Live) -> bool:
+        """Make the record of a draft, for this term. False when that was collected: a newer leader is there."""
+        assert draft.descriptor is not None  # noqa: S101 - a draft is published once
+        fcntl.flock(draft.descriptor.number, fcntl.LOCK_UN)  # others may lock the record, as programs do that read it
+        if not self._happened("replace", self.path, lambda: os.replace(draft.path, self.path)):  # noqa: PTH105 - returns None
+            return False
+        former, live.record, draft.descriptor = live.record, draft.descriptor, None
+        if former is not None:
+            former.close()
+        return True
+
+    def overwrite(self, live: Live, text: bytes) -> bytes | None:
+        """Write over the record that we published, in place, which takes no room; return what it says now.
+
+        None where that is not the record any more, or cannot be overwritten either: a file system that copies on write
+        takes room for it. It is one system call on one page, so no kill -9 comes in between.
+        """
+        record = live.record
+        if record is None or not record.is_open:
+            return None
+        with contextlib.suppress(OSError):
+            text = padded(text, os.fstat(record.number).st_size)
+            if len(text) <= _LARGEST_TEXT and os.pwrite(record.number, text, 0) == len(text):
+                return text if self._is_at(self.path, record) else None
+        return None
 
     def remove(self, live: Live) -> None:
         """Take a term back that never counted."""
@@ -203,6 +227,17 @@ class Folder:
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    def _is_at(self, path: Path, descriptor: Descriptor) -> bool:
+        """Whether this name is of the file that we have open."""
+        if not descriptor.is_open:
+            return False
+        with self._explained("look at", path):
+            try:
+                there = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - the same, shorter
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(there, os.fstat(descriptor.number))
 
     def _happened(self, what: str, path: Path, step: Callable[[], None]) -> bool:
         """Take a step that takes effect as a whole. False when another was quicker and it cannot any more."""

@@ -4,21 +4,22 @@
 that knows such files looks for; the rest is ours. Times of day are for people: nothing is ever decided by them.
 
 Every text that is written has a random ``nonce``, so no two are alike, and a text that is seen twice was written once.
+
+**Two texts of one entry differ in ``renewTime`` and ``nonce`` only**, byte by byte. So whatever mixture of two renewals
+a reader sees while one is written over the other in place, it is JSON and says the same about the term.
 """
 
 import functools
 import hashlib
 import json
 import math
-import os
 import re
 import secrets
-import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["LARGEST_TOKEN", "Entry", "decode", "digest_of", "encode", "now_text"]
+__all__ = ["LARGEST_TOKEN", "Entry", "decode", "digest_of", "encode", "now_text", "padded"]
 
 LARGEST_TOKEN = 10**18 - 1
 
@@ -55,12 +56,17 @@ def encode(entry: Entry) -> bytes:
         "acquireTime": entry.acquire_time,
         "transitions": entry.token,
         "token": entry.token,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
+        "host": entry.host,
+        "pid": entry.pid,
         "boot_id": entry.boot_id,
         "nonce": secrets.token_hex(8),
     }
     return (json.dumps(fields, indent=1) + "\n").encode()
+
+
+def padded(text: bytes, size: int) -> bytes:
+    """Return the text of an entry with this size: blanks follow the holder, which alone is shorter after a release."""
+    return text.replace(b",\n", b"," + b" " * (size - len(text)) + b"\n", 1)
 
 
 @functools.lru_cache(maxsize=32)  # whoever waits reads the same text again and again

@@ -6,11 +6,11 @@ and for any length of time, keeps nobody waiting for longer than its lease. What
 
 - *To begin term N + 1 is to make its file with link(2)*, which succeeds for one and fails for all others. Whoever made
   it looks whether the record is still the one it decided by, and takes its term back if not.
-- *To renew term N is to replace the record, and then to look* that no later term has a file. If one has, the renewal
+- *To renew term N is to change the record, and then to look* that no later term has a file. If one has, the renewal
   does not count, and the term is over.
 
 Both write first and look afterwards. So of a renewal and a take-over that cross, at least one sees the other: a renewal
-that counts had replaced the record before the next term's file was made, and a take-over that counts found no record
+that counts had changed the record before the next term's file was made, and a take-over that counts found no record
 but the one it had waited out. No two texts of the record are alike, so none is mistaken for another. A record that a
 thawed process writes too late, over a newer one's, is known by its number: the newest term that has a file is the one
 that stands. Its own file says who holds it and for how long, until the record speaks of it again.
@@ -19,6 +19,12 @@ that stands. Its own file says who holds it and for how long, until the record s
 term lasts, and the kernel frees it at the holder's death. A term whose file is free is over, if its holder ran on this
 very boot of this host: of another's locks this kernel knows nothing, and then only the lease counts. There is one file
 for each term, because a frozen leader's lock says nothing about its successor.
+
+**A full disk ends no term.** A renewal or a release replaces the record by a new file, so readers see a whole one.
+Where there is no room for a new file (space, inodes, a quota), the leader writes over the record in place: fields of
+the same width, in the file that it published and has open. Candidates, also of 0.1.0, see that text change as any
+other, but without news of it: so they look every third of a lease. To begin a term takes room for two small files, and
+fails without, before anything has happened.
 
 **In line or in a thread?** The steps are a handful of system calls on small files, tens of microseconds together, and
 are made in line: cancelled or not, what was done is known. The one that waits for the disk, once per term, makes the
@@ -33,6 +39,9 @@ Not promised:
   ends the process; but callbacks come late;
 - files removed or edited by hand while somebody leads. A leader notices at its next renewal;
 - a folder of tens of thousands of files: each look lists it. Give locks a folder of their own;
+- a full disk whose file system copies on write (btrfs, ZFS): there overwriting takes room too, and the term is lost;
+- a reader of ``renewTime`` that looks while the record is written over in place, on a full disk: it may see a time of
+  which the first digits are one renewal's and the last another's. Every other field is always whole;
 - two containers that do not share the folder itself, but copies of it (layers of an image): each has a lock of its own;
 - a disk that is shared by several hosts: safe if its file system is (link, rename), but followers learn of other hosts'
   releases only by looking when the lease is over.
@@ -41,6 +50,7 @@ Not promised:
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -90,7 +100,8 @@ class FileStore(RecordStore):
         self._watch = Watch(self._path.parent, os.fsencode(self._path.name).__eq__)
         self._live: Live | None = None
         self._entry: Entry | None = None  # of our term
-        self._is_open = self._polls = False
+        self._is_open = self._polls = self._has_room = False
+        self._look_every_s = lease_s / 3
         self._logger = get_logger().bind(**self.labels)
 
     @property
@@ -143,7 +154,9 @@ class FileStore(RecordStore):
         self._identity = claim.holder
         if claim.token in self._folder.terms():
             return None  # a courtesy to the disk: of many who wake at once, only the first few make files
-        entry = Entry(claim.holder, claim.token, claim.lease_s, now_text(), place.boot_id())
+        entry = Entry(
+            claim.holder, claim.token, claim.lease_s, now_text(), place.boot_id(), os.getpid(), socket.gethostname()
+        )
         text = encode(entry)
         # Both texts are on the disk before the first step: a disk that is full now fails us now, with nothing done.
         with self._folder.draft(encode(entry)) as live_draft, self._folder.draft(text) as record_draft:
@@ -157,14 +170,14 @@ class FileStore(RecordStore):
         is_published = counts = False
         try:
             is_published = (
-                self._is_still(replacing) and self._view.is_newest(live) and self._folder.publish(record_draft)
+                self._is_still(replacing) and self._view.is_newest(live) and self._folder.publish(record_draft, live)
             )
             counts = is_published and self._view.is_newest(live)
         finally:
             if not is_published:
                 self._folder.remove(live)
             if not counts:
-                live.descriptor.close()
+                live.close()
         return counts
 
     def _is_still(self, decided_by: Record | None) -> bool:
@@ -178,7 +191,7 @@ class FileStore(RecordStore):
     async def _settle(self, live: Live, entry: Entry, text: bytes) -> Record:
         """Tidy up after our predecessors, and make sure that our number is never given out again."""
         self._let_go()  # of a former term, if we had one
-        self._live, self._entry = live, entry
+        self._live, self._entry, self._has_room = live, entry, True
         try:
             self._folder.collect(live.token)
             await asyncio.to_thread(self._folder.make_durable, live.token)
@@ -190,16 +203,28 @@ class FileStore(RecordStore):
     def _renew(self, live: Live, entry: Entry) -> Record | None:
         if not self._view.is_newest(live):  # a courtesy: the record of a later term is not to be replaced by ours
             return None
-        text = encode(entry)
-        with self._folder.draft(text) as draft:
-            if not self._folder.publish(draft) or not self._view.is_newest(live):
-                return None
-        return record_of(entry, text)
+        text = self._rewritten(live, encode(entry))
+        return None if text is None or not self._view.is_newest(live) else record_of(entry, text)
+
+    def _rewritten(self, live: Live, text: bytes) -> bytes | None:
+        """Return the record's new text; None when a newer leader's is there."""
+        try:
+            with self._folder.draft(text) as draft:
+                is_there, self._has_room = self._folder.publish(draft, live), True
+                return text if is_there else None
+        except ConnectionError as error:
+            written = self._folder.overwrite(live, text)
+            if written is None:
+                raise
+            if self._has_room:  # to be told once, and not at each renewal
+                self._has_room = False
+                self._logger.warning("record_written_in_place", error=error)
+            return written
 
     def _let_go(self) -> None:
         live, self._live, self._entry = self._live, None, None
         if live is not None:
-            live.descriptor.close()
+            live.close()
 
     # --- Waiting -----------------------------------------------------------------------------------------------
 
@@ -216,7 +241,7 @@ class FileStore(RecordStore):
         with self._watch.heard() as news:
             while True:
                 news.clear()
-                for pause_s in (*_LOOK_AGAIN_S, None):
+                for pause_s in (*_LOOK_AGAIN_S, self._look_every_s):  # of what is written in place there is no news
                     if self._is_news(seen):
                         return
                     if await _is_set_within(news, pause_s):
@@ -239,7 +264,7 @@ class FileStore(RecordStore):
         return record.version != seen.version or not record.holder or self._view.is_abandoned(record)
 
 
-async def _is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
+async def _is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             return await event.wait()
