@@ -167,6 +167,7 @@ class Group:
         self._rng = random.Random(seed)
         self.record = folder / "locks" / "leader.json"
         self.record.parent.mkdir()
+        self.record.with_name("leader.json.live.999999999999999999").touch()  # a stray file, which must stop nothing
         (folder / "samples").mkdir()
         self._nursery = Nursery()
         self.members = [
@@ -446,6 +447,8 @@ class Simulation:
 
     def __init__(self, record: Path, seed: int, contenders: int = 4) -> None:
         self.record = record
+        if seed % 2:
+            record.with_name("leader.json.live.999999999999999999").touch()  # a stray file, which must stop nothing
         self.rng = random.Random(seed)
         self.now = 1000.0
         self.contenders = [Contender(self, number) for number in range(contenders)]

@@ -154,6 +154,9 @@ class Group:
         for name in ("locks", "notes"):
             (folder / name).mkdir()
         self.lockfiles = [folder / "locks" / f"{number}.lck" for number in range(locks)]
+        for lockfile in self.lockfiles if kind == "ours" else []:
+            lockfile.mkdir()
+            (lockfile / "epoch.999999999999999999").touch()  # a stray file, which must stop nothing
         self.members = [
             Member(
                 self._nursery,

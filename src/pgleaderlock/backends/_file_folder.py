@@ -8,6 +8,13 @@
 ``<path>.tmp.<hex>`` a text on its way. Left behind only by a process that was killed at that moment.
 ==================== ===========================================================================================
 
+**Which file is a term.** Up to ``COUNTED_BY_NAME`` the number in its name decides, whatever the text is: a power cut
+may have lost the text of a term, and its number must not come again. Beyond, where no term comes by itself, a file is a
+term only if its text names the same number, as every term's does from its first moment. Anything else with a far or odd
+number is a stray file: it is ignored, by all candidates alike, and named in the log. That is safe also beside
+candidates of 0.1.0, which count some of them: to begin a term, they too must find the record unchanged for a lease; and
+the term that they begin then has its number in its text, and counts.
+
 Nothing here waits, and nothing decides. OSError leaves as ConnectionError, with what to do about it.
 """
 
@@ -23,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
-from pgleaderlock.backends._file_record import LARGEST_TOKEN, padded
+from pgleaderlock.backends._file_record import COUNTED_BY_NAME, LARGEST_TOKEN, decode, padded
 from pgleaderlock.errors import ConnectionError, LockError
 
 __all__ = ["Draft", "Folder", "Live"]
@@ -31,6 +38,8 @@ __all__ = ["Draft", "Folder", "Live"]
 _LARGEST_TEXT = 65536
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not hang us
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_NO_TEXT = (errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO)  # of a folder, a pipe, a link, a socket
 
 _HINTS = {
     errno.ENOSPC: "the disk is full: free some space, or inodes if `df -i` shows that none is left",
@@ -104,9 +113,17 @@ class Folder:
 
     def terms(self) -> list[int]:
         """Return the numbers of all terms that have a file, the newest last."""
-        with self._explained("list", self.path.parent):
-            matches = map(self._live_name.fullmatch, os.listdir(self.path.parent))  # noqa: PTH208 - names are enough
-            return sorted(int(match[1]) for match in matches if match is not None)
+        while True:
+            matches = map(self._live_name.fullmatch, self._names())
+            numbers = sorted(int(match[1]) for match in matches if match is not None)
+            is_term = {number: number <= COUNTED_BY_NAME or self._is_far_term(number) for number in numbers}
+            if None not in is_term.values():  # else one was collected meanwhile, and a newer one may not be in our list
+                return [number for number in numbers if is_term[number]]
+
+    def strays(self) -> list[str]:
+        """Return the names of files that look like a term's and are none."""
+        prefix, terms = f"{self.path.name}.live.", {self.live_path(term).name for term in self.terms()}
+        return sorted(name for name in self._names() if name.startswith(prefix) and name not in terms)
 
     def is_free(self, token: int) -> bool:
         """Whether nobody has this term's file locked. Many may ask at once; nobody who asks is ever waited for."""
@@ -151,10 +168,15 @@ class Folder:
 
     def claim(self, token: int, draft: Draft) -> Live | None:
         """Make the term's file of a draft. None when the term has a file already: another was quicker."""
-        if token > LARGEST_TOKEN:
-            raise ConnectionError(f"there is no term after {token - 1}: somebody wrote that number into {self.path}")
         path = self.live_path(token)
+        if token > LARGEST_TOKEN:
+            raise ConnectionError(
+                f"no term can follow that of {self.live_path(token - 1)}, which is the last number there is and was "
+                "not reached by counting: stop every candidate, remove that file, and start them again"
+            )
         if not self._happened("make", path, lambda: os.link(draft.path, path)):
+            if token > COUNTED_BY_NAME and path.name in self.strays():
+                raise ConnectionError(f"{path} is not a term of this lock, but has the name of the next: remove it")
             return None
         assert draft.descriptor is not None  # noqa: S101 - a draft is claimed with once
         descriptor, draft.descriptor = draft.descriptor, None
@@ -197,9 +219,7 @@ class Folder:
         for token in self.terms():
             if token < newest:
                 self._remove(self.live_path(token))
-        with self._explained("list", self.path.parent):
-            names = os.listdir(self.path.parent)  # noqa: PTH208 - names are enough
-        for name in filter(self._temporary_name.fullmatch, names):
+        for name in filter(self._temporary_name.fullmatch, self._names()):
             self._remove(self.path.parent / name)
 
     def keep_evidence(self) -> None:
@@ -227,6 +247,22 @@ class Folder:
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    def _names(self) -> list[str]:
+        with self._explained("list", self.path.parent):
+            return os.listdir(self.path.parent)  # noqa: PTH208 - names are enough
+
+    def _is_far_term(self, number: int) -> bool | None:
+        """Whether the text of the file names this number too; None when the file is gone."""
+        try:
+            text = self.read(self.live_path(number))
+        except ConnectionError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno not in _NO_TEXT:
+                raise  # it cannot be told, by us: to ignore what others may count would be another rule than theirs
+            return False
+        entry = None if text is None else decode(text)
+        return None if text is None else entry is not None and entry.token == number
 
     def _is_at(self, path: Path, descriptor: Descriptor) -> bool:
         """Whether this name is of the file that we have open."""

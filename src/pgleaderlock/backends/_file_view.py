@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pgleaderlock._files import place
 from pgleaderlock.backends._file_folder import Folder, Live
-from pgleaderlock.backends._file_record import Entry, decode, digest_of
+from pgleaderlock.backends._file_record import COUNTED_BY_NAME, Entry, decode, digest_of
 from pgleaderlock.backends.record import Record
 from pgleaderlock.errors import ConnectionError
 
@@ -64,9 +64,15 @@ class View:
         return Record(holder, term, entry.lease_s, version, since=entry.acquire_time or None)
 
     def published(self) -> tuple[bytes | None, Entry | None]:
-        """Return the text of the record and what it means: None where there is none, or it cannot be read."""
+        """Return the text of the record and what it means: None where there is none, or it cannot be read.
+
+        A far number in it is believed only if that is a term: else it would end all elections, if it is the last one.
+        """
         text = self._folder.read(self._folder.path)
-        return text, None if text is None else decode(text)
+        entry = None if text is None else decode(text)
+        if entry is not None and entry.token > COUNTED_BY_NAME and entry.token not in self._folder.terms():
+            entry = None
+        return text, entry
 
     def is_newest(self, live: Live) -> bool:
         """Whether no later term has a file, and this one's is still in its place."""

@@ -98,6 +98,7 @@ class FileStore(RecordStore):
         self._folder = Folder(self._path)
         self._view = View(self._folder, check_seconds("lease_s", lease_s))
         self._watch = Watch(self._path.parent, os.fsencode(self._path.name).__eq__)
+        self._named: set[str] = set()
         self._live: Live | None = None
         self._entry: Entry | None = None  # of our term
         self._is_open = self._polls = self._has_room = False
@@ -114,7 +115,16 @@ class FileStore(RecordStore):
         if not self._is_open:
             place.check_folder(self._path)
             self._view.published()
+            self._name_strays()
             self._is_open = True
+
+    def _name_strays(self) -> None:
+        for name in self._folder.strays():
+            if name not in self._named:
+                self._named.add(name)
+                self._logger.warning(
+                    "stray_file_ignored", stray=name, advice="it is not a term of this lock: remove it"
+                )
 
     async def close(self) -> None:
         """Let go of the term, whose file is then free, and of the news."""
@@ -194,6 +204,7 @@ class FileStore(RecordStore):
         self._live, self._entry, self._has_room = live, entry, True
         try:
             self._folder.collect(live.token)
+            self._name_strays()
             await asyncio.to_thread(self._folder.make_durable, live.token)
         except BaseException:
             self._let_go()

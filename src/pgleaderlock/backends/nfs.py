@@ -120,6 +120,7 @@ class NfsStore(RecordStore):
             self._refreshed_at = self._clock()
             self._folder.refresh()
         listing, seen = self._folder.look()
+        self._folder.name_strays(listing)
         record = as_record(listing, seen, self._lease_s)
         if record is None or seen is None or seen.claimant is None or seen.claimant.name != self._identity:
             return record

@@ -119,6 +119,7 @@ def _fields(path: Path, found: Inspection) -> dict[str, Any]:
         "expired": found.is_expired,
         "waiting": found.waiting,
         "left_behind": found.left_behind,
+        "strays": list(found.strays),
         "file_system": found.file_system,
     }
 
@@ -175,3 +176,5 @@ def _others_lines(found: Inspection) -> Iterator[str]:
     if found.left_behind:
         when = "" if found.is_local else " after 10 minutes"
         yield f"{found.left_behind} left behind (`nfs tidy` removes them{when})"
+    if found.strays:
+        yield f"{len(found.strays)} ignored, which are no epochs (remove them): {', '.join(found.strays)}"

@@ -190,6 +190,7 @@ class Contender:
             self._folder.refresh()
         looked_at = self._clock()  # not later: we may be frozen between looking and deciding, while the holder is not
         listing, seen = self._folder.look()
+        self._folder.name_strays(listing)
         self.others = len(listing.claims) - (self._has_claim and self._claim_name in listing.claims)
         self._sighting.note(as_record(listing, seen, self._claimant.lifetime_s), self._clock())
         return self._sighting.is_free(looked_at) or (seen is not None and self._is_abandoned(seen))

@@ -23,6 +23,11 @@ may lend the file to a reader, who then looks at what it was lent, also when it 
 the state that was seen last stays invisible, without limit. A change of one's own cures that. So whoever made an epoch
 sees everything, and whoever waits touches the folder now and then (:meth:`Folder.refresh`).
 
+**Which file is an epoch.** Below ``_FAR``, the number in its name decides. From there on, where no epoch comes by
+itself, a file is an epoch only if it begins as a claim does, of which every epoch is made. Other files with such
+numbers, or with odd ones, are stray files: they are ignored, by all candidates alike, and named in the log. ``_FAR`` is
+where 0.1.0 can count no further: its candidates fail beside such a file, so none takes what this rule gives to another.
+
 Nothing here waits, and nothing decides by a clock. OSError leaves as it is: which of them are tried again is not
 decided here.
 """
@@ -41,12 +46,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
+from pgleaderlock._logging import get_logger
 from pgleaderlock.nfs._claim import Claimant, decode, is_beginning, is_name
 from pgleaderlock.nfs._errors import LockError
 
 __all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
-_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+_NUMBER = re.compile("0|[1-9][0-9]*")
+_ODD_NUMBER = re.compile(r"[+-]?\d+")  # of any script
+_FAR = 10**18 - 1
+_LARGEST = 2**63 - 1  # as a token it must fit into a bigint
+_NO_TEXT = (errno.EISDIR, errno.ELOOP, errno.ENXIO)  # of a folder, a link, a socket
 # Files that are open and were removed, as clients of NFS, FUSE and SMB call them; and what a Mac leaves where it looks.
 _FILE_SERVERS_OWN = re.compile(r"\.nfs[0-9a-f]+|\.fuse_hidden[0-9a-f]+|\.smbdelete.*|\.DS_Store", re.DOTALL)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -74,6 +84,8 @@ class Listing:
     marks: tuple[int, ...]
     """Which epochs are marked as over; one that was marked late may be gone."""
     claims: tuple[str, ...]
+    strays: tuple[str, ...] = ()
+    """Files that are called like an epoch or a mark, and are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,8 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_a_group_s: bool | None = None
+        self._named: set[str] = set()
+        self._logger = get_logger().bind(lockfile=str(path))
 
     def epoch_path(self, epoch: int) -> str:
         """Return the path of an epoch."""
@@ -129,22 +143,34 @@ class Folder:
             return Listing(-1, is_released=False, epochs=(), marks=(), claims=())
         except NotADirectoryError:
             raise self._not_a_folder() from None
-        epochs, released, claims = [], set(), []
+        found: dict[str, list[tuple[int, str]]] = {}
         for name in names:
             kind, number = _read_name(name)
-            if kind == "epoch":
-                epochs.append(number)
-            elif kind == "released":
-                released.add(number)
-            elif kind == "claim":
-                claims.append(name)
-            elif kind == "foreign":
-                raise LockError(
-                    f"{self.path} cannot be used as a lock: it holds other things ({name!r}): name a path in it, such "
-                    f"as {self.path}/name.lock"
-                )
+            found.setdefault(kind, []).append((number, name))
+        epochs, strays = [], [name for _, name in found.get("stray", [])]
+        for number, name in found.get("epoch", []):
+            is_epoch = number < _FAR or self._is_far_epoch(number)
+            if is_epoch is None:  # a later one has begun, which our list may not have
+                self.refresh()
+                return self.listing()
+            epochs.append(number) if is_epoch else strays.append(name)
+        others = found.get("foreign", []) + ([] if epochs else found.get("odd", []))
+        if others:
+            raise LockError(
+                f"{self.path} cannot be used as a lock: it holds other things ({others[0][1]!r}): name a path in it, "
+                f"such as {self.path}/name.lock"
+            )
         newest = max(epochs, default=-1)
-        return Listing(newest, newest in released, tuple(epochs), tuple(released), tuple(claims))
+        marks = tuple(number for number, _ in found.get("released", []))
+        claims = tuple(name for _, name in found.get("claim", []))
+        strays += [name for _, name in found.get("odd", [])]
+        return Listing(newest, newest in marks, tuple(epochs), marks, claims, tuple(sorted(strays)))
+
+    def name_strays(self, listing: Listing) -> None:
+        """Name each stray file in the log, once."""
+        for name in set(listing.strays) - self._named:
+            self._named.add(name)
+            self._logger.warning("stray_file_ignored", stray=name, advice="it is no part of this lock: remove it")
 
     def look(self) -> tuple[Listing, Seen | None]:
         """Return what is there, and the greatest epoch as it is now; None when nobody has it."""
@@ -273,12 +299,22 @@ class Folder:
 
     def begin(self, epoch: int, claim: str) -> bool:
         """Make the epoch of a claim. False when another was quicker. An answer that was lost is asked for again."""
+        if epoch > _LARGEST:
+            raise LockError(
+                f"no epoch can follow epoch.{epoch - 1} in {self.path}, which is the last number there is and was not "
+                "reached by counting: stop every program that uses this lock, remove that file, and start them again"
+            )
         try:
             os.link(claim, self.epoch_path(epoch))
         except OSError as error:
             if self.is_made_of(epoch, claim):
                 return True
             if error.errno == errno.EEXIST:
+                if epoch >= _FAR and f"epoch.{epoch}" in self.listing().strays:
+                    stray = self.epoch_path(epoch)
+                    raise LockError(
+                        f"{stray} is not an epoch of this lock, but has the name of the next: remove it"
+                    ) from error
                 return False
             if error.errno in _NO_LINKS:
                 raise LockError(
@@ -355,6 +391,19 @@ class Folder:
 
     # --- Helpers -----------------------------------------------------------------------------------------------
 
+    def _is_far_epoch(self, epoch: int) -> bool | None:
+        """Whether the file begins as a claim does; None when it is gone."""
+        try:
+            with _opened(self.epoch_path(epoch)) as number:
+                text = os.read(number, _TAIL).strip(b"\0")
+        except OSError as error:
+            if error.errno in _NO_TEXT:
+                return False
+            if error.errno in VANISHED:
+                return None
+            raise  # it cannot be told, by us: to ignore what others may count would be another rule than theirs
+        return bool(text) and is_beginning(text)
+
     def _check_link(self) -> None:
         """Refuse a link to nothing: it is there, and yet nothing can be made in it, however often that is tried."""
         try:
@@ -383,7 +432,9 @@ def _read_name(name: str) -> tuple[str, int]:
     """Return what a file is by its name, and its number. A folder is listed often, and mostly has the same names."""
     kind, _, number = name.partition(".")
     if kind in ("epoch", "released") and _NUMBER.fullmatch(number):
-        return kind, int(number)
+        return (kind, int(number)) if int(number) <= _LARGEST else ("stray", 0)
+    if kind in ("epoch", "released") and _ODD_NUMBER.fullmatch(number):
+        return "odd", 0
     if is_name(name):
         return "claim", 0
     return ("file server's" if _FILE_SERVERS_OWN.fullmatch(name) else "foreign"), 0

@@ -46,6 +46,8 @@ class Inspection:
     """How many more show that they want it; None for an election, whose followers do not."""
     left_behind: int = 0
     """How many claims are of the dead, as far as can be told."""
+    strays: tuple[str, ...] = ()
+    """Files that are called like an epoch or a mark, and are none: they are ignored."""
 
     @property
     def over_since_s(self) -> float | None:
@@ -84,6 +86,7 @@ def inspect(path: Path) -> Inspection:
         expires_in_s=None if seen is None else seen.expires_at - time.time(),
         waiting=None if claimant is not None and _is_election(claimant) else waiting,
         left_behind=left_behind,
+        strays=listing.strays,
     )
 
 
