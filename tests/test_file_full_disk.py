@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from pgleaderlock.backends import _file_record
-from pgleaderlock.backends.file import FileStore
+from pgleaderlock.backends._file_folder import Folder, Live
+from pgleaderlock.backends.file import FileStore, open_file
 from pgleaderlock.backends.record import Claim
 from pgleaderlock.errors import ConnectionError, LeadershipLost
-from tests.file_torture import fill, free, tiny_disk
+from tests.file_torture import fill, free, simulate, tiny_disk
 from tests.test_file import RENEW, acquired, contenders, names, process, taken_over
 
 
@@ -181,3 +183,52 @@ def test_any_mixture_of_two_renewals_is_a_record_that_says_the_same():
     for place in range(len(one)):
         for mixture in (one[:place] + other[place:], other[:place] + one[place:]):
             assert _file_record.decode(mixture) == entry
+
+
+def test_the_simulation_finds_a_renewal_without_room_that_followers_cannot_see(monkeypatch):
+    """The mend, mutilated: the leader counts a renewal on a full disk, and the record does not change."""
+    monkeypatch.setattr(Folder, "overwrite", lambda self, live, text: text)
+    assert simulate(range(1, 31))[2] != []
+
+
+def test_the_simulation_finds_a_renewal_in_place_that_does_not_look_where_it_wrote(monkeypatch):
+    """Another's record has the name by now: what is written into our own file is seen by no candidate."""
+
+    def overwrite(self: Folder, live: Live, text: bytes) -> bytes | None:
+        record = live.record
+        if record is None or not record.is_open:
+            return None
+        text = _file_record.padded(text, os.fstat(record.number).st_size)
+        os.pwrite(record.number, text, 0)
+        return text
+
+    monkeypatch.setattr(Folder, "overwrite", overwrite)
+    with (
+        tempfile.TemporaryDirectory(prefix="pgll-file-") as folder,
+        pytest.raises(AssertionError, match="two leaders"),
+    ):
+        asyncio.run(be_replaced_late(Path(folder) / "leader.json"))
+
+
+def test_a_leader_whose_record_was_replaced_late_is_not_taken_for_silent(path):
+    asyncio.run(be_replaced_late(path))
+
+
+async def be_replaced_late(path: Path) -> None:
+    """A thawed candidate puts its old record over the leader's, on a disk that is full for the leader from then on."""
+    now = [1000.0]
+    leader, follower = (open_file(path, lease_s=1.0, clock=lambda: now[0]) for _ in range(2))
+    await acquired(leader)
+    renewal, renewed_at = Claim(leader.identity, 0, 1.0, is_new_term=False), now[0]
+    late = path.with_name("late")
+    late.write_bytes(_file_record.encode(_file_record.Entry("late", 0, 1.0)))
+    late.replace(path)
+    while await follower.try_acquire() is None:
+        assert now[0] < 1010, "no leader"
+        now[0] += 0.1
+        with no_room(errno.ENOSPC), contextlib.suppress(ConnectionError):
+            if await leader._store.write(renewal, None) is not None:
+                renewed_at = now[0]
+    assert now[0] >= renewed_at + 0.9, "two leaders"
+    await leader.close()
+    await follower.close()
