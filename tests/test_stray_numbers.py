@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from pgleaderlock.backends._file_folder import Folder as TermFolder
 from pgleaderlock.backends._file_record import Entry, decode, encode
 from pgleaderlock.backends.file import open_file
 from pgleaderlock.backends.nfs import open_nfs
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.errors import ConnectionError, LeadershipLost, PgLeaderLockError
+from pgleaderlock.errors import ConnectionError, LeadershipLost
 from pgleaderlock.nfs import Lock, LockError
 from pgleaderlock.nfs._claim import Claimant
 from pgleaderlock.nfs._claim import encode as claim_text
+from pgleaderlock.nfs._folder import Folder as EpochFolder
 from tests.test_file import acquired, names, taken_over
 
 LARGEST_SIGNED = 2**63 - 1
@@ -156,6 +158,45 @@ async def test_a_far_file_that_may_not_be_read_is_an_error_for_whoever_may_not(p
     await backend.close()
 
 
+def once_gone(monkeypatch: pytest.MonkeyPatch, gone: Path, becomes: Path) -> None:
+    """When this file is opened, it has just been collected by the next."""
+    original = os.open
+
+    def collect(name, *arguments, **settings):
+        if Path(name) == gone and gone.exists():
+            gone.rename(becomes)
+        return original(name, *arguments, **settings)
+
+    monkeypatch.setattr(os, "open", collect)
+
+
+def test_a_far_term_that_is_collected_while_we_look_hides_none(path, monkeypatch):
+    old, new = (path.with_name(f"leader.live.{number}") for number in (10**16, 10**16 + 1))
+    old.write_bytes(encode(Entry("x", 10**16 + 1, 60.0)))
+    once_gone(monkeypatch, old, new)
+    assert TermFolder(path).terms() == [10**16 + 1]
+
+
+def test_a_far_epoch_that_is_collected_while_we_look_hides_none(path, monkeypatch):
+    path.mkdir()
+    old, new = (path / f"epoch.{number}" for number in (10**18, 10**18 + 1))
+    old.write_bytes(claim_text(Claimant("x", "host", 1, str(path), 60.0)))
+    once_gone(monkeypatch, old, new)
+    assert EpochFolder(path).listing().newest == 10**18 + 1
+
+
+def test_a_far_epoch_that_cannot_be_read_is_an_error(path, monkeypatch):
+    path.mkdir()
+    (path / f"epoch.{10**18}").touch()
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        EpochFolder(path).listing()
+
+
 # --- nfs:// and nfs.Lock ---------------------------------------------------------------------------------------------
 
 
@@ -251,7 +292,3 @@ def test_status_names_strays(path, capsys):
     assert (
         "2 ignored, which are no epochs (remove them): epoch.007, epoch.9223372036854775808" in capsys.readouterr().out
     )
-
-
-def test_an_error_of_a_lock_is_one_of_ours():
-    assert issubclass(LockError, PgLeaderLockError)

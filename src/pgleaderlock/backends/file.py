@@ -37,7 +37,8 @@ Not promised:
 
 - a local disk that hangs: it blocks the event loop. ``is_leader`` is False in time all the same, and ``hard_fence``
   ends the process; but callbacks come late;
-- files removed or edited by hand while somebody leads. A leader notices at its next renewal;
+- files removed or edited by hand while a leader leads. It notices at its next renewal, and repairs a record that was
+  damaged or removed. A ``holder`` that was emptied by hand frees the lock at once: until that renewal two lead;
 - a folder of tens of thousands of files: each look lists it. Give locks a folder of their own;
 - a full disk whose file system copies on write (btrfs, ZFS): there overwriting takes room too, and the term is lost;
 - a reader of ``renewTime`` that looks while the record is written over in place, on a full disk: it may see a time of
