@@ -46,6 +46,8 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._is_over = False
         self._tasks: list[asyncio.Task[Any]] = []  # kept, so that what a dead process left behind is never finished
         self.is_frozen = False
+        self.turn_s = _BUSY_S
+        """How long it takes at most to come to the next turn: longer on a loop that other work keeps busy."""
 
     def time(self) -> float:
         """Return what this host's monotonic clock shows."""
@@ -100,7 +102,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def _arrange_turn(self) -> None:
         if self._ready and not self._turn_is_due and self._may_step():
             self._turn_is_due = True
-            self._world.later(self._world.random.random() * _BUSY_S, self._take_turn)
+            self._world.later(self._world.random.random() * self.turn_s, self._take_turn)
 
     def _take_turn(self) -> None:
         """Do all that was ready when the turn began, as asyncio does."""

@@ -35,7 +35,7 @@ class SimulatedSession:
 
     async def connect(self) -> None:
         """Be accepted, or raise."""
-        self.to_server.send(self._knock)
+        self.to_server.send(self._knock, after_s=self._cable.draw_connect_s())
         try:
             pid = await self._connected
         except asyncio.CancelledError:

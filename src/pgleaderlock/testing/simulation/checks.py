@@ -178,7 +178,9 @@ class Checker:
 
     def _check_told(self, leader: Node) -> None:
         for node in self.nodes:
-            if node is leader or not node.is_alive or node.is_frozen:
+            if node is leader or not node.is_alive or node.is_frozen or node.is_busy:
+                continue
+            if self._world.now < node.pair_ended_at + 0.1 * self.lease_s:  # :meth:`check_left` looks when that is over
                 continue
             if self._world.now < node.thawed_at + 0.1 * self.lease_s:  # it has only just woken up
                 continue
@@ -188,6 +190,12 @@ class Checker:
             is_well = self._world.now > node.cable.troubled_at + 2 * self.lease_s
             if tells and is_well and node.loop.time() < node.trusted_until:
                 self._fail("told_late", f"{leader.name} leads before {node.name} has told its on_lost callbacks")
+
+    def check_left(self, node: Node, tokens: list[tuple[Node, int | None]]) -> None:
+        """Both sessions of a leader that is awake have ended a while ago: it must have left LEADER."""
+        for seat, token in tokens:
+            if not node.is_frozen and seat.lock.state is LockState.LEADER and seat.token == token:
+                self._fail("told_late", f"{seat.name} leads on without any session: {seat.describe()}")
 
     def heard(self, node: Node, event: Event) -> None:
         """Look at what an election says of itself."""
@@ -203,8 +211,14 @@ class Checker:
             cause = event.loss or LossCause.UNKNOWN
             if cause is LossCause.UNKNOWN:
                 self._fail("cause", f"{node.name} lost its leadership, and nobody knows why: {event}")
+            if cause is LossCause.STALLED and self._was_awake(node):
+                self._fail("cause", f"{node.name} says that it stood still, and it did not: {event}")
             self.losses[cause.value] += 1
             node.lost_a_term = True
+
+    def _was_awake(self, node: Node) -> bool:
+        """Whether the process and its event loop ran all the time for the last lease and more."""
+        return self._world.now > max(node.thawed_at, node.busy_until, node.booted_at) + 1.5 * self.lease_s
 
     def _check_raised(self, node: Node, event: Event) -> None:
         """What the engine itself says of a user's code, such as that it was cancelled, is no bug of that code."""

@@ -24,6 +24,8 @@ class Cable:
     """How many of the messages take long."""
     slow_s: float = 0.0
     """How long they take at most."""
+    connect_s: float = 0.0
+    """How long a new connection takes to be made at most, while those that exist are as quick as ever."""
     is_out: bool = False
     troubled_at: float = -math.inf
     """When it last held something back."""
@@ -36,6 +38,12 @@ class Cable:
             self.troubled_at = self.world.now
             return random.uniform(0, self.slow_s)
         return self.latency_s * random.uniform(0.5, 1.5)
+
+    def draw_connect_s(self) -> float:
+        """How much longer than a message this new connection takes."""
+        if not self.connect_s:
+            return 0.0
+        return self.world.random.uniform(0.3, 1.0) * self.connect_s
 
     def pull(self) -> None:
         """Nothing gets through."""
@@ -66,11 +74,23 @@ class Pipe:
         self.is_dead = False
         """Whether what is sent vanishes."""
 
-    def send(self, deliver: Callable[[], object]) -> None:
-        """Deliver it, in order, some time."""
+    def send(self, deliver: Callable[[], object], *, after_s: float = 0.0) -> None:
+        """Deliver it, in order, some time; ``after_s`` later than usual."""
         world = self._cable.world
-        self._last_at = max(self._last_at, world.now + self._cable.draw_delay_s())
+        self._last_at = max(self._last_at, world.now + after_s + self._cable.draw_delay_s())
         world.at(self._last_at, lambda: self._cable.when_in(lambda: self._arrive(deliver)))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether what is sent now arrives within the usual time: nothing is lost, held back or slow before it."""
+        usual_s = 2 * self._cable.latency_s
+        return not self.is_dead and not self._cable.is_out and self._last_at <= self._cable.world.now + usual_s
+
+    def send_quickly(self, deliver: Callable[[], object]) -> None:
+        """Deliver it in the usual time, whatever happens to the cable meanwhile. Only where it :attr:`is_quick`."""
+        world, latency_s = self._cable.world, self._cable.latency_s
+        self._last_at = max(self._last_at, world.now + latency_s * world.random.uniform(0.5, 1.5))
+        world.at(self._last_at, deliver)
 
     def _arrive(self, deliver: Callable[[], object]) -> None:
         if not self.is_dead:

@@ -1,5 +1,6 @@
 """One simulated process: an election, the real engine on a real backend, and what can become of a process."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -67,6 +68,7 @@ class Node:
         self.cable = Cable(world)
         self.sessions: list[Connection] = []
         self.boots = 0
+        self.booted_at = 0.0
         self.lock: Election
         self.service: Lifecycle
         """What is started: ``lock``, unless that is one of several that are started together."""
@@ -74,6 +76,10 @@ class Node:
         """One for each role that this process stands for."""
         self.is_alive = False
         self.thawed_at = 0.0
+        self.busy_until = 0.0
+        """Until when the event loop was, or is, kept busy by other work."""
+        self.pair_ended_at = -math.inf
+        """When a session of its pair was last ended together with the other one."""
         self.is_telling = False
         """Whether an ``on_lost`` of the simulation's own is under way."""
         self.lost_a_term = False
@@ -104,6 +110,7 @@ class Node:
     def boot(self) -> None:
         """Start the process."""
         self.boots += 1
+        self.booted_at = self.world.now
         self.is_alive = True
         for seat in self.seats:
             seat.trusted_until = 0.0  # the host's clock begins anew
@@ -144,6 +151,22 @@ class Node:
         """Go on."""
         self.thawed_at = self.world.now
         self.loop.thaw()
+
+    def keep_busy(self, turn_s: float, lasts_s: float) -> None:
+        """Let other work keep the event loop busy: each turn may come so much later, for so long."""
+        loop, idle_s = self.loop, self.loop.turn_s
+        loop.turn_s = turn_s
+        self.busy_until = self.world.now + lasts_s
+
+        def be_free() -> None:
+            loop.turn_s = idle_s
+
+        self.world.later(lasts_s, be_free)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its event loop is kept busy."""
+        return self.world.now < self.busy_until
 
     @property
     def is_frozen(self) -> bool:

@@ -97,8 +97,16 @@ class ServerSession:
         self._requests.append(request)
         self._go_on()
 
-    def end(self, cause: LossCause | None) -> None:
-        """Be gone, and all that was held with it. The client is told why, unless nobody is left to tell."""
+    @property
+    def is_quickly_heard(self) -> bool:
+        """Whether the client's host would learn of its end within the usual time."""
+        return not self.is_over and self._to_client.is_quick
+
+    def end(self, cause: LossCause | None, *, quickly: bool = False) -> None:
+        """Be gone, and all that was held with it. The client is told why, unless nobody is left to tell.
+
+        ``quickly``: the news arrives at the client's host in the usual time, whatever happens on the way.
+        """
         if self.is_over:
             return
         self.is_over = True
@@ -106,7 +114,8 @@ class ServerSession:
             if appointment is not None:
                 appointment.call_off()
         if cause is not None:
-            self._to_client.send(lambda: self.client.hear_end(cause))
+            send = self._to_client.send_quickly if quickly else self._to_client.send
+            send(lambda: self.client.hear_end(cause))
         self.server.forget(self)
 
     def be_notified(self) -> None:
@@ -223,6 +232,11 @@ class ModelledPostgres:
     def sessions_of(self, owner: str) -> list[ServerSession]:
         """Return those of one node, the oldest first."""
         return [session for session in self.sessions.values() if session.client.owner == owner]
+
+    def holders_of(self, owner: str) -> list[ServerSession]:
+        """Return those sessions of one node that hold a lock, the oldest first."""
+        holders = {lock.owner for lock in self._locks.values() if lock.count}
+        return [session for session in self.sessions_of(owner) if session in holders]
 
     def forget(self, session: ServerSession) -> None:
         """Free what a session held that is over."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from pgleaderlock.causes import LossCause
+from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.kubernetes import ApiServer
 from pgleaderlock.testing.simulation.node import Node
@@ -30,7 +31,7 @@ class _CanGoDown(Protocol):
     def come_back(self) -> None: ...
 
 
-class Sky:
+class Sky(PairFaults):
     """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
 
     def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:
@@ -88,7 +89,7 @@ class Sky:
         if isinstance(self._server, _CanGoDown):
             self._server.come_back()
         for node in self._nodes:
-            node.cable.slow_share = 0.0
+            node.cable.slow_share = node.cable.connect_s = 0.0
             if not node.is_alive:
                 node.boot()
             self._plug_in(node)
@@ -319,6 +320,10 @@ class Sky:
         self._then(down_s, lambda: None)
         return None
 
-    def _sessions_of(self, node: Node) -> list[ServerSession]:
+    def _server_here(self) -> ModelledPostgres | None:
         server = self._server
-        return server.sessions_of(node.name) if isinstance(server, ModelledPostgres) and server.is_up else []
+        return server if isinstance(server, ModelledPostgres) and server.is_up else None
+
+    def _sessions_of(self, node: Node) -> list[ServerSession]:
+        server = self._server_here()
+        return [] if server is None else server.sessions_of(node.name)

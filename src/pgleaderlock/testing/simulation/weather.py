@@ -58,6 +58,14 @@ _INSIDE = {
     "shutdown": 1.0,
 }
 
+_PAIRS = {
+    "end_apart": 6.0,
+    "end_both": 3.0,
+    "frozen_end_both": 2.0,
+    "slow_connects": 1.0,
+    "busy": 1.0,
+}
+
 CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
 """Nothing goes wrong."""
 STORM = Weather("storm", _INSIDE)
@@ -71,6 +79,7 @@ WEATHERS = {
         STORM.but("squalls", every=0.7, lasts=0.4),
         STORM.but("fog", slow_share=0.3, every=6.0),
         STORM.but("doldrums", every=8.0, lasts=6.0),
+        STORM.but("ended-pairs", faults={**_INSIDE, **_PAIRS}),
         # Outside the promise.
         STORM.but("double-kills", insists=frozenset({"double_ambush"}), faults={**_INSIDE, "double_ambush": 6.0}),
         STORM.but("drift", clock_spread=0.4, faults={"cut": 1.0, "freeze": 1.0}),

@@ -1,0 +1,147 @@
+"""Faults that strike both sessions of a leader: one after the other, or both in one statement.
+
+The news of each end arrives at the leader's host in the usual time. That is what makes these faults part of the
+promise: the kernel of the host knows, so ``is_leader`` can know. A second end of which the network brings no news (a
+cable that is pulled, a message that is slow) is not promised by ``takeover="fast"``, and such a strike is left out.
+"""
+
+from pgleaderlock.causes import LossCause
+from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["PairFaults"]
+
+_APART = (0.0, 0.004, 0.17)
+"""Leases between the two ends, at most: at once, while the first is being read, while a session is replaced."""
+_PAIR = 2
+_SLOW_SHARE, _BUSY_SHARE = 0.7, 0.5
+"""How often the two ends come with slow connects, or with a busy event loop."""
+_SLOW_CONNECT = 0.7
+"""Leases that a new connection takes, at most."""
+_BUSY_TURN = 0.01
+"""Leases that one turn of a busy event loop takes, at most."""
+_BUSY = 0.4
+"""Leases for which it is busy, at most."""
+_NOTICED = 0.1
+"""Leases within which a leader that is awake has left LEADER, after both its sessions have ended."""
+_PAUSE = 1.15
+"""Leases since another session of this node was ended by a fault whose news may be slow."""
+
+
+class PairFaults:
+    """The part of the sky that knows of session pairs."""
+
+    _world: World
+    _checker: Checker
+    _lease_s: float
+    _killed_at: dict[str, float]
+
+    def _server_here(self) -> ModelledPostgres | None:
+        raise NotImplementedError
+
+    def _note(self, node: Node, what: str) -> None:
+        raise NotImplementedError
+
+    # --- The faults --------------------------------------------------------------------------------------------
+
+    def slow_connects(self, node: Node, lasts_s: float) -> bool | None:
+        """Let new connections take long, up to a part of a lease, while those that exist are quick."""
+        if not node.is_alive or node.cable.connect_s:
+            return False
+        node.cable.connect_s = _SLOW_CONNECT * self._lease_s * self._world.random.random()
+        self._note(node, f"needs up to {node.cable.connect_s:.3f} s for a new connection")
+
+        def be_quick_again() -> None:
+            node.cable.connect_s = 0.0
+
+        self._world.later(lasts_s, be_quick_again)
+        return None
+
+    def busy(self, node: Node, _: float = 0.0) -> bool | None:
+        """Let other work keep a node's event loop busy for a while."""
+        if not node.is_alive or node.is_busy:
+            return False
+        random = self._world.random
+        turn_s = _BUSY_TURN * self._lease_s * random.random()
+        self._note(node, f"has an event loop that takes up to {turn_s:.3f} s for a turn")
+        node.keep_busy(turn_s, _BUSY * self._lease_s * random.random())
+        return None
+
+    def end_apart(self, node: Node, lasts_s: float) -> bool | None:
+        """End one session of a leader, either, and shortly afterwards the other, while the first is being replaced."""
+        pair = self._pair_of(node)
+        if pair is None:
+            return False
+        random = self._world.random
+        random.shuffle(pair)
+        if random.random() < _SLOW_SHARE:
+            self.slow_connects(node, lasts_s)
+        first, second = pair
+        self._end(node, first)
+
+        def end_second() -> None:
+            if second.is_quickly_heard:
+                self._end(node, second)
+                self._expect_to_leave(node)
+
+        self._world.later(random.choice(_APART) * self._lease_s * random.random(), end_second)
+        return None
+
+    def end_both(self, node: Node, _: float = 0.0) -> bool | None:
+        """End both sessions of a leader in one statement; its event loop may be busy meanwhile."""
+        pair = self._pair_of(node)
+        if pair is None:
+            return False
+        if self._world.random.random() < _BUSY_SHARE:
+            self.busy(node)
+        for session in pair:
+            self._end(node, session)
+        self._expect_to_leave(node)
+        return None
+
+    def frozen_end_both(self, node: Node, lasts_s: float) -> bool | None:
+        """Freeze a leader, and then end both its sessions in one statement."""
+        if self._pair_of(node) is None or self.freeze(node, lasts_s) is False:
+            return False
+        return self.end_both(node)
+
+    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+        """Let a process stand still."""
+        raise NotImplementedError
+
+    # --- How ---------------------------------------------------------------------------------------------------
+
+    def _pair_of(self, node: Node) -> list[ServerSession] | None:
+        """Both sessions of a leader, if the news of their end would reach its host."""
+        server = self._server_here()
+        if server is None or not node.is_alive:
+            return None
+        if self._world.now < self._killed_at.get(node.name, -1e9) + _PAUSE * self._lease_s:
+            return None
+        holders = server.holders_of(node.name)
+        if len(holders) != _PAIR or not all(session.is_quickly_heard for session in holders):
+            return None
+        return holders
+
+    def _end(self, node: Node, session: ServerSession) -> None:
+        self._note(node, f"has session {session.pid} killed")
+        self._killed_at[node.name] = self._world.now
+        node.cable.troubled_at = node.pair_ended_at = self._world.now  # nothing keeps a successor waiting any more
+        session.end(LossCause.SESSION_TERMINATED, quickly=True)
+
+    def _expect_to_leave(self, node: Node) -> None:
+        """Look again a little later, unless the node has won its lock back on a new session already."""
+        server = self._server_here()
+        if server is None or server.holders_of(node.name):
+            return
+        boots = node.boots
+        tokens = [(seat, seat.token) for seat in node.seats if seat.leads]
+
+        def look() -> None:
+            if node.is_alive and node.boots == boots and node.thawed_at < ended_at and node.busy_until < ended_at:
+                self._checker.check_left(node, tokens)
+
+        ended_at = self._world.now
+        self._world.later(_NOTICED * self._lease_s, look)

@@ -1,0 +1,144 @@
+"""Both sessions of a leader end, one while the other is being replaced or both at once: no second leader.
+
+The tests marked as expected to fail show that the simulation finds these defects in the code as it is; the mark is
+strict, so they say themselves when it has to go.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from pgleaderlock import LossCause
+from pgleaderlock.models import Event
+from pgleaderlock.testing import SimulationFailed, simulate
+from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.node import Node
+
+WATCHED_AT_REST_ONLY = pytest.mark.xfail(
+    strict=True, raises=SimulationFailed, reason="a leader watches its sessions only while it rests"
+)
+PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
+FAULTS = ("end_apart", "end_both", "frozen_end_both")
+
+
+def only(*faults: str) -> Weather:
+    return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=3.0, slow_share=0.0)
+
+
+@WATCHED_AT_REST_ONLY
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("store", PAIR_STORES)
+def test_there_is_one_leader_when_both_sessions_of_a_leader_end(store: str, fault: str):
+    for seed in range(6):
+        simulate(seed, weather=only(fault), store=store, hours=0.15)
+
+
+@WATCHED_AT_REST_ONLY
+@pytest.mark.parametrize("store", [*PAIR_STORES, "postgres-strict"])
+def test_a_leader_without_sessions_leaves_at_once_also_while_it_connects(store: str):
+    for seed in range(6):
+        simulate(seed, weather=WEATHERS["ended-pairs"], store=store, hours=0.15)
+
+
+def test_strict_takeover_needs_no_look_at_the_sockets():
+    for seed in range(3):
+        report = simulate(seed, weather=only("end_both", "frozen_end_both"), store="postgres-strict", hours=0.15)
+        assert report.faults
+
+
+@pytest.fixture
+def led() -> Simulation:
+    simulation = Simulation(1, weather="calm", lease_s=10.0, settings={})
+    simulation.start()
+    simulation.run(30)
+    return simulation
+
+
+def leader_of(simulation: Simulation) -> Node:
+    assert simulation.checker.leader is not None
+    return simulation.checker.leader
+
+
+def sessions_of(node: Node) -> list[SimulatedSession]:
+    return [each for each in node.sessions if isinstance(each, SimulatedSession) and not each.closed]
+
+
+def test_a_node_with_slow_connects_has_quick_answers_on_the_sessions_that_it_has(led: Simulation):
+    node = leader_of(led)
+    node.cable.connect_s = 2.0
+    try:
+        token = node.lock.token
+        led.run(60)
+        assert leader_of(led).lock.token == token  # it went on renewing
+        led.sky.strike("kill_witness", node, 0.0)
+        witnesses = len(led.sky._sessions_of(node))
+        led.run(0.5)  # at least 0.3 of 2 s
+        assert len(led.sky._sessions_of(node)) == witnesses
+        led.run(2)
+        assert len(led.sky._sessions_of(node)) == witnesses + 1
+    finally:
+        led.end()
+
+
+def test_the_end_of_a_session_shows_before_a_frozen_process_reads_it(led: Simulation):
+    node = leader_of(led)
+    try:
+        sessions = sessions_of(node)
+        led.sky.strike("frozen_end_both", node, 5.0)
+        assert not any(session.has_ended for session in sessions)
+        led.world.run(led.world.now + 0.002)
+        assert all(session.has_ended for session in sessions)
+        assert not any(session.closed for session in sessions)
+    finally:
+        led.end()
+
+
+@pytest.mark.parametrize("trouble", ["a cable that is out", "a slow message ahead", "a connection that was forgotten"])
+def test_a_pair_whose_end_would_not_be_heard_of_is_not_ended(led: Simulation, trouble: str):
+    node = leader_of(led)
+    try:
+        if trouble == "a cable that is out":
+            node.cable.pull()
+        elif trouble == "a slow message ahead":
+            sessions_of(node)[0].to_client.send(lambda: None, after_s=3.0)
+        else:
+            node.sessions[0].vanish()
+        assert led.sky.end_both(node) is False
+        assert led.sky.end_apart(node, 5.0) is False
+    finally:
+        led.end()
+
+
+def test_a_busy_event_loop_takes_its_turns_late_and_comes_back(led: Simulation):
+    node = leader_of(led)
+    try:
+        node.keep_busy(1.0, 5.0)
+        asked_at, answered_at = led.world.now, []
+        node.loop.call_soon(lambda: answered_at.append(led.world.now))
+        led.run(1.1)
+        assert answered_at
+        assert answered_at[0] > asked_at + 1e-3
+        assert node.is_busy
+        led.run(5)
+        assert not node.is_busy
+        assert node.loop.turn_s < 1e-3
+    finally:
+        led.end()
+
+
+def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulation):
+    node = leader_of(led)
+    try:
+        led.run(60)
+        events: list[Event] = []
+        node.lock.subscribe(events.append)
+        led.sky.strike("cut", node, 30.0)
+        led.run(30)
+        lost = next(event for event in events if event.loss is not None)
+        assert lost.loss is not LossCause.STALLED
+        with pytest.raises(SimulationFailed, match="says that it stood still, and it did not") as raised:
+            led.checker.heard(node, replace(lost, loss=LossCause.STALLED))
+        assert raised.value.kind == "cause"
+    finally:
+        led.end()
