@@ -7,6 +7,7 @@ listens on the loopback address, and the node goes on calling the server by its 
 Weather:
 
 - ``delay``: every piece arrives later by so many seconds;
+- ``connect``: a new connection is made later by so many seconds, and those that exist are quick;
 - ``throttle``: so many bytes per second, and no more;
 - ``cut``: nothing gets through, and arrives late when it is over;
 - ``drop``: silence for ever. What is said is read, acknowledged and lost, and neither side hears of the other's end:
@@ -88,7 +89,7 @@ class FaultyRelay(Relay):
         self._target = target
         self._allowance = allowance
         self._conversations: list[_Conversation] = []
-        self.delay_s = 0.0
+        self.delay_s = self.connect_delay_s = 0.0
         self.bytes_per_s: float | None = None
         self.is_dropping = False
         self.port = 5432
@@ -102,7 +103,7 @@ class FaultyRelay(Relay):
     @property
     def is_fair(self) -> bool:
         """Whether there is no weather."""
-        return not (self.delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
+        return not (self.delay_s or self.connect_delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
 
     async def start(self) -> None:
         """Listen."""
@@ -128,7 +129,7 @@ class FaultyRelay(Relay):
 
     def heal(self) -> None:
         """Let the weather be fine. What was silent stays so: with words missing, no conversation can go on."""
-        self.delay_s, self.bytes_per_s, self.is_dropping = 0.0, None, False
+        self.delay_s, self.connect_delay_s, self.bytes_per_s, self.is_dropping = 0.0, 0.0, None, False
         super().heal()
 
     async def weather(self, length: int) -> None:
@@ -148,6 +149,8 @@ class FaultyRelay(Relay):
         await self._allowance.message()
 
     async def _reach_server(self) -> Stream:
+        if self.connect_delay_s:
+            await asyncio.sleep(self.connect_delay_s)
         return await self._target.connect()
 
     async def _link(self, from_node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
