@@ -8,6 +8,8 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
 - a session that is idle for longer than its limit is ended, and only an idle one;
 - a time-out in line may race with the grant: the lock is then held by a session that was told no;
 - transaction ids grow; those that did not reach the disk are handed out again after a crash;
+- the wall clock may be set forward and back; what the server says of its age is a difference of wall-clock times, and
+  idle sessions end by that clock too, if the fault says so;
 - a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
   leaves the age, and begins another timeline.
 
@@ -76,7 +78,7 @@ class ServerSession:
     def __init__(self, server: "ModelledPostgres", pid: int, client: Client, to_client: Pipe) -> None:
         self.server = server
         self.pid = pid
-        self.started = f"{server.world.now:.6f}"
+        self.started = f"{server.wall_clock:.6f}"
         self.client = client
         self.is_over = False
         self.token = 0  # of the slice under way, once it is granted
@@ -86,6 +88,7 @@ class ServerSession:
         self._is_busy = False
         self._idle_ms = 0
         self._idle: Appointment | None = None
+        self._idle_ends_at = 0.0
         self._patience: Appointment | None = None
         self._waits_for: tuple[str, Ask] | None = None
 
@@ -151,9 +154,18 @@ class ServerSession:
             self._is_busy = True
             self._execute(*request)
         if not self._is_busy and not self.is_over and self._idle_ms:
-            if self._idle is not None:
-                self._idle.call_off()
-            self._idle = self.server.world.later(self._idle_ms / 1000, lambda: self.end(LossCause.SILENCED))
+            self._limit_idleness_until(self.server.world.now + self._idle_ms / 1000)
+
+    def _limit_idleness_until(self, ends_at: float) -> None:
+        if self._idle is not None:
+            self._idle.call_off()
+        self._idle_ends_at = ends_at
+        self._idle = self.server.world.at(ends_at, lambda: self.end(LossCause.SILENCED))
+
+    def move_time_out(self, by_s: float) -> None:
+        """Let the idle time-out that counts now come earlier, or later if this is negative."""
+        if not self._is_busy and not self.is_over and self._idle is not None:
+            self._limit_idleness_until(self._idle_ends_at - by_s)
 
     def _answer(self, row: tuple[Any, ...] | None) -> None:
         self._is_busy = False
@@ -212,7 +224,13 @@ class ModelledPostgres:
         self._last_pid = 100
         self._xid = self._flushed_xid = 700
         self._timeline = 1
-        self._started_at = self._recovered_at = -_LONG_AGO_S
+        self._ahead_s = 0.0  # how far the server's wall clock has been set forward, in all
+        self._started_at = self._recovered_at = -_LONG_AGO_S  # by that clock
+
+    @property
+    def wall_clock(self) -> float:
+        """What the server's wall clock shows: clock_timestamp()."""
+        return self.world.now + self._ahead_s
 
     # --- Connections -------------------------------------------------------------------------------------------
 
@@ -297,7 +315,7 @@ class ModelledPostgres:
             return known
         since = max(self._started_at, self._recovered_at) if ask.counts_recovery else self._started_at
         run = f"{self._started_at} {self._recovered_at} {self._timeline}"  # a promoted server has another start
-        return (*known, DEADLOCK_S, self.world.now - since, run)
+        return (*known, DEADLOCK_S, self.wall_clock - since, run)
 
     def _try(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
         if not self.take(session, ask.key):
@@ -443,12 +461,26 @@ class ModelledPostgres:
         self._locks.clear()
         self.world.later(down_s, come_back)
 
+    def step_clock(self, by_s: float, *, moves_time_outs: bool = False) -> None:
+        """Set the wall clock forward or back. What was written down of the past stays as it was.
+
+        ``moves_time_outs``: idle sessions end by the wall clock, so earlier or later.
+        """
+        self._ahead_s += by_s
+        if moves_time_outs:
+            for session in list(self.sessions.values()):
+                session.move_time_out(by_s)
+
+    def reset_statistics(self) -> None:
+        """Run pg_stat_reset_shared('bgwriter'), after which the server looks as if it had just recovered."""
+        self._recovered_at = self.wall_clock
+
     def _start_anew(self) -> None:
-        self._started_at = self.world.now
+        self._started_at = self.wall_clock
         self._come_back()
 
     def _recover(self) -> None:
-        self._recovered_at = self.world.now
+        self._recovered_at = self.wall_clock
         self._come_back()
 
     def _come_back(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from pgleaderlock.causes import LossCause
+from pgleaderlock.testing.simulation._clock_faults import ClockFaults
 from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.kubernetes import ApiServer
@@ -31,7 +32,7 @@ class _CanGoDown(Protocol):
     def come_back(self) -> None: ...
 
 
-class Sky(PairFaults):
+class Sky(PairFaults, ClockFaults):
     """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
 
     def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:

@@ -47,6 +47,9 @@ _EVERYWHERE = _PROCESS | {"host_crash", "cut"}
 _SESSIONS = _EVERYWHERE | {"forget", "restart", "server_crash", "power", "cut_and_restart", "cut_and_crash"}
 _KILLS = frozenset({"kill_session", "reset", "ambush"})
 _PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "slow_connects", "busy"})
+_CLOCKS = frozenset(
+    {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}
+)
 _PROMOTIONS = frozenset({"promote", "cut_and_promote"})
 _ROLES = 3
 _HALF_A_DAY_S = 12 * 3600.0
@@ -122,15 +125,15 @@ class Store:
 STORES = {
     store.name: store
     for store in (
-        Store("postgres", _SESSIONS | _KILLS | _PAIRS),
-        Store("postgres-poll", _SESSIONS | _KILLS | _PAIRS, {"wake": "poll"}),
-        Store("postgres-terms", _SESSIONS | _KILLS | _PAIRS | _PROMOTIONS, {"term_table": True}),
+        Store("postgres", _SESSIONS | _KILLS | _PAIRS | _CLOCKS),
+        Store("postgres-poll", _SESSIONS | _KILLS | _PAIRS | _CLOCKS, {"wake": "poll"}),
+        Store("postgres-terms", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS, {"term_table": True}),
         Store(
             "postgres-strict",
-            _SESSIONS | _KILLS | _PAIRS | _PROMOTIONS | {"double_ambush"},
+            _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS | {"double_ambush", "early_time_outs"},
             {"term_table": True, "takeover": "strict"},
         ),
-        Store("postgres-alone", _SESSIONS, {"witness": False}),
+        Store("postgres-alone", _SESSIONS | _CLOCKS, {"witness": False}),
         Store(
             "records",
             _EVERYWHERE | {"down"},
@@ -143,7 +146,7 @@ STORES = {
             make_server=lambda world, checker, _: ApiServer(world, checker.note),
             contend=_on_kubernetes,
         ),
-        Store("group", _SESSIONS | _KILLS | _PAIRS, contend=_as_group, roles=_ROLES),
+        Store("group", _SESSIONS | _KILLS | _PAIRS | _CLOCKS, contend=_as_group, roles=_ROLES),
         Store(
             "nfs",
             _EVERYWHERE | {"down"},

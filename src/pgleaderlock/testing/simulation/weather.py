@@ -66,6 +66,17 @@ _PAIRS = {
     "busy": 1.0,
 }
 
+_CLOCKS = {
+    "step_clock": 2.0,
+    "restart_and_step": 2.0,
+    "cut_and_restart_and_step": 4.0,
+    "reset_statistics": 1.0,
+    "restart": 1.0,
+    "server_crash": 1.0,
+    "kill_session": 2.0,
+    "step_down": 1.0,
+}
+
 CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
 """Nothing goes wrong."""
 STORM = Weather("storm", _INSIDE)
@@ -80,7 +91,10 @@ WEATHERS = {
         STORM.but("fog", slow_share=0.3, every=6.0),
         STORM.but("doldrums", every=8.0, lasts=6.0),
         STORM.but("ended-pairs", faults={**_INSIDE, **_PAIRS}),
+        # Nobody is away for long here but a leader that is cut off: whoever was, can only believe the server's clock.
+        STORM.but("stepped-clocks", faults=_CLOCKS, slow_share=0.0, every=3.0),
         # Outside the promise.
+        STORM.but("time-outs", insists=frozenset({"early_time_outs"}), faults={**_INSIDE, "early_time_outs": 6.0}),
         STORM.but("double-kills", insists=frozenset({"double_ambush"}), faults={**_INSIDE, "double_ambush": 6.0}),
         STORM.but("drift", clock_spread=0.4, faults={"cut": 1.0, "freeze": 1.0}),
         STORM.but("promotions", insists=frozenset({"cut_and_promote"}), faults={**_INSIDE, "cut_and_promote": 4.0}),

@@ -1,0 +1,135 @@
+"""The wall clock of a server is set forward or back: no second leader, and no wait longer than a lease.
+
+The tests marked as expected to fail show that the simulation finds these defects in the code as it is; the mark is
+strict, so they say themselves when it has to go.
+"""
+
+import pytest
+
+from pgleaderlock import LossCause
+from pgleaderlock.testing import SimulationFailed, simulate
+from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
+
+CLOCK_TRUSTED = pytest.mark.xfail(
+    strict=True, raises=SimulationFailed, reason="the server's wall clock alone says how long ago it started"
+)
+
+
+def only(*faults: str) -> Weather:
+    return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=4.0, slow_share=0.0)
+
+
+@CLOCK_TRUSTED
+@pytest.mark.parametrize("store", ["postgres", "group"])
+def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
+    for seed in range(12):
+        try:
+            simulate(seed, weather=only("cut_and_restart_and_step"), store=store, hours=0.3)
+        except SimulationFailed as failure:
+            if failure.kind == "two_leaders":
+                raise
+
+
+@CLOCK_TRUSTED
+@pytest.mark.parametrize("store", ["postgres", "group"])
+def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str):
+    for seed in range(12):
+        try:
+            simulate(seed, weather=only("restart_and_step"), store=store, hours=0.1, lease_s=5)
+        except SimulationFailed as failure:
+            if failure.kind == "nobody":
+                raise
+
+
+@pytest.mark.parametrize("store", ["postgres", "group"])
+def test_statistics_that_are_reset_cost_a_wait_and_no_more(store: str):
+    for seed in range(2):
+        assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.1).terms > 1
+
+
+def test_sessions_that_end_early_by_the_wall_clock_let_a_second_one_lead_and_strict_closes_it():
+    weather = WEATHERS["time-outs"]
+    with pytest.raises(SimulationFailed) as raised:
+        for seed in range(20):
+            simulate(seed, weather=weather, hours=0.2)
+    assert raised.value.kind == "two_leaders"
+    for seed in range(2):
+        assert simulate(seed, weather=weather, store="postgres-strict", hours=0.1).faults["early_time_outs"]
+
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def led() -> Simulation:
+    simulation = Simulation(1, weather="calm", lease_s=10.0, settings={})
+    simulation.start()
+    simulation.run(30)
+    return simulation
+
+
+def postgres_of(simulation: Simulation) -> ModelledPostgres:
+    assert isinstance(simulation.server, ModelledPostgres)
+    return simulation.server
+
+
+def age_of(simulation: Simulation) -> float:
+    server = postgres_of(simulation)
+    since = max(server._started_at, server._recovered_at)
+    return server.wall_clock - since
+
+
+def test_the_age_of_a_server_is_a_difference_of_wall_clock_times(led: Simulation):
+    try:
+        server = postgres_of(led)
+        server.restart(0.0)
+        led.run(3)
+        assert age_of(led) == pytest.approx(3)
+        server.step_clock(100)
+        assert age_of(led) == pytest.approx(103)
+        server.step_clock(-500)
+        assert age_of(led) == pytest.approx(-397)
+        server.crash(0.0)
+        led.run(1)
+        assert age_of(led) == pytest.approx(1 if server._recovered_at > server._started_at else -396)
+        server.step_clock(397)
+        server.reset_statistics()
+        assert age_of(led) == pytest.approx(0)
+    finally:
+        led.end()
+
+
+@pytest.mark.parametrize(("by_s", "ends_after_s"), [(4.0, 6.0), (0.0, 10.0), (-5.0, 15.0), (60.0, 0.0)])
+def test_an_idle_session_ends_by_the_wall_clock_if_the_fault_says_so(by_s: float, ends_after_s: float):
+    led = Simulation(1, nodes=1, weather="calm", lease_s=10.0, settings={})
+    led.start()
+    led.run(30)
+    try:
+        node = led.checker.leader
+        assert node is not None
+        node.freeze()
+        server, began_at = postgres_of(led), led.world.now
+        held = server.holders_of(node.name)
+        server.step_clock(1000.0)  # which moves no time-out
+        server.step_clock(by_s, moves_time_outs=True)
+        ended = _note_ends(held, led)
+        led.run(30)
+        assert {cause for _, cause in ended} == {LossCause.SILENCED}
+        # Each was last heard of up to a health interval before it was frozen.
+        assert all(ends_after_s - 4 <= max(at - began_at, 0) <= ends_after_s for at, _ in ended)
+    finally:
+        led.end()
+
+
+def _note_ends(sessions: list[ServerSession], simulation: Simulation) -> list[tuple[float, LossCause | None]]:
+    ended: list[tuple[float, LossCause | None]] = []
+    for session in sessions:
+        end = session.end
+
+        def note(cause: LossCause | None, *, quickly: bool = False, end=end) -> None:
+            ended.append((simulation.world.now, cause))
+            end(cause, quickly=quickly)
+
+        session.end = note  # type: ignore[method-assign]
+    return ended
