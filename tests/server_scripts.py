@@ -51,7 +51,13 @@ class Ground(Protocol):
         """Connect."""
 
     async def look(self, pid: int) -> str:
-        """Say what the server knows of a session: ``in line``, ``there`` or ``gone``."""
+        """Say what the server knows of a session: ``in line``, ``in a commit``, ``there`` or ``gone``."""
+
+    async def lose_standby(self) -> None:
+        """Let commits wait for a standby that is not there."""
+
+    async def find_standby(self) -> None:
+        """Let them go on."""
 
     async def stop(self, mode: StopMode) -> None:
         """Stop the server, "fast" or "immediate"."""
@@ -157,8 +163,8 @@ class Performance:
         self._calls[who] = asyncio.ensure_future(self._stands(who, slice_s, *how))
         pid = self._sessions[who].facts.session_pid
         while not self._calls[who].done():
-            if await self._ground.look(pid) == "in line":
-                return "is in line"
+            if (state := await self._ground.look(pid)) in ("in line", "in a commit"):
+                return f"is {state}"
             await asyncio.sleep(POLL_S)
         return await self._hears(who)
 
@@ -264,6 +270,12 @@ class Performance:
 
     async def _is_gone(self, other: str) -> bool:
         return await self._ground.look(self._sessions[other].facts.session_pid) == "gone"
+
+    async def _misses(self, _: str, __: str) -> None:
+        await self._ground.lose_standby()
+
+    async def _finds(self, _: str, __: str) -> None:
+        await self._ground.find_standby()
 
     async def _stops(self, _: str, mode: StopMode) -> None:
         await self._ground.stop(mode)

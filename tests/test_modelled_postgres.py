@@ -254,6 +254,27 @@ QUESTIONS = {
 }
 
 DISASTERS = {
+    "a commit waits for a standby that is absent, and nothing but its end frees its locks": """
+        a opens -> the server is old
+        b opens -> the server is old
+        server misses standby
+        a waits 30 -> is in a commit
+        b tries -> no
+        b pings -> (1,)
+        b unlocks -> was not held: False
+        b listens
+        b tells
+        a closes
+        server shows a -> in a commit
+        b asks who holds -> a
+        b ends a -> signalled
+        server forgets a
+        b asks who holds -> nobody
+        b waits 30 the witness -> is in a commit
+        server finds standby
+        b hears -> granted
+        b tries -> granted
+    """,
     "a server that is stopped, in order and at once": """
         a opens -> the server is old
         b opens -> the server is old
@@ -321,11 +342,37 @@ class RealGround:
 
     async def look(self, pid: int) -> str:
         question = """SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %(pid)s AND NOT granted),
+                             EXISTS (SELECT FROM pg_stat_activity WHERE pid = %(pid)s AND wait_event = 'SyncRep'),
                              EXISTS (SELECT FROM pg_stat_activity WHERE pid = %(pid)s)"""
         async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
             row = await (await connection.execute(question, {"pid": pid})).fetchone()
         assert row is not None
-        return "in line" if row[0] else "there" if row[1] else "gone"
+        return "in line" if row[0] else "in a commit" if row[1] else "there" if row[2] else "gone"
+
+    async def lose_standby(self) -> None:
+        await self._set_standbys("= absent")
+        await until(self._commit_waits)
+
+    async def find_standby(self) -> None:
+        await self._set_standbys("= ''")
+
+    async def _set_standbys(self, value: str) -> None:
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+            await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names {value}")
+            await connection.execute("SELECT pg_reload_conf()")
+
+    async def _commit_waits(self) -> bool:
+        """Whether the setting has arrived: by a commit of our own, which is ended."""
+        session = await self.open()
+        commit = asyncio.ensure_future(session.fetch("SELECT pg_logical_emit_message(true, 'a', '')", bound_s=BOUND_S))
+        await asyncio.wait({commit}, timeout=0.2)
+        has_waited = await self.look(session.facts.session_pid) == "in a commit"
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+            await connection.execute("SELECT pg_terminate_backend(%s)", [session.facts.session_pid])
+        await asyncio.wait({commit})
+        _ = commit.exception()
+        await session.close()
+        return has_waited
 
     async def stop(self, mode: StopMode) -> None:
         assert self._server is not None
@@ -363,7 +410,15 @@ class ModelledGround:
 
     async def look(self, pid: int) -> str:
         found = self._server.sessions.get(pid)
-        return "gone" if found is None else "in line" if found.waits_for else "there"
+        if found is None:
+            return "gone"
+        return "in line" if found.waits_for else "in a commit" if found.waits_for_standby_since is not None else "there"
+
+    async def lose_standby(self) -> None:
+        self._server.lose_standby()
+
+    async def find_standby(self) -> None:
+        self._server.find_standby()
 
     async def stop(self, mode: StopMode) -> None:
         self._server.restart(DOWN_S, at_once=mode == "immediate")
@@ -463,6 +518,16 @@ def nobody_is_ever_silenced(_: Any, *__: Any) -> None:
     """Whatever was set."""
 
 
+@instead(ServerSession, "_commit")
+def no_commit_waits_for_a_standby(commit: Any, session: ServerSession, ask: Ask, row: Any, *, writes: bool) -> None:
+    commit(session, ask, row, writes=writes and ask.verb == "claim")
+
+
+@instead(ServerSession, "_commit")
+def a_renewal_waits_for_a_standby(commit: Any, session: ServerSession, ask: Ask, row: Any, *, writes: bool) -> None:
+    commit(session, ask, row, writes=writes or ask.verb == "ping")
+
+
 @instead(ServerSession, "_stand_in_line")
 def who_waits_is_idle(stand_in_line: Any, session: ServerSession, ask: Ask) -> None:
     session.server.world.later(session._idle_ms / 1000, lambda: session.end(LossCause.SILENCED))
@@ -509,6 +574,8 @@ WRONG = [
     a_release_frees_once,
     nobody_is_ever_silenced,
     who_waits_is_idle,
+    no_commit_waits_for_a_standby,
+    a_renewal_waits_for_a_standby,
     a_goodbye_is_read_at_once,
     tokens_stand_still,
     a_pid_is_enough,

@@ -6,7 +6,7 @@ of the model, never ignored: whoever changes a statement must come here, and to 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 __all__ = ["Ask", "read"]
@@ -19,6 +19,7 @@ _IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
 _SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
 _NOTIFY = re.compile(r"SELECT pg_notify\('(\w+)', ''\)")
 _LISTEN = re.compile(r'LISTEN "(\w+)"')
+_LOCAL = re.compile(r"set_config\('synchronous_commit', '(?:local|off)', (false|true)\)")
 _CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, (\d+), ([\d.e+-]+),")
 _MARK = re.compile(r"UPDATE \S+ SET released_at .*?WHERE lock = '([^']+)' AND token = (\d+)", re.DOTALL)
 
@@ -34,6 +35,8 @@ class Ask:
     wait_ms: int = 0
     is_flushed: bool = False
     """Whether the transaction that hands out a token reaches the disk before it is answered."""
+    commits_locally: bool | None = None
+    """Whether from here on commits do not wait for a standby: for the session (True), or for this statement (False)."""
     frees_all: bool = False
     with_facts: bool = False
     counts_recovery: bool = False
@@ -51,7 +54,8 @@ def read(statement: str) -> Ask:
     for reader in (_read_simple, _read_lock, _read_terms, _read_group):
         ask = reader(statement)
         if ask is not None:
-            return ask
+            local = _LOCAL.search(statement)
+            return replace(ask, commits_locally=local[1] == "false") if local else ask
     raise LookupError(f"the modelled PostgreSQL does not know this statement, teach it: {statement}")
 
 

@@ -6,6 +6,7 @@
 - A leader that is awake has left LEADER before another leads; and has told those who listen, if its network is well. (A
   killed session and an unanswered renewal together leave nothing that could keep a successor waiting.)
 - While a node is well and nothing new goes wrong, somebody leads before long.
+- No lock stays with a session whose process is gone for longer than about two leases.
 - What a user's code does as the leader, it does not do after a newer term began.
 - Nothing raises: no callback, no work, no task. In production that is logged and the election goes on; here it would be
   an assertion of a user's that nobody hears of. (Not heard of is what an ``on_error`` callback raises.)
@@ -28,6 +29,7 @@ __all__ = ["Checker", "SimulationFailed"]
 
 _LEADING = (LockState.LEADER, LockState.RECONNECTING)
 _STORY_LINES = 60
+_DEAD_HOLDER_LEASES = 2.5
 
 
 class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
@@ -38,8 +40,8 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         super().__init__(f"{what}\n{lines}\nreplay it: {replay}")
         self.what = what
         self.kind = kind
-        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``unrest``, ``acted`` or
-        ``raised``."""
+        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``stuck``, ``unrest``, ``acted``
+        or ``raised``."""
         self.replay = replay
 
 
@@ -60,6 +62,7 @@ class _Course:
     gaps_s: list[float] = field(default_factory=list)
     is_over: bool = False
     disturbed_at: float = 0.0
+    struck_at: float = 0.0
     place: str = ""
 
 
@@ -249,6 +252,19 @@ class Checker:
         """Note that something went wrong, or right again: from here on, patience begins anew."""
         self._course.disturbed_at = self._world.now
 
+    def note_strike(self) -> None:
+        """Note that a fault struck."""
+        self._course.struck_at = self._world.now
+
+    def check_dead_holder(self, holder: str, lock: str, since: float) -> None:
+        """A session that nobody owns any more may keep a lock for two leases, if a node is there to end it."""
+        waited_s = self._world.now - max(since, self._course.struck_at)
+        if waited_s > _DEAD_HOLDER_LEASES * self.lease_s and self._well_nodes():
+            self._fail("stuck", f"lock {lock} has been held for {waited_s:.1f} s by a session of {holder} that is gone")
+
+    def _well_nodes(self) -> list[Node]:
+        return [each for each in self.nodes if each.is_alive and not each.is_frozen and not each.cable.is_out]
+
     def _note_leaderless(self) -> None:
         if self.leaderless_since is None:
             self.leaderless_since = self._world.now
@@ -263,8 +279,7 @@ class Checker:
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
         waited_s = self._world.now - max(self.leaderless_since, self._course.disturbed_at)
-        well = [each for each in self.nodes if each.is_alive and not each.is_frozen and not each.cable.is_out]
-        if well and waited_s > patience_s:
+        if self._well_nodes() and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
             self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
 

@@ -8,6 +8,8 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
 - a session that is idle for longer than its limit is ended, and only an idle one;
 - a time-out in line may race with the grant: the lock is then held by a session that was told no;
 - transaction ids grow; those that did not reach the disk are handed out again after a crash;
+- a commit that writes something waits for an absent synchronous standby, and its session with all its locks: neither
+  its client's end nor a time-out gets it out of there, only its own end;
 - the wall clock may be set forward and back; what the server says of its age is a difference of wall-clock times, and
   idle sessions end by that clock too, if the fault says so;
 - a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
@@ -91,6 +93,11 @@ class ServerSession:
         self._idle_ends_at = 0.0
         self._patience: Appointment | None = None
         self._waits_for: tuple[str, Ask] | None = None
+        self._commits_locally = False
+        self._unconfirmed: tuple[tuple[Any, ...] | None] | None = (
+            None  # the answer to a commit that waits for a standby
+        )
+        self.waits_for_standby_since: float | None = None
 
     def receive(self, request: tuple[Ask, Sequence[Any]] | None) -> None:
         """Take in a statement, or a good-bye (None), which is read in its turn."""
@@ -135,8 +142,8 @@ class ServerSession:
         if self.server.draw_race():  # the time-out came in the same moment: told no, and holding it
             self._answer(("",))
             return
-        self._answer((str(self.server.next_token(is_flushed=ask.is_flushed)),))
         self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} in line")
+        self._commit(ask, (str(self.server.next_token(is_flushed=ask.is_flushed)),), writes=ask.is_flushed)
 
     @property
     def waits_for(self) -> str | None:
@@ -167,19 +174,44 @@ class ServerSession:
         if not self._is_busy and not self.is_over and self._idle is not None:
             self._limit_idleness_until(self._idle_ends_at - by_s)
 
+    @property
+    def has_lost_client(self) -> bool:
+        """Whether its client has hung up, which it will read once it has nothing else to do."""
+        return None in self._requests
+
+    def _commit(self, ask: Ask, row: tuple[Any, ...] | None, *, writes: bool) -> None:
+        """Answer, once a standby has confirmed what was written. Only its own end frees a session from that wait."""
+        is_local = self._commits_locally or ask.commits_locally is False
+        if not writes or is_local or not self.server.waits_for_standby:
+            self._answer(row)
+            return
+        self._unconfirmed = (row,)
+        self.waits_for_standby_since = self.server.world.now
+        self.server.note(self.client.owner, "waits in a commit for a standby")
+
+    def be_confirmed(self) -> None:
+        """Go on: the standby is back."""
+        if self._unconfirmed is not None:
+            (row,) = self._unconfirmed
+            self._unconfirmed = self.waits_for_standby_since = None
+            self._answer(row)
+
     def _answer(self, row: tuple[Any, ...] | None) -> None:
         self._is_busy = False
         self._to_client.send(lambda: self.client.hear(row))
         self._go_on()
 
     def _execute(self, ask: Ask, parameters: Sequence[Any]) -> None:
+        if ask.commits_locally:
+            self._commits_locally = True
         if ask.verb == "wait":
             self.limit_idleness(ask)
             self._stand_in_line(ask)
             return
         if ask.verb == "set_up":
             self.limit_idleness(ask)
-        self._answer(self.server.answer(self, ask, parameters))
+        row = self.server.answer(self, ask, parameters)
+        self._commit(ask, row, writes=_writes(ask, row))
 
     def limit_idleness(self, ask: Ask) -> None:
         """Come under a time-out, or leave it, if that was asked for. It counts from the next rest on."""
@@ -199,6 +231,12 @@ class ServerSession:
             self._waits_for = None
             self.server.leave_line(self, key)
             self._answer(("",))
+
+
+def _writes(ask: Ask, row: tuple[Any, ...] | None) -> bool:
+    """Whether the transaction has something for the disk: a refused try, a ping or an unlock has not."""
+    was_refused = ask.verb == "try" and row == (None,)
+    return ask.verb == "claim" or ask.marks is not None or (ask.is_flushed and not was_refused)
 
 
 def _columns(key: str) -> tuple[int, int, int]:
@@ -224,6 +262,8 @@ class ModelledPostgres:
         self._last_pid = 100
         self._xid = self._flushed_xid = 700
         self._timeline = 1
+        self.waits_for_standby = False
+        """Whether commits wait for a synchronous standby that is not there."""
         self._ahead_s = 0.0  # how far the server's wall clock has been set forward, in all
         self._started_at = self._recovered_at = -_LONG_AGO_S  # by that clock
 
@@ -460,6 +500,24 @@ class ModelledPostgres:
             session.end(LossCause.CONNECTION_LOST if session.pid == victim else told)
         self._locks.clear()
         self.world.later(down_s, come_back)
+
+    def lose_standby(self) -> None:
+        """Let every commit that writes something wait."""
+        self.waits_for_standby = True
+
+    def find_standby(self) -> None:
+        """Let all commits that wait go on."""
+        self.waits_for_standby = False
+        for session in list(self.sessions.values()):
+            session.be_confirmed()
+
+    def dead_holder(self) -> "tuple[ServerSession, str] | None":
+        """A session that holds a lock, waits for a standby, and has lost its client; and the lock."""
+        for key, lock in self._locks.items():
+            owner = lock.owner
+            if owner is not None and owner.waits_for_standby_since is not None and owner.has_lost_client:
+                return owner, _CAST.sub("", key)
+        return None
 
     def step_clock(self, by_s: float, *, moves_time_outs: bool = False) -> None:
         """Set the wall clock forward or back. What was written down of the past stays as it was.

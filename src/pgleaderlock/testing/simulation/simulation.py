@@ -23,6 +23,7 @@ from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.node import Node, Role
+from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.sky import Sky
 from pgleaderlock.testing.simulation.stores import STORES, Server, Store
 from pgleaderlock.testing.simulation.weather import WEATHERS, Weather
@@ -184,9 +185,19 @@ class Simulation:
             return
         if not self.server.is_up:
             self.checker.disturb()  # nobody can lead where there is nothing to lead on
+        if isinstance(self.server, ModelledPostgres):
+            self._look_at_standby(self.server)
         slow = 1 + 10 * self.weather.slow_share
         self.checker.look(_PATIENCE * self.lease_s * slow**2)
         self.world.later(self.lease_s / 2, self._look)
+
+    def _look_at_standby(self, server: ModelledPostgres) -> None:
+        if server.waits_for_standby:
+            self.checker.disturb()  # no token can be had meanwhile
+        dead = server.dead_holder()
+        if dead is not None:
+            session, lock = dead
+            self.checker.check_dead_holder(session.client.owner, lock, session.waits_for_standby_since or 0.0)
 
     def run(self, seconds: float) -> None:
         """Let so much time pass."""

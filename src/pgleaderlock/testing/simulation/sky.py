@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from pgleaderlock.causes import LossCause
 from pgleaderlock.testing.simulation._clock_faults import ClockFaults
 from pgleaderlock.testing.simulation._pair_faults import PairFaults
+from pgleaderlock.testing.simulation._standby_faults import StandbyFaults
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.kubernetes import ApiServer
 from pgleaderlock.testing.simulation.node import Node
@@ -32,7 +33,7 @@ class _CanGoDown(Protocol):
     def come_back(self) -> None: ...
 
 
-class Sky(PairFaults, ClockFaults):
+class Sky(PairFaults, ClockFaults, StandbyFaults):
     """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
 
     def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:
@@ -82,6 +83,7 @@ class Sky(PairFaults, ClockFaults):
         done = getattr(self, name)(node, lasts_s)
         if done is not False:
             self.counts[name] += 1
+            self._checker.note_strike()
             self._checker.disturb()
 
     def clear(self) -> None:
@@ -89,6 +91,8 @@ class Sky(PairFaults, ClockFaults):
         self._is_clear = True
         if isinstance(self._server, _CanGoDown):
             self._server.come_back()
+        if isinstance(self._server, ModelledPostgres):
+            self._server.find_standby()
         for node in self._nodes:
             node.cable.slow_share = node.cable.connect_s = 0.0
             if not node.is_alive:

@@ -44,7 +44,15 @@ class Server(Protocol):
 _KEY = LockKey.pair(42, 1)
 _PROCESS = frozenset({"crash", "freeze", "step_down", "shutdown"})
 _EVERYWHERE = _PROCESS | {"host_crash", "cut"}
-_SESSIONS = _EVERYWHERE | {"forget", "restart", "server_crash", "power", "cut_and_restart", "cut_and_crash"}
+_SESSIONS = _EVERYWHERE | {
+    "forget",
+    "restart",
+    "server_crash",
+    "power",
+    "cut_and_restart",
+    "cut_and_crash",
+    "lose_standby",
+}
 _KILLS = frozenset({"kill_session", "reset", "ambush"})
 _PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "slow_connects", "busy"})
 _CLOCKS = frozenset(

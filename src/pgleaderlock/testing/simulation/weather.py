@@ -77,6 +77,8 @@ _CLOCKS = {
     "step_down": 1.0,
 }
 
+_STANDBY = {"lose_standby": 4.0, "crash": 3.0, "step_down": 3.0, "kill_session": 2.0, "freeze": 1.0, "cut": 1.0}
+
 CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
 """Nothing goes wrong."""
 STORM = Weather("storm", _INSIDE)
@@ -93,6 +95,7 @@ WEATHERS = {
         STORM.but("ended-pairs", faults={**_INSIDE, **_PAIRS}),
         # Nobody is away for long here but a leader that is cut off: whoever was, can only believe the server's clock.
         STORM.but("stepped-clocks", faults=_CLOCKS, slow_share=0.0, every=3.0),
+        STORM.but("absent-standby", faults=_STANDBY, every=4.0),
         # Outside the promise.
         STORM.but("time-outs", insists=frozenset({"early_time_outs"}), faults={**_INSIDE, "early_time_outs": 6.0}),
         STORM.but("double-kills", insists=frozenset({"double_ambush"}), faults={**_INSIDE, "double_ambush": 6.0}),
