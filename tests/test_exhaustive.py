@@ -43,6 +43,20 @@ def test_no_interleaving_with_a_lost_session_has_two_leaders():
     assert seen.is_complete
 
 
+@pytest.mark.proof
+def test_no_interleaving_with_both_sessions_lost_has_two_leaders_if_the_host_hears_of_it():
+    scope = dataclasses.replace(LED, faults=2, kills=2, restarts=0, crashes=0, ends_are_heard=True, give_ups=False)
+    seen = explore(scope)
+    assert seen.violations == ()
+    assert seen.is_complete
+
+
+def test_a_restart_is_not_heard_of_by_a_node_that_is_cut_off():
+    with pytest.raises(ValueError, match="ends_are_heard needs restarts=0"):
+        Scope(ends_are_heard=True)
+    Scope(ends_are_heard=True, restarts=0)
+
+
 @pytest.mark.parametrize("grace", [False, True])
 def test_a_node_that_is_alone_always_comes_back_to_lead(grace: bool):
     seen = explore(dataclasses.replace(ALONE, grace=grace), hope=True)

@@ -518,9 +518,11 @@ def nobody_is_ever_silenced(_: Any, *__: Any) -> None:
     """Whatever was set."""
 
 
-@instead(ServerSession, "_commit")
-def no_commit_waits_for_a_standby(commit: Any, session: ServerSession, ask: Ask, row: Any, *, writes: bool) -> None:
-    commit(session, ask, row, writes=writes and ask.verb == "claim")
+@instead(ServerSession, "receive")
+def a_commit_ends_with_its_client(receive: Any, session: ServerSession, request: Any) -> None:
+    receive(session, request)
+    if request is None and session.waits_for_standby_since is not None:
+        session.end(None)
 
 
 @instead(ServerSession, "_commit")
@@ -574,7 +576,7 @@ WRONG = [
     a_release_frees_once,
     nobody_is_ever_silenced,
     who_waits_is_idle,
-    no_commit_waits_for_a_standby,
+    a_commit_ends_with_its_client,
     a_renewal_waits_for_a_standby,
     a_goodbye_is_read_at_once,
     tokens_stand_still,

@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--faults", type=int, default=1, help="how many in all (default: 1)")
     parser.add_argument("--kills", type=int, help="how many of them lose a session (default: strict all, fast 1)")
     parser.add_argument("--kills-apart", action="store_true", help="sessions are lost a lease or more apart")
+    parser.add_argument("--ends-are-heard", action="store_true", help="a host hears of an end at once (no restarts)")
     parser.add_argument("--restarts", type=int, help="how many of them are restarts of the server (default: all)")
     parser.add_argument("--crashes", type=int, help="how many of them are crashes of a node (default: all)")
     parser.add_argument("--no-step-downs", action="store_true", help="nobody is asked to release")
@@ -48,7 +49,7 @@ def _scope(given: argparse.Namespace) -> Scope:
     def bounded(number: int | None, default: int) -> int:
         return default if number is None else number
 
-    all_kills = given.takeover == "strict" or given.kills_apart
+    all_kills = given.takeover == "strict" or given.kills_apart or given.ends_are_heard
     return Scope(
         nodes=given.nodes,
         lease_ticks=given.lease_ticks,
@@ -59,7 +60,8 @@ def _scope(given: argparse.Namespace) -> Scope:
         faults=given.faults,
         kills=bounded(given.kills, given.faults if all_kills else 1),
         kills_apart=given.kills_apart,
-        restarts=bounded(given.restarts, given.faults),
+        ends_are_heard=given.ends_are_heard,
+        restarts=0 if given.ends_are_heard else bounded(given.restarts, given.faults),
         crashes=bounded(given.crashes, given.faults),
         step_downs=not given.no_step_downs,
         give_ups=not given.no_give_ups,

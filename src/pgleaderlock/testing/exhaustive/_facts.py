@@ -64,6 +64,13 @@ class Facts:
 
     def believes(self) -> bool:
         """What ``is_leader`` answers in this node."""
+        return self._is_valid_by_clock() and not self._sees_lock_ended()
+
+    def _sees_lock_ended(self) -> bool:
+        """Whether a look at the socket shows that the session of the lock has ended."""
+        return self.game.scope.ends_are_heard and self.rules.looks_at_sockets and self.node.lock.status == DEAD
+
+    def _is_valid_by_clock(self) -> bool:
         return self.node.state == _LEADER and (
             not self.rules.belief_by_clock or self.game.trusted[self.node.rate][self.node.grant_age]
         )
@@ -146,6 +153,8 @@ class Facts:
             return self._renewed(age)
         if self.rules.late_grant_is_none and not self.game.not_lost[node.rate][age]:
             return self._failed("{} sees that it stood still for too long.", LossCause.STALLED)
+        if self._sees_lock_ended():  # its answers are older than that, and another may have led since
+            return self._failed("{} sees that its session has ended, before it leads.")
         keeps = node.state == _RECONNECTING and not self.rules.new_token_on_recovery
         token = node.term if keeps else node.token
         fact = Input.ACQUIRE_SUCCEEDED if node.state == _ACQUIRING else Input.REACQUIRE_SUCCEEDED
@@ -162,7 +171,7 @@ class Facts:
             text = "{} hears of its renewal too late."
             return self._fed(text, self.world, Input.HEALTH_FAILED, LossCause.STALLED, grant_age=-1, asked_age=-1)
         complaint = None
-        if not self.believes():
+        if not self._is_valid_by_clock():
             complaint = "{}'s term had ended by the clock, and its work had stopped; now it is back"
         text = "{} hears that its leadership is renewed."
         return *self._fed(text, self.world, Input.HEALTH_OK, grant_age=age, asked_age=-1)[:3], complaint

@@ -44,6 +44,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _without("witness", replace(_LED, faults=1, restarts=0, crashes=0)),
     _without("silence_is_no_end", replace(_LED, faults=1, restarts=0, crashes=0, give_ups=True)),
     _without("trust_needs_witness", replace(_TWO_KILLS, kills_apart=True)),
+    _without("looks_at_sockets", replace(_TWO_KILLS, ends_are_heard=True)),
     _without("renew_before_leading", replace(_QUIET, faults=1, restarts=0, crashes=0)),
     _without("settle_after_restart", _RESTART),
     _without("settle_from_answer", replace(_RESTART, lease_ticks=3)),  # in two ticks nothing can be too early

@@ -27,6 +27,8 @@ class Rules:
     """Off: a grant is believed in for the whole lease, not for 0.9 of it."""
     belief_by_clock: bool = True
     """Off: whoever is in LEADER believes, whatever the clock says."""
+    looks_at_sockets: bool = True
+    """Off: ``is_leader``, and the engine before it announces a term, do not look whether the lock's session has ended."""
     loss_is_final: bool = True
     """Off: a renewal that comes after leadership had to be declared lost still counts."""
     late_grant_is_none: bool = True
@@ -70,6 +72,9 @@ class Scope:
     """How many sessions may be ended by the server, at most."""
     kills_apart: bool = False
     """Whether sessions are lost at least a lease apart from each other."""
+    ends_are_heard: bool = False
+    """Whether the end of a session reaches its node's host at once: the kernel knows, the process may not have read it.
+    Not so where a network is slow or cut; and never of a restart, behind the back of a node that is cut off."""
     restarts: int = 1
     crashes: int = 1
     step_downs: bool = True
@@ -84,6 +89,8 @@ class Scope:
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.lease_ticks < 1 or not self.rates:
             raise ValueError(f"there must be a node, a tick and a rate, got {self}")
+        if self.ends_are_heard and self.restarts and self.faults:
+            raise ValueError("a restart ends sessions of nodes that are cut off: ends_are_heard needs restarts=0")
 
 
 @dataclass(frozen=True)
