@@ -28,7 +28,7 @@ class Rules:
     belief_by_clock: bool = True
     """Off: whoever is in LEADER believes, whatever the clock says."""
     looks_at_sockets: bool = True
-    """Off: ``is_leader``, and the engine before it announces a term, do not look whether the lock's session has ended."""
+    """Off: neither ``is_leader`` nor the engine, before it announces a term, looks whether that session has ended."""
     loss_is_final: bool = True
     """Off: a renewal that comes after leadership had to be declared lost still counts."""
     late_grant_is_none: bool = True
