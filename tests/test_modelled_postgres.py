@@ -261,7 +261,7 @@ DISASTERS = {
         a waits 30 -> is in a commit
         b tries -> no
         b pings -> (1,)
-        b unlocks -> was not held: False
+        b unlocks -> was not held: []
         b listens
         b tells
         a closes

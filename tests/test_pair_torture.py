@@ -5,10 +5,6 @@ import pytest
 from tests.pair_members import Interval
 from tests.pair_torture import Blow, attack_rounds, find_overlaps, parse, tell
 
-WATCHED_AT_REST_ONLY = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a leader watches its sessions only while it rests"
-)
-
 
 def test_intervals_of_one_role_that_overlap_are_found():
     one, other = Interval(3, 7, 10.0, 12.0), Interval(3, 8, 11.5, 14.0)
@@ -21,7 +17,6 @@ def test_one_process_cannot_overlap_with_itself_and_an_end_is_not_an_overlap():
     assert not find_overlaps([("a", Interval(0, 1, 1.0, 3.0)), ("b", Interval(0, 2, 3.0, 4.0))])
 
 
-@WATCHED_AT_REST_ONLY
 @pytest.mark.proof
 @pytest.mark.parametrize("mode", ["lock", "group"])
 def test_the_lock_session_ends_while_the_witness_is_replaced(mode: str, capsys: pytest.CaptureFixture[str]):

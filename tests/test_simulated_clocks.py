@@ -1,8 +1,4 @@
-"""The wall clock of a server is set forward or back: no second leader, and no wait longer than a lease.
-
-The tests marked as expected to fail show that the simulation finds these defects in the code as it is; the mark is
-strict, so they say themselves when it has to go.
-"""
+"""The wall clock of a server is set forward or back: no second leader, and no wait longer than a lease."""
 
 import pytest
 
@@ -11,16 +7,11 @@ from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 
-CLOCK_TRUSTED = pytest.mark.xfail(
-    strict=True, raises=SimulationFailed, reason="the server's wall clock alone says how long ago it started"
-)
-
 
 def only(*faults: str) -> Weather:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=4.0, slow_share=0.0)
 
 
-@CLOCK_TRUSTED
 @pytest.mark.parametrize("store", ["postgres", "group"])
 def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
     for seed in range(12):
@@ -31,7 +22,6 @@ def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
                 raise
 
 
-@CLOCK_TRUSTED
 @pytest.mark.parametrize("store", ["postgres", "group"])
 def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str):
     for seed in range(12):

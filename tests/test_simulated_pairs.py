@@ -1,8 +1,4 @@
-"""Both sessions of a leader end, one while the other is being replaced or both at once: no second leader.
-
-The tests marked as expected to fail show that the simulation finds these defects in the code as it is; the mark is
-strict, so they say themselves when it has to go.
-"""
+"""Both sessions of a leader end, one while the other is being replaced or both at once: no second leader."""
 
 from dataclasses import replace
 
@@ -15,9 +11,6 @@ from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 
-WATCHED_AT_REST_ONLY = pytest.mark.xfail(
-    strict=True, raises=SimulationFailed, reason="a leader watches its sessions only while it rests"
-)
 PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
 FAULTS = ("end_apart", "end_both", "frozen_end_both")
 
@@ -26,7 +19,6 @@ def only(*faults: str) -> Weather:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=3.0, slow_share=0.0)
 
 
-@WATCHED_AT_REST_ONLY
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("store", PAIR_STORES)
 def test_there_is_one_leader_when_both_sessions_of_a_leader_end(store: str, fault: str):
@@ -34,7 +26,6 @@ def test_there_is_one_leader_when_both_sessions_of_a_leader_end(store: str, faul
         simulate(seed, weather=only(fault), store=store, hours=0.15)
 
 
-@WATCHED_AT_REST_ONLY
 @pytest.mark.parametrize("store", [*PAIR_STORES, "postgres-strict"])
 def test_a_leader_without_sessions_leaves_at_once_also_while_it_connects(store: str):
     for seed in range(6):

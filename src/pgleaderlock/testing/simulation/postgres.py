@@ -387,8 +387,13 @@ class ModelledPostgres:
             if lock.owner is session:
                 self._hand_over(key)
 
-    def _stuck_holders(self, *_: Any) -> tuple[Any, ...]:
-        return ([],)
+    def _stuck_holders(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        wanted = set(zip(*parameters, strict=True))
+        holders = [
+            lock.owner for key, lock in self._locks.items() if lock.owner is not None and _columns(key) in wanted
+        ]
+        stuck = {f"{owner.pid} {owner.started}" for owner in holders if owner.waits_for_standby_since is not None}
+        return (sorted(stuck),)
 
     def _end_backend(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         pid, started = parameters
@@ -396,7 +401,7 @@ class ModelledPostgres:
         if former is None or former.started != started:
             return None
         self.world.later(_SIGNAL_S, lambda: former.end(LossCause.SESSION_TERMINATED))
-        return True, ""
+        return True, "" if former.waits_for_standby_since is None else "SyncRep"
 
     def _holder(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         for key, lock in self._locks.items():
