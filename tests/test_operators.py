@@ -494,6 +494,7 @@ async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgre
         assert result.exit_code == exit_codes.CLEAN
         tokens = {"from_token": first, "to_token": two.lock.token}
         named = {"role": "scheduler", "lock": str(key), "from": "one", "to": "two", **tokens, "outcome": "handed_over"}
+        named |= {"why": None}
         assert record == {**named, "seconds": record["seconds"]}
         assert 0 <= record["seconds"] < 5
         await until(lambda: one.lock.state is LockState.FOLLOWER)

@@ -421,9 +421,8 @@ async def test_an_ask_in_a_hostile_name_is_heard_and_written(postgres: Postgres,
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
-        payload = json.dumps({"ask": "step_down", "schema": schema, "lock": str(key), "by": by})
-        await query(postgres.dsn, "SELECT pg_notify('pgleaderlock_ask', %s)", payload)
         async with reading(postgres.dsn, schema) as reader:
+            await reader.ask_to_step_down(str(key), by)
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released")))
 
 

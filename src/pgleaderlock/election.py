@@ -146,6 +146,11 @@ class Election(Gated):
         return None if grant is None else grant.trusted_until
 
     @property
+    def lease_s(self) -> float | None:
+        """How long the store waits for a silent leader; None where nothing ends its lock."""
+        return self._backend.lease_s
+
+    @property
     def time_left_s(self) -> float:
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         grant, run = self._grant, self._running

@@ -119,6 +119,34 @@ COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance,
 COMMENT ON COLUMN {schema}.history.within_s IS 'how exactly the time is known';
 COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance before this one could not be kept';
 
+-- Asks to leaders to hand over. An operator inserts the first columns; who asked, and when, is this server's word. So grant
+-- INSERT on those columns only, never on the table: pgleaderlock schema apply --grant-asks-to OPERATOR.
+
+CREATE TABLE IF NOT EXISTS {schema}.asks (
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    lock         text        NOT NULL,
+    instance     uuid,
+    token        bigint,
+    claimed_by   text,
+    reason       text,
+    wait_s       double precision NOT NULL DEFAULT 30 CHECK (wait_s > 0 AND wait_s <= 3600),
+    asked_by     text        NOT NULL DEFAULT session_user,
+    asked_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    answer       text,
+    why          text,
+    answered_by  text,
+    answered_at  timestamptz
+);
+
+CREATE INDEX IF NOT EXISTS asks_open ON {schema}.asks (lock) WHERE answer IS NULL;
+
+COMMENT ON TABLE {schema}.asks IS 'pgleaderlock: asks to leaders to hand over, and their answers; a leader obeys one per lease';
+COMMENT ON COLUMN {schema}.asks.instance IS 'the leader that is asked, with its token: a later term is not meant; null is any';
+COMMENT ON COLUMN {schema}.asks.claimed_by IS 'who asks, in the words of the session that asked';
+COMMENT ON COLUMN {schema}.asks.wait_s IS 'an ask that is older is not obeyed any more';
+COMMENT ON COLUMN {schema}.asks.asked_by IS 'the database role that asked: written by the server';
+COMMENT ON COLUMN {schema}.asks.answer IS 'obeyed or refused; null while no leader has answered';
+
 -- The tick ledger: which slot of which scheduled job was claimed in which term, and what became of it. A claim moves
 -- tick_jobs.through and writes its rows in one statement, which a term that is over cannot get through.
 

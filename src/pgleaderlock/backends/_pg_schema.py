@@ -14,12 +14,24 @@ _GRANT = (
     "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
     "GRANT SELECT, INSERT, UPDATE ON {schema}.terms, {schema}.leases TO {grantee}; "
     "GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.nodes, {schema}.candidates, {schema}.leaders, {schema}.history, "
-    "{schema}.tick_jobs, {schema}.ticks TO {grantee}"
+    "{schema}.tick_jobs, {schema}.ticks TO {grantee}; "
+    "GRANT SELECT, DELETE, INSERT (lock, instance, token, claimed_by, reason, wait_s), "
+    "UPDATE (answer, why, answered_by, answered_at) ON {schema}.asks TO {grantee}"
+)
+_GRANT_ASKS = (
+    "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
+    "GRANT SELECT ON {schema}.nodes, {schema}.candidates, {schema}.leaders, {schema}.history, {schema}.asks "
+    "TO {grantee}; "
+    # Not on the table: who asked, and when, is for the server to write.
+    "GRANT INSERT (lock, instance, token, claimed_by, reason, wait_s) ON {schema}.asks TO {grantee}"
 )
 
 
-async def make_tables(dsn: str, schema: str, grantee: str | None) -> None:
-    """Make what is not there, and let this user use it; ConnectionError says what the database objected to."""
+async def make_tables(dsn: str, schema: str, grantee: str | None, operator: str | None = None) -> None:
+    """Make what is not there, let ``grantee`` take part in elections, and ``operator`` look and ask.
+
+    ConnectionError says what the database objected to.
+    """
     parts = _dsn.check_dsn(dsn)
     try:
         connection = await open_connection(
@@ -28,9 +40,10 @@ async def make_tables(dsn: str, schema: str, grantee: str | None) -> None:
         take_over(connection)
         async with connection:
             await connection.execute(create_sql(schema).encode())
-            if grantee is not None:
-                names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(grantee)}
-                await connection.execute(sql.SQL(_GRANT).format(**names))
+            for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
+                if user is not None:
+                    names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(user)}
+                    await connection.execute(sql.SQL(grants).format(**names))
     except psycopg.Error as error:
         reason = " ".join(_dsn.scrub(str(error), parts).split())
         raise ConnectionError(f"schema {schema} could not be made ({_dsn.describe(parts)}): {reason}") from None

@@ -84,6 +84,11 @@ class Backend(ABC):
     async def close(self) -> None:
         """Let go of everything, the lock included. Does not raise, does not hang, may be repeated."""
 
+    @property
+    def lease_s(self) -> float | None:
+        """How long the store waits for a silent holder before it frees the lock; None where nothing ends it."""
+        return None
+
     async def wait(self, timeout_s: float) -> None:
         """Return when asking again is worth while, at the latest after ``timeout_s``.
 

@@ -83,6 +83,7 @@ class Group:
         admission = Admission(open_session, lease, clock, "a group of roles", where)
         self._pair = SessionPair(admission, lease, clock, where, self._logger, keeps_witness_session=True)
         self._lease = lease
+        self.lease_s = lease.lease_s
         self._clock = clock
         self.where = where
         self._poll_s = poll_s
@@ -533,6 +534,11 @@ class Member(Backend):
     def labels(self) -> Mapping[str, object]:
         """As every PostgreSQL lock is labelled."""
         return self._labels
+
+    @property
+    def lease_s(self) -> float | None:
+        """Return the lease of the group's sessions."""
+        return self._group.lease_s
 
     def take(self, grant: _Won) -> None:
         """It is handed out already."""

@@ -79,6 +79,11 @@ class PostgresBackend(Backend):
         """Say who holds it."""
         return await self._backend().holder()
 
+    @property
+    def lease_s(self) -> float | None:
+        """Return the lease of the session; None on a connection that nothing ends."""
+        return None if isinstance(self._chosen, PlainLockBackend) else self._lease.lease_s
+
     async def wait(self, timeout_s: float) -> None:
         """Wait as the chosen protocol does; before there is one, there is nothing to wait at but the clock."""
         if self._chosen is None:

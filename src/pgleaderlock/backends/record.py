@@ -157,6 +157,11 @@ class RecordBackend(Backend):
         return self._store.labels
 
     @property
+    def lease_s(self) -> float:
+        """Return how long the others wait for a record that does not change."""
+        return self._lease_s
+
+    @property
     def identity(self) -> str:
         """Under which name this contender writes."""
         return self._identity

@@ -306,11 +306,14 @@ def schema_show(*, schema: str) -> None:
 @dsn_option
 @schema_option
 @click.option("--grant-to", "grantee", metavar="USER", help="Let this user take part in elections with it.")
-def schema_apply(*, dsn: str | None, schema: str, grantee: str | None) -> None:
+@click.option(
+    "--grant-asks-to", "operator", metavar="USER", help="Let this user read the registry and ask leaders to step down."
+)
+def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None) -> None:
     """Make the table, unless it is there. May be repeated."""
     statements_of(schema)
     with open_database(dsn) as database:
-        asyncio.run(apply_schema(database.dsn, schema, grantee))
+        asyncio.run(apply_schema(database.dsn, schema, grantee, operator))
 
 
 cli.add_command(exec_command)

@@ -202,6 +202,7 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
 @_registry_options
 @_role_options
 @seconds_option("--wait", "How long the leader and its heir may take.", default=30.0)
+@click.option("--reason", metavar="TEXT", help="Why, for the leader's log and the history.")
 @click.pass_context
 def step_down(
     context: click.Context,
@@ -214,10 +215,12 @@ def step_down(
     role: str | None,
     lock: str | None,
     wait_s: float,
+    reason: str | None,
 ) -> None:
     """Ask the leader of a role to hand over; say who took over, and how long nobody led.
 
-    Exit code 1 if no other node took over. The leader goes on as a candidate. A leader without a registry, or with
+    Exit code 1 if no other node took over. The leader goes on as a candidate. It obeys those to whom the table of asks
+    is granted (schema apply --grant-asks-to USER), once per lease. A leader without a registry, or with
     accept_asks=False, does not hear it.
     """
     from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
@@ -227,7 +230,8 @@ def step_down(
     if role is None and lock is None:
         role = _only_role(place)
     with open_database(place.dsn) as database:
-        code = asyncio.run(command.step_down(database.dsn, place, role, lock, wait_s, as_json=as_json))
+        wish = command.Wish(role, lock, wait_s, reason)
+        code = asyncio.run(command.step_down(database.dsn, place, wish, as_json=as_json))
     context.exit(code)
 
 

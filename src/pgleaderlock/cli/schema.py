@@ -6,6 +6,7 @@ import click
 
 from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.backends.terms import schema_sql
+from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.errors import ConnectionError
@@ -21,13 +22,17 @@ def statements_of(schema: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-async def apply_schema(dsn: str, schema: str, grantee: str | None) -> None:
+async def apply_schema(dsn: str, schema: str, grantee: str | None, operator: str | None = None) -> None:
     """Make the table and say so; UnreachableError if the database does not let us."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            await make_tables(dsn, schema, grantee)
+            await make_tables(dsn, schema, grantee, operator)
     except ConnectionError as error:
         raise UnreachableError(str(error)) from error
     except TimeoutError as error:
         raise UnreachableError(f"the database did not answer within {ANSWER_TIMEOUT_S:g} s") from error
-    click.echo(f"schema {schema} is ready" + (f", and {grantee} may use it" if grantee else ""))
+    granted = (
+        f"{grantee} may use it" if grantee else "",
+        f"{operator} may ask leaders to step down" if operator else "",
+    )
+    click.echo(visible(", and ".join((f"schema {schema} is ready", *filter(None, granted)))))

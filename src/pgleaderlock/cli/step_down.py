@@ -1,8 +1,8 @@
 """``pgleaderlock step-down``: ask the leader to hand over, and see what becomes of it.
 
-Nobody answers an ask. What is seen is what the nodes write into the history: that the leader heard it, when it
-released, and when the next one acquired. Both times are by the database's clock, so their difference is the time
-without a leader.
+The leader answers an ask: it obeys, or refuses and says why. What becomes of it is what the nodes write into the
+history: when the leader released, and when the next one acquired. Both times are by the database's clock, so their
+difference is the time without a leader.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import getpass
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -20,10 +20,11 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
+from pgleaderlock.registry.asking import Asked, AskRefused
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import KnownRole, Leader, RegistryReader
 
-__all__ = ["step_down"]
+__all__ = ["Wish", "step_down"]
 
 _BEGINS = ("acquired", "recovered")
 _ENDS = ("released", "lost", "reconnecting", "stopped")
@@ -41,6 +42,7 @@ class _Seen:
     end: Line | None = None
     """The old leader's own word; None if it said none."""
     heir: Line | None = None
+    refusal: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -48,24 +50,33 @@ class _Seen:
         return None if self.end is None or self.heir is None else max(0.0, self.heir.at - self.end.at)
 
 
-async def step_down(dsn: str, place: Place, role: str | None, lock: str | None, wait_s: float, *, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an operator wants."""
+
+    role: str | None
+    lock: str | None
+    wait_s: float
+    reason: str | None = None
+
+
+async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
     """Ask, wait, and tell; return the exit code."""
     async with opened(dsn, place.schema) as reader:
-        known = await find_role(reader, role, lock)
+        known = await find_role(reader, wish.role, wish.lock)
         if known is None:
             raise click.UsageError("say whose leader: --role, or --lock.")
         since = await reader.now() - _SLACK_S
         leader = next((each.leader for each in await reader.status(known.lock)), None)
         seen = _Seen()
         if leader is not None:
-            await reader.ask_to_step_down(known.lock, _who_asks())
-            seen = await _wait(reader, known.lock, leader, since, wait_s)
+            seen = await _ask(reader, known.lock, leader, since, wish)
     outcome = _outcome(leader, seen)
     is_done = outcome == "handed_over"
     if as_json:
         print_record(_fields(known, leader, seen, outcome))
     else:
-        click.echo(_sentence(known, leader, seen, outcome, wait_s), err=not is_done)
+        click.echo(_sentence(known, leader, seen, outcome, wish.wait_s), err=not is_done)
     return exit_codes.CLEAN if is_done else exit_codes.NOT_HANDED_OVER
 
 
@@ -78,12 +89,24 @@ def _who_asks() -> str:
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
-async def _wait(reader: RegistryReader, lock: str, leader: Leader, since: float, wait_s: float) -> _Seen:
-    """Look until there is an heir and the old leader has had its say, or the time is over."""
+async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, wish: Wish) -> _Seen:
+    """Ask, and look what becomes of it."""
+    try:
+        asked = await reader.ask_to_step_down(lock, _who_asks(), leader=leader, reason=wish.reason, wait_s=wish.wait_s)
+    except AskRefused as error:
+        return _Seen(refusal=str(error))
+    return await _wait(reader, asked, leader, since, wish.wait_s)
+
+
+async def _wait(reader: RegistryReader, asked: Asked, leader: Leader, since: float, wait_s: float) -> _Seen:
+    """Look until there is an heir and the old leader has had its say, or it has refused, or the time is over."""
     loop = asyncio.get_running_loop()
     deadline, has_heir = loop.time() + wait_s, False
     while True:
-        seen = _look(await reader.history(lock=lock, since=since, limit=10_000), leader)
+        answer = await reader.answer_to(asked)
+        seen = _look(await reader.history(lock=asked.lock, since=since, limit=10_000), leader)
+        if answer is not None and not answer.is_obeyed and seen.heir is None:
+            return replace(seen, refusal=answer.why or "it gave no reason")
         if seen.heir is not None and not has_heir:
             deadline, has_heir = loop.time() + _LATE_S, True
         left_s = deadline - loop.time()
@@ -104,6 +127,8 @@ def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
 
 
 def _outcome(leader: Leader | None, seen: _Seen) -> str:
+    if seen.refusal is not None:
+        return "refused"
     if seen.heir is not None and leader is not None:
         return "same_node" if seen.heir.instance == leader.instance else "handed_over"
     return "nobody" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
@@ -119,6 +144,7 @@ def _fields(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str) 
         "to_token": None if seen.heir is None else seen.heir.token,
         "seconds": None if seen.seconds is None else round(seen.seconds, 6),
         "outcome": outcome,
+        "why": seen.refusal,
     }
 
 
@@ -127,13 +153,8 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     if leader is None:
         return f"Nobody leads {role}: there is nobody to ask."
     node, within = visible(leader.node), f"within {duration(wait_s)}"
-    if outcome == "not_heard":
-        silent_s = silence_s(leader)
-        last = "" if silent_s is None else f" Its registry has been silent for {duration(silent_s)}."
-        return (
-            f"{node} did not answer {within}, and leads {role} as far as is known.{last} Is its registry connected, "
-            "and does it accept asks (accept_asks)?"
-        )
+    if outcome in ("refused", "not_heard"):
+        return _no_consent(leader, seen, role, within)
     if seen.heir is None and seen.end is None:
         return f"{node} heard it, but had not released {role} {within}."
     if seen.heir is None:
@@ -142,6 +163,18 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     if outcome == "same_node":
         return f"{node} stepped down and took {role} again {time} {tokens}: nobody else did."
     return f"{node} handed over to {visible(seen.heir.node)} {time} {tokens}"
+
+
+def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:
+    node = visible(leader.node)
+    if seen.refusal is not None:
+        return f"{node} goes on to lead {role}, the ask was refused: {visible(seen.refusal)}"
+    silent_s = silence_s(leader)
+    last = "" if silent_s is None else f" Its registry has been silent for {duration(silent_s)}."
+    return (
+        f"{node} did not answer {within}, and leads {role} as far as is known.{last} Is its registry connected, "
+        "does it accept asks (accept_asks), and what does its log say of them?"
+    )
 
 
 def _how_long(seen: _Seen) -> str:

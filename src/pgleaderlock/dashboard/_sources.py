@@ -15,6 +15,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.dashboard._picture import Look
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
+from pgleaderlock.registry.asking import AskRefused
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
 
@@ -23,6 +24,7 @@ __all__ = ["RegistrySource", "Source", "StoreSource"]
 _CALM_S = 0.05
 """Between two looks: news of many nodes at once is one look."""
 _SHARE = 4  # at most this part of the time is spent looking
+_ANSWER_S = 5.0
 _OVERLAP = 500  # what is written by several at once may become visible out of order
 
 
@@ -45,7 +47,7 @@ class Source(Protocol):
         """Look, whenever there may be something new, and say which lines of the history are."""
 
     async def ask_to_step_down(self, lock: str) -> None:
-        """Ask whoever leads to hand over."""
+        """Ask whoever leads to hand over; LockError if it refuses."""
 
 
 class RegistrySource:
@@ -89,9 +91,15 @@ class RegistrySource:
         return lines if self._roles is None else [line for line in lines if line.role in self._roles]
 
     async def ask_to_step_down(self, lock: str) -> None:
-        """Ask over NOTIFY, as ``pgleaderlock step-down`` does."""
+        """Ask as ``pgleaderlock step-down`` does, with the rights of our database role; AskRefused if it refuses."""
         async with open_reader(self._dsn, self._schema) as reader:
-            await reader.ask_to_step_down(lock, by="the dashboard")
+            leader = next((each.leader for each in await reader.status(lock)), None)
+            asked = await reader.ask_to_step_down(lock, "dashboard token", leader=leader, wait_s=_ANSWER_S)
+            answer = await reader.wait_for_answer(asked, _ANSWER_S)
+        if answer is None:
+            raise ConnectionError(f"the leader of {lock} did not answer within {_ANSWER_S:g} s")
+        if not answer.is_obeyed:
+            raise AskRefused(f"the leader of {lock} refused: {answer.why}")
 
 
 class _History:

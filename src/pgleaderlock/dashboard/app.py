@@ -161,10 +161,7 @@ class _Pages:
             return JSONResponse({"error": "there is no such action"}, 404)
 
         async def act(body: Mapping[str, Any]) -> Response:
-            try:
-                return JSONResponse({"text": await action(body)}, 202)
-            except LockError as error:
-                return JSONResponse({"error": str(error)}, 409)
+            return JSONResponse({"text": await action(body)}, 202)
 
         return await self._ask(request, act)
 
@@ -177,6 +174,8 @@ class _Pages:
             return JSONResponse({"error": "the body must be a small JSON object"}, 400)
         try:
             return await do(body)
+        except LockError as error:
+            return JSONResponse({"error": str(error)}, 409)
         except PgLeaderLockError as error:
             return JSONResponse({"error": str(error)}, 503)
 

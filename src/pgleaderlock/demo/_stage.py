@@ -6,6 +6,7 @@ comes back when another leads.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +36,7 @@ _START_S = 60.0
 _SLACK_S = 10.0
 _REPLACED_AFTER_S = 0.5
 _OWN_WORD_S = 0.25
+_OBEYED_WITHIN_S = 0.25  # a leader obeys one ask per lease, and counts from when it read the last one
 _LEAVE_S = 3.0
 _MOST_STILLBORN = 3
 _MS_PER_S = 1000
@@ -115,6 +117,7 @@ class Stage:
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: str | None = None
+        self._asked_at = -math.inf
         self._failure: PgLeaderLockError | None = None
         folder = server.folder.parent / "nodes"
         socket = server.socket_path
@@ -246,7 +249,8 @@ class Stage:
             await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # the nodes may not have come to it yet
             async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
                 await _heard_by(reader, actor.name)
-                at = clock()
+                await asyncio.sleep(max(0.0, self._asked_at + self._lease_s + _OBEYED_WITHIN_S - clock()))
+                at = self._asked_at = clock()
                 await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo")
                 return at
         at = clock()

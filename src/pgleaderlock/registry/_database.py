@@ -6,6 +6,7 @@ It is never the connection of a lock. Whatever happens to it happens to nobody's
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -19,16 +20,28 @@ from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["TABLES", "Database", "Row"]
+__all__ = ["TABLES", "Database", "Notification", "Row"]
 
 Row = tuple[Any, ...]
 TABLES = ("nodes", "candidates", "leaders", "history")
 _CALL_S = 10.0
+_MOST_SENDERS = 1000
 # A server does not notice that we hang up while it waits for a lock: without these, sessions would pile up there.
 _LIMITS = "SELECT set_config('lock_timeout', '5s', false), set_config('statement_timeout', '8s', false)"
 
 _MISSING = "SELECT count(*) < %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """What one session sent last."""
+
+    pid: int
+    """Of the session that sent it: the server's word."""
+    payload: str
+    at: float
+    """When it was read, on our own clock."""
 
 
 class Database:
@@ -39,7 +52,7 @@ class Database:
         self._schema = check_schema(schema)
         self._clock = clock
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._heard: list[str] = []
+        self._heard: dict[int, Notification] = {}
 
     @property
     def where(self) -> str:
@@ -61,7 +74,7 @@ class Database:
             )
             take_over(connection)
             await connection.execute(_LIMITS)
-            connection.add_notify_handler(lambda notification: self._heard.append(notification.payload))
+            connection.add_notify_handler(lambda each: self._hear(each.pid, each.payload))
             if makes_tables and (await self._fetch(_MISSING, (len(TABLES), self._schema, list(TABLES))))[0][0]:
                 await connection.execute(create_sql(self._schema).encode())
             if listen_to is not None:
@@ -139,12 +152,17 @@ class Database:
         finally:
             loop.remove_reader(descriptor)
 
-    def notifications(self) -> list[str]:
+    def notifications(self) -> list[Notification]:
         """Return what came, also during a call. If what came was the end of the connection, give it up."""
         if self._connection is not None and not self._connection.closed:
             self._consume(self._connection.pgconn)
-        heard, self._heard = self._heard, []
-        return heard
+        heard, self._heard = self._heard, {}
+        return list(heard.values())
+
+    def _hear(self, pid: int, payload: str) -> None:
+        """Keep the newest of each session, so that one that sends a million neither fills memory nor hides another."""
+        if pid in self._heard or len(self._heard) < _MOST_SENDERS:
+            self._heard[pid] = Notification(pid, payload, self._clock())
 
     def _consume(self, pgconn: psycopg.pq.abc.PGconn) -> None:
         try:
@@ -153,4 +171,4 @@ class Database:
             pgconn.finish()
             return
         while (notification := pgconn.notifies()) is not None:
-            self._heard.append(notification.extra.decode(errors="replace"))
+            self._hear(notification.be_pid, notification.extra.decode(errors="replace"))

@@ -5,7 +5,6 @@ For people and for messages; nothing decides by what it answers.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,8 @@ from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.registry._database import TABLES, Database, Row
-from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL
+from pgleaderlock.registry._sql import CHANGE_CHANNEL
+from pgleaderlock.registry.asking import Answer, Asked, Asker
 from pgleaderlock.registry.audit import Line
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
@@ -87,7 +87,7 @@ SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch 
 
 _EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
-_ASK = "SELECT pg_notify(%(channel)s, %(payload)s)"
+_LOOK_EVERY_S = 1.0
 _EXISTS = "SELECT count(*) = %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 
 
@@ -153,6 +153,7 @@ class RegistryReader:
     def __init__(self, database: Database, schema: str) -> None:
         self._database = database
         self._schema = schema
+        self._asker = Asker(database, schema)
 
     async def status(self, lock: str | None = None, *, roles: Roles = None) -> list[RoleStatus]:
         """Return all roles, or one, or those of these names, with their leaders and their candidates."""
@@ -195,10 +196,29 @@ class RegistryReader:
         """Return the database's time of day."""
         return float((await self._fetch(_NOW))[0][0])
 
-    async def ask_to_step_down(self, lock: str, by: str) -> None:
-        """Ask whoever leads to hand over. Nobody answers: look at what becomes of it."""
-        payload = json.dumps({"ask": "step_down", "schema": self._schema, "lock": lock, "by": by})
-        await self._fetch(_ASK, channel=ASK_CHANNEL, payload=payload)
+    async def ask_to_step_down(
+        self, lock: str, by: str, *, leader: Leader | None = None, reason: str | None = None, wait_s: float = 30.0
+    ) -> Asked:
+        """Ask whoever leads to hand over; AskRefused if this database role may not.
+
+        ``leader`` is the one that is meant: a later one does not obey. ``by`` and ``reason`` are our own words; the
+        server says which role asked. Stay connected for the answer: :meth:`answer_to`.
+        """
+        instance, token = (None, None) if leader is None else (leader.instance, leader.token)
+        claims = {"lock": lock, "by": by, "reason": reason, "instance": instance, "token": token, "wait_s": wait_s}
+        return await self._asker.ask(claims)
+
+    async def answer_to(self, asked: Asked) -> Answer | None:
+        """Return what the leader says to an ask; None if it has said nothing yet."""
+        return await self._asker.answer_to(asked)
+
+    async def wait_for_answer(self, asked: Asked, timeout_s: float) -> Answer | None:
+        """Wait for what the leader says to an ask; None if it says nothing in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (answer := await self.answer_to(asked)) is None and (left_s := deadline - loop.time()) > 0:
+            await self.wait_for_change(min(left_s, _LOOK_EVERY_S))
+        return answer
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when something was written, at the latest after this time."""

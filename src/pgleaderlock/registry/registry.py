@@ -4,8 +4,8 @@ It listens to elections and never decides. It has a connection and a task of its
 into a bounded outbox, and the election goes on. When the database refuses, that is logged once and counted; when it
 answers again, everything is caught up on, and what had to be forgotten shows in the history as a counted gap.
 
-Operators speak to a leader the other way: over NOTIFY, heard on the same connection (:attr:`Registry.accepts_asks`).
-Whoever may connect to the database may ask.
+Operators speak to a leader the other way: in the table ``asks``, which is looked into when NOTIFY says so, on the same
+connection (``accept_asks``). Who may, and how often, is in :mod:`._asks`.
 
 Not promised: that a row is true. It was when it was written. Decide by the lock, fence with the token.
 """
@@ -29,6 +29,7 @@ from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Event
+from pgleaderlock.registry._asks import Asks
 from pgleaderlock.registry._book import Book, Changes, Standing
 from pgleaderlock.registry._database import Database
 from pgleaderlock.registry._outbox import Happening, clean
@@ -43,7 +44,6 @@ _BATCH = 500
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
 _FLUSH_S = 3.0
 _PRUNE_EVERY_S = 3600.0
-_STEP_DOWN_S = 10.0
 _AUDIT_EVERY_S = 60.0
 _AUDITED_S = 24 * 3600.0
 _LONGEST_PRUNE = 100  # portions at a time
@@ -97,8 +97,9 @@ class Registry:
         self.overlaps: Mapping[str, int] = {}
         """How many overlaps of two terms the last day of the history has, for each role that is led here."""
         self._audited_at = float("-inf")
-        self._asks: set[asyncio.Task[None]] = set()
         self._logger = get_logger().bind(node=self.node, registry=self._database.where)
+        who = self.instance, self.node
+        self._asks = Asks(self._book, self._database, schema, who=who, clock=clock, logger=self._logger)
 
     # --- What one may ask ----------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class Registry:
             while not self._is_closing or (self._book.has_news and self._failures == 0):
                 try:
                     await self._write()
-                    if not self._is_closing:
+                    if not self._is_closing and not await self._asks.heed():
                         await self._rest()
                 except Exception as bug:  # it must go on writing, whatever it is
                     self._logger.error("registry_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
@@ -228,6 +229,8 @@ class Registry:
         for _ in range(3):  # the first answer of a new connection is often the slowest
             self._server_clock.note(*await self._database.time())
         self._beat_at = float("-inf")
+        if self._accepts_asks:
+            await self._asks.begin()
 
     def _with_everything(self, changes: Changes) -> Changes:
         """After a new connection: whatever was there may be gone."""
@@ -252,6 +255,7 @@ class Registry:
         if not locks or self._clock() < self._pruned_at + _PRUNE_EVERY_S:
             return
         self._pruned_at = self._clock()
+        await self._asks.prune(self._keep_days)
         for _ in range(_LONGEST_PRUNE):
             rows = await self._database.fetch(
                 self._sql["prune"], {**self._identity, "locks": locks, "keep_days": self._keep_days}
@@ -282,17 +286,17 @@ class Registry:
     async def _rest(self) -> None:
         """Until there is news, something is asked of us, or it is time for the next sign of life."""
         assert self._news is not None  # noqa: S101 - there is one while the task lives
-        if self._heed_all():  # what came while we wrote shows on no socket any more
-            return
+        self._asks.collect()  # what came while we wrote shows on no socket any more
         failures = min(self._failures, len(_RETRY_S))
         rest_s = _RETRY_S[failures - 1] if failures else max(0.0, self._beat_at + self._heartbeat_s - self._clock())
         if failures:
             self._news.clear()  # news is no reason to try a database again that just failed
-        with self._database.watched(self._news.set), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rest_s):
+        watched = self._database.watched(self._news.set) if self._asks.hears else contextlib.nullcontext()
+        with watched, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rest_s if failures else min(rest_s, self._asks.rest_s)):
                 await self._news.wait()
         self._news.clear()
-        self._heed_all()
+        self._asks.collect()
 
     # --- Rows ----------------------------------------------------------------------------------------------------
 
@@ -370,35 +374,6 @@ class Registry:
         self._failures, self._is_up = 0, True
         if self._book.has_news and self._news is not None:
             self._news.set()
-
-    # --- Asks ----------------------------------------------------------------------------------------------------
-
-    def _heed_all(self) -> bool:
-        """Do what was asked of us since; False if nothing was."""
-        payloads = self._database.notifications()
-        for payload in payloads:
-            self._heed(payload)
-        return bool(payloads)
-
-    def _heed(self, payload: str) -> None:
-        """Do what an operator asks for, if it is about us. What cannot be read is nobody's ask."""
-        try:
-            ask = json.loads(payload)
-            is_ours = ask["schema"] == self.schema and ask["ask"] == "step_down"
-            standing = self._book.standings.get(ask["lock"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return
-        if not is_ours or standing is None or standing.acquired_at is None:
-            return
-        by = clean(str(ask.get("by", "somebody"))[:100])
-        self._logger.info("step_down_asked", lock=standing.lock, role=standing.role, by=by)
-        at = self._clock()
-        self._book.outbox.put(
-            Happening(standing.lock, standing.role, "step_down_asked", at, token=standing.token, detail=f"by {by}")
-        )
-        task = asyncio.get_running_loop().create_task(standing.election.step_down(_STEP_DOWN_S))
-        self._asks.add(task)
-        task.add_done_callback(self._asks.discard)
 
 
 def _presentable(what: str, text: object) -> str:
