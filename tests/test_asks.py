@@ -264,14 +264,16 @@ async def test_ask_to_an_earlier_term_is_refused(postgres: Postgres, schema: str
         assert one.lock.token == token
 
 
+async def flood(connection: psycopg.AsyncConnection[Any], count: int) -> None:
+    statement = "SELECT count(pg_notify(%s, 'x' || n)) FROM generate_series(1, %s) AS n"
+    await connection.execute(statement, (ASK_CHANNEL, count))
+
+
+@pytest.mark.parametrize("count", [10, 2000])
 async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_minute(
-    postgres: Postgres,
-    schema: str,
-    key: LockKey,
-    roles: Roles,
-    request: pytest.FixtureRequest,
+    postgres: Postgres, schema: str, roles: Roles, count: int, request: pytest.FixtureRequest
 ):
-    monkeypatch, caplog = (request.getfixturevalue(name) for name in ("monkeypatch", "caplog"))
+    monkeypatch, caplog, key = (request.getfixturevalue(name) for name in ("monkeypatch", "caplog", "key"))
     looks: list[float] = []
     read = TableInbox.read
 
@@ -284,17 +286,33 @@ async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_min
     async with leading(postgres.dsn, schema, key) as (one, reader):
         token = one.lock.token
         async with await psycopg.AsyncConnection.connect(stranger, autocommit=True) as connection:
-            for _ in range(10):
-                await connection.execute(
-                    "SELECT count(pg_notify(%s, %s || n)) FROM generate_series(1, 2000) AS n", (ASK_CHANNEL, "x")
-                )
-                await notify(connection, forged(schema, key, n=len(looks)))
+            for number in range(10):
+                await flood(connection, count)
+                await notify(connection, forged(schema, key, n=number))
                 await asyncio.sleep(0.3)
+            assert one.lock.token == token
             assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed  # among them, who may is heard
         await until(lambda: one.lock.token not in (None, token))
         await beaten(reader)
     assert all(later - earlier >= 0.99 for earlier, later in itertools.pairwise(looks)), looks
-    assert [record.getMessage().split()[0] for record in caplog.records].count("step_down_refused") == 1
+    events = [record.getMessage().split()[0] for record in caplog.records]
+    assert len([event for event in events if event in ("step_down_refused", "asks_flooded")]) == 1
+
+
+async def test_after_a_flood_it_is_listened_again(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pgleaderlock.registry._asks._UNLISTENED_S", 1.5)
+    monkeypatch.setattr("pgleaderlock.registry._asks._FLOOD", 100)
+    async with leading(postgres.dsn, schema, key) as (one, _):
+        asks = one.registry._asks
+        async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as connection:
+            await flood(connection, 200)
+            await until(lambda: asks._listen_at is not None)
+            before = one.registry._database.heard_count
+            await until(lambda: asks._listen_at is None)
+            await notify(connection, "x")
+            await until(lambda: one.registry._database.heard_count > before)
 
 
 async def test_hostile_texts_stay_on_one_line_in_history_and_log(

@@ -6,8 +6,9 @@ version that has no such table, a notification whose sender's session belongs to
 a member of it (:mod:`._ask_inbox` has both).
 
 Nothing here costs more when a stranger sends more. Notifications are coalesced, and what they may mean is looked up
-at most once a second, on the registry's own connection; in between, that connection is not even read. At most one ask
-per lease is obeyed for a role, whichever node leads: the history knows when the last one was. Refusals are logged and
+at most once a second, on the registry's own connection; in between, that connection is read ten times a second. When
+too many come, the leader stops listening for a minute, and reads the table once a second instead. At most one ask per
+lease is obeyed for a role, whichever node leads: the history knows when the last one was. Refusals are logged and
 written down at most once a minute.
 """
 
@@ -25,12 +26,16 @@ from pgleaderlock.registry._ask_inbox import Ask, Claim, Inbox, SessionInbox, Ta
 from pgleaderlock.registry._book import Book, Standing
 from pgleaderlock.registry._database import Database, Notification
 from pgleaderlock.registry._outbox import Happening
+from pgleaderlock.registry._sql import ASK_CHANNEL
 
 __all__ = ["Asks", "Verdict", "judge"]
 
 _LOOK_EVERY_S = 1.0
 _LOOK_SELDOM_S = 60.0
 _TELL_EVERY_S = 60.0
+_READ_EVERY_S = 0.1  # while notifications are not looked into
+_FLOOD = 1000  # notifications between two looks
+_UNLISTENED_S = 60.0
 _STEP_DOWN_S = 10.0
 _USUAL_LEASE_S = 15.0
 
@@ -81,6 +86,8 @@ class Asks:
         self._inbox: Inbox | None = None
         self._heard: dict[int, Notification] = {}
         self._look_at, self._looked_at = math.inf, -math.inf
+        self._counted = 0
+        self._listen_at: float | None = None  # when to listen again, after a flood
         self._failures = self._untold = 0
         self._told_at = -math.inf
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -88,20 +95,14 @@ class Asks:
     # --- When to look --------------------------------------------------------------------------------------------
 
     @property
-    def is_due(self) -> bool:
-        """Whether there may be something to read now."""
-        return self._clock() >= self._look_at
-
-    @property
     def hears(self) -> bool:
-        """Whether a notification would be looked into at once. If not, there is no reason to read one."""
+        """Whether a notification would be looked into at once. If not, there is no hurry to read one."""
         return self._clock() >= self._next_look
 
     @property
     def rest_s(self) -> float:
         """For how long there is nothing to do here."""
-        now = self._clock()
-        return max(0.0, min(self._look_at, math.inf if self.hears else self._next_look) - now)
+        return max(0.0, min(self._look_at - self._clock(), math.inf if self.hears else _READ_EVERY_S))
 
     @property
     def _next_look(self) -> float:
@@ -109,33 +110,52 @@ class Asks:
 
     async def begin(self) -> None:
         """After a new connection: see which rule holds, and look soon what was asked meanwhile."""
-        self._inbox = None
+        self._inbox = self._listen_at = None
         self._heard.clear()
         self._look_at = max(self._clock(), self._next_look)
         with self._troubles_told():
             self._inbox = await self._choose_inbox()
 
     def collect(self) -> None:
-        """Take what was notified. It is looked into soon, if this node leads anything."""
+        """Take what was notified. It is looked into soon."""
         for each in self._database.notifications():
-            if self._book.leading():
-                self._heard[each.pid] = each
-                self._look_at = min(self._look_at, max(self._clock(), self._next_look))
+            self._heard[each.pid] = each
+            self._look_at = min(self._look_at, max(self._clock(), self._next_look))
 
     # --- Looking -------------------------------------------------------------------------------------------------
 
     async def heed(self) -> bool:
         """Read what is asked, if it is time to, and answer it. Return whether there is something to write down."""
-        if not self.is_due or not self._database.is_open:
-            return False
-        self._look_at, self._looked_at = math.inf, self._clock()
-        heard, self._heard = self._heard, {}
-        led = {standing.lock: standing for standing in self._book.leading()}
-        if not led:
+        if not self._database.is_open:
             return False
         with self._troubles_told():
-            await self._read(led, self._claims(heard, led))
+            await self._stem_flood()
+            if self._clock() >= self._look_at:
+                await self._look()
         return self._book.has_news
+
+    async def _look(self) -> None:
+        self._look_at, self._looked_at = math.inf, self._clock()
+        if self._listen_at is not None:
+            self._look_at = self._looked_at + _LOOK_EVERY_S
+        self._counted = self._database.heard_count
+        heard, self._heard = self._heard, {}
+        led = {standing.lock: standing for standing in self._book.leading()}
+        if led:
+            await self._read(led, self._claims(heard, led))
+        self._failures = 0
+
+    async def _stem_flood(self) -> None:
+        """Stop listening when there is too much to hear, for a while."""
+        now, count = self._clock(), self._database.heard_count - self._counted
+        if self._listen_at is None and count > _FLOOD:
+            await self._database.stop_listening()
+            self._listen_at = now + _UNLISTENED_S
+            self._look_at = min(self._look_at, self._next_look)
+            self._tell("asks_flooded", notifications=count, listening_again_in_s=_UNLISTENED_S)
+        elif self._listen_at is not None and now >= self._listen_at:
+            await self._database.listen(ASK_CHANNEL)
+            self._listen_at = None
 
     @contextlib.contextmanager
     def _troubles_told(self) -> Iterator[None]:
@@ -145,8 +165,6 @@ class Asks:
         except ConnectionError as error:
             self._failures += 1
             self._tell("asks_unreadable", error=error)
-        else:
-            self._failures = 0
 
     def _claims(self, heard: dict[int, Notification], led: dict[str, Standing]) -> list[Claim]:
         claims = (read_claim(each, self._schema) for each in heard.values())

@@ -53,6 +53,8 @@ class Database:
         self._clock = clock
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._heard: dict[int, Notification] = {}
+        self.heard_count = 0
+        """How many notifications came, ever."""
 
     @property
     def where(self) -> str:
@@ -79,6 +81,14 @@ class Database:
                 await connection.execute(create_sql(self._schema).encode())
             if listen_to is not None:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(listen_to)))
+
+    async def stop_listening(self) -> None:
+        """Have no notifications sent here any more."""
+        await self.fetch("UNLISTEN *")
+
+    async def listen(self, channel: str) -> None:
+        """Have the notifications of this channel sent here."""
+        await self.fetch(f'LISTEN "{channel}"')
 
     async def close(self) -> None:
         """Give the connection up. Does not raise, does not hang."""
@@ -161,6 +171,7 @@ class Database:
 
     def _hear(self, pid: int, payload: str) -> None:
         """Keep the newest of each session, so that one that sends a million neither fills memory nor hides another."""
+        self.heard_count += 1
         if pid in self._heard or len(self._heard) < _MOST_SENDERS:
             self._heard[pid] = Notification(pid, payload, self._clock())
 
