@@ -13,10 +13,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgleaderlock import LockKey
+from pgleaderlock import Event, EventKind, LeaderLock, LockError, LockKey, LockState
+from pgleaderlock.backends._dsn import one_line
 from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.dashboard import RegistrySource
+from pgleaderlock.registry import Registry
 from pgleaderlock.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox, read_claim
 from pgleaderlock.registry._asks import Verdict, judge
 from pgleaderlock.registry._database import Database, Notification
@@ -540,3 +542,33 @@ async def test_leader_forgets_asks_that_are_too_old(postgres: Postgres, schema: 
             return rows == (1,)
 
         await eventually(left)
+
+
+# --- What others wrote stays on one line ------------------------------------------------------------------------------
+
+
+async def test_names_and_errors_of_others_stay_on_one_line_in_the_history(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    registry = Registry(postgres.dsn, schema=schema, node="web\n\u202e1")
+    lock = LeaderLock(postgres.dsn, key=key, settle_s=0)
+    registry.attach(lock, role="a\x1b[2Jrole")
+    async with registry, lock:
+        await lock.wait_for_leadership()
+        event = Event(
+            EventKind.ERROR, LockState.LEADER, LockState.LEADER, "x", suspend_aware_clock(), LockError("1\r2\u2028")
+        )
+        registry._hear(registry._book.standings[str(key)], event)
+        await until(lambda: registry.is_up and not registry.waiting_events)
+        async with reading(postgres.dsn, schema) as reader:
+            lines = await reader.history()
+            leader = await leader_of(reader)
+    assert leader.node == r"web\n\u202e1"
+    assert {line.role for line in lines} == {r"a\x1b[2Jrole"}
+    assert r"1\r2\u2028" in {line.detail for line in lines}
+
+
+def test_error_of_a_server_that_quotes_a_name_is_one_line_without_secrets():
+    said = 'permission denied for table "a\nb\x1b[2J"\u202e\nLINE 1: s3cr3t-word\n'
+    shown = one_line(said, {"password": "s3cr3t-word"})
+    assert shown == 'permission denied for table "a; b\\x1b[2J"\\u202e; LINE 1: ***'

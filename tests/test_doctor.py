@@ -21,6 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
+from pgleaderlock._checks import visible
 from pgleaderlock.backends import (
     _dsn,
     _pg_doctor,
@@ -818,7 +819,7 @@ def test_on_a_terminal_the_table_is_folded_and_never_cut(columns: str, monkeypat
     assert max(map(len, text.splitlines()[1:-1])) <= int(columns)
     expected = "host=h Check Verdict Found What to do 1 problem, 1 warning: do not elect leaders here yet"
     for finding in HOSTILE:
-        expected += f"{finding.check}{finding.verdict}{doctor._visible(finding.found + finding.advice)}"
+        expected += f"{finding.check}{finding.verdict}{visible(finding.found + finding.advice)}"
     assert letters(text) == letters(expected)
 
 

@@ -108,8 +108,7 @@ class Connector:
 
     def explain(self, what: str, error: Exception, cause: LossCause = LossCause.UNKNOWN) -> ConnectionError:
         """Say what happened, to which lock, where, and why, in one line and without secrets."""
-        lines = _dsn.scrub(str(error), self._parts).splitlines()
-        reason = "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
+        reason = _dsn.one_line(str(error), self._parts) or type(error).__name__
         hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice_for(error))
         text = f"{what} for {self._named} ({self.where}): {reason}"
         return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause)

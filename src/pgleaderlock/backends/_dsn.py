@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgleaderlock._checks import visible
+
 __all__ = [
     "agreement_of",
     "check_dsn",
@@ -22,6 +24,7 @@ __all__ = [
     "describe",
     "has_password",
     "names_database",
+    "one_line",
     "put_first",
     "scrub",
     "statement_timeout_s",
@@ -216,6 +219,15 @@ def has_password(dsn: str) -> bool:
     """Whether this string holds a secret that must not be seen by others. A string that cannot be read may."""
     parts = _parse(dsn)
     return parts is None or any(parts.get(name) for name in _SECRETS)
+
+
+def one_line(text: str, parts: Mapping[str, str]) -> str:
+    """Return what a driver or a server says as one line, without secrets and without what a terminal would obey.
+
+    Servers quote names and values that any user can have chosen: a line break in one would begin a line of its own in a
+    log, and a control character would rewrite the screen.
+    """
+    return visible("; ".join(filter(None, map(str.strip, scrub(text, parts).splitlines()))))
 
 
 def scrub(text: str, parts: Mapping[str, str]) -> str:

@@ -51,8 +51,7 @@ def told(error: Exception, parts: Mapping[str, str]) -> str:
     """Return a driver's error in one line and without secrets."""
     # Of a statement's error only the message: the rest quotes our own statement.
     message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    lines = _dsn.scrub(message or str(error), parts).splitlines()
-    return "; ".join(filter(None, map(str.strip, lines))) or type(error).__name__
+    return _dsn.one_line(message or str(error), parts) or type(error).__name__
 
 
 def shown_s(seconds: float) -> str:

@@ -45,5 +45,5 @@ async def make_tables(dsn: str, schema: str, grantee: str | None, operator: str 
                     names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(user)}
                     await connection.execute(sql.SQL(grants).format(**names))
     except psycopg.Error as error:
-        reason = " ".join(_dsn.scrub(str(error), parts).split())
+        reason = _dsn.one_line(str(error), parts)
         raise ConnectionError(f"schema {schema} could not be made ({_dsn.describe(parts)}): {reason}") from None

@@ -25,6 +25,7 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 
+from pgleaderlock._checks import visible
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends._sql import numbers
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, Lease, check_schema, fence_key
@@ -219,9 +220,10 @@ class Terms:
                 f"lock {self._key.described} is held, but a fenced transaction of the last leader was prepared and not "
                 f"yet decided ({self._where}): see pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED it"
             )
+        named = visible(f"{holder.name}, user {holder.detail}")
         return LockError(
             f"lock {self._key.described} is held, but a transaction that the last leader fenced is still open after "
-            f"{waited_s:g} s, in the session with pid {holder.pid} ({holder.name}, user {holder.detail}; "
+            f"{waited_s:g} s, in the session with pid {holder.pid} ({named}; "
             f"{self._where}): nobody can lead before it ends. To end it: SELECT pg_terminate_backend({holder.pid})"
         )
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
-from pgleaderlock.cli.console import key_fields, print_json
+from pgleaderlock.cli.console import key_fields, print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
@@ -65,7 +65,7 @@ def _print_as_json(examination: Examination, key: LockKey | None, lease_s: float
 
 
 def _print_for_people(examination: Examination) -> None:
-    click.echo(_visible(examination.where))
+    click.echo(visible(examination.where))
     if sys.stdout.isatty():
         _print_table(examination.findings)
     else:
@@ -81,7 +81,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         table.add_column(heading, overflow="fold")
     for finding in findings:
         verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
-        cells = (Text(_visible(text)) for text in (finding.found, finding.advice))
+        cells = (Text(visible(text)) for text in (finding.found, finding.advice))
         table.add_row(Text(finding.check), verdict, *cells)
     console.print(table)
 
@@ -89,9 +89,9 @@ def _print_table(findings: Sequence[Finding]) -> None:
 def _print_lines(findings: Sequence[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        click.echo(f"{finding.verdict:<{_VERDICT_WIDTH}}  {finding.check:<{width}}  {_visible(finding.found)}")
+        click.echo(f"{finding.verdict:<{_VERDICT_WIDTH}}  {finding.check:<{width}}  {visible(finding.found)}")
         if finding.advice:
-            click.echo(f"{'':<{_VERDICT_WIDTH}}  {'':<{width}}  -> {_visible(finding.advice)}")
+            click.echo(f"{'':<{_VERDICT_WIDTH}}  {'':<{width}}  -> {visible(finding.advice)}")
 
 
 def _sum_up(examination: Examination) -> str:
@@ -102,10 +102,6 @@ def _sum_up(examination: Examination) -> str:
     )
     meaning = "this database and user can carry an election" if examination.is_fit else "do not elect leaders here yet"
     return f"{problems}, {warnings}: {meaning}"
-
-
-def _visible(text: str) -> str:
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _wants_colour() -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgleaderlock._checks import visible
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.election import Election
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.registry._outbox import Happening, Outbox, clean
+from pgleaderlock.registry._outbox import Happening, Outbox
 from pgleaderlock.stream import CALLBACK_FAILED
 
 __all__ = ["Book", "Changes", "Standing"]
@@ -162,7 +163,7 @@ class Book:
         cause = event.loss.value if event.loss is not None else event.cause
         late = f"noticed {event.at - at:.3f} s later" if event.at - at > _LATE_S else ""
         text = "; ".join(filter(None, (late, "" if event.error is None else str(event.error))))
-        detail = clean(text[:_LONGEST_DETAIL]) or None
+        detail = visible(text[:_LONGEST_DETAIL]) or None
         self.outbox.put(Happening(standing.lock, standing.role, name, at, cause, token, detail))
 
     def _mark_leader(self, standing: Standing) -> None:

@@ -140,7 +140,7 @@ class Database:
             raise
 
     def _explained(self, error: psycopg.Error) -> str:
-        reason = " ".join(_dsn.scrub(str(error), self._parts).split())
+        reason = _dsn.one_line(str(error), self._parts)
         hint = ""
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             user = self._parts.get("user", "USER")

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from pgleaderlock._checks import check_flag, check_int, check_seconds
+from pgleaderlock._checks import check_flag, check_int, check_seconds, visible
 from pgleaderlock._logging import get_logger
 from pgleaderlock._version import __version__
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
@@ -133,11 +133,11 @@ class Registry:
             return
         key = getattr(election, "key", None)
         key = key if isinstance(key, LockKey) else None
-        lock = str(key) if key is not None else " ".join(map(str, election.labels.values()))
+        lock = _presentable("lock", str(key) if key is not None else " ".join(map(str, election.labels.values())))
         if lock in self._book.standings:
             raise ValueError(f"lock {lock} is attached to this registry already")
         name = _presentable("role", role or (key.name if key else None) or lock)
-        standing = Standing(_presentable("lock", lock), name, key, election)
+        standing = Standing(lock, name, key, election)
         self._book.add(standing, self._clock())
         election.subscribe(lambda event: self._hear(standing, event))
 
@@ -377,12 +377,12 @@ class Registry:
 
 
 def _presentable(what: str, text: object) -> str:
-    """Return a text that can be written down as it is."""
+    """Return a text as it is written down, on one line; ValueError for what no database takes."""
     if not isinstance(text, str):
         raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     if not text or clean(text) != text:
         raise ValueError(f"{what} must be text without NUL and without halves of characters, got {text!r}")
-    return text
+    return visible(text)
 
 
 def _about_text(about: Mapping[str, Any]) -> str:
