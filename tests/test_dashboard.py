@@ -40,6 +40,7 @@ from pgleaderlock.dashboard._sources import _History
 from pgleaderlock.dashboard._streams import Streams, TooManyListeners
 from pgleaderlock.node import Node
 from pgleaderlock.registry import Registry
+from pgleaderlock.registry.asking import AskRefused
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 from tests.conftest import Postgres
@@ -334,6 +335,8 @@ class FixedSource:
     async def ask_to_step_down(self, lock: str) -> None:
         if lock == "broken":
             raise ConnectionError("cannot ask")
+        if lock == "unwilling":
+            raise AskRefused("the leader refused: it is too soon")
         self.asked.append(lock)
 
 
@@ -416,8 +419,8 @@ async def test_nonsense_on_the_wire_writes_no_lines_into_the_log(caplog):
 
 
 async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
-    roles = (RoleStatus("l", "role", leader()), RoleStatus("free", "free"), RoleStatus("broken", "b", leader()))
-    source = FixedSource(*roles)
+    led = (RoleStatus(name, name, leader()) for name in ("l", "broken", "unwilling"))
+    source = FixedSource(*led, RoleStatus("free", "free"))
     async with serving(source, token=TOKEN) as (_, client):
         good = {"X-Pgleaderlock-Token": TOKEN}
         assert (await client.get("/api/state")).json()["can"]["step_down"]
@@ -431,6 +434,7 @@ async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
             ({"lock": "free"}, 409),
             ({"lock": "x"}, 404),
             ({"lock": "broken"}, 503),
+            ({"lock": "unwilling"}, 409),
         ):
             assert (await client.post("/api/step-down", json=body, headers=good)).status_code == code
         as_json = {**good, "Content-Type": "application/json"}
