@@ -18,6 +18,7 @@ from pgleaderlock import Election, Grant, LockState
 from pgleaderlock._sighting import Sighting
 from pgleaderlock.backends import _keys_sql, _sql, base, leased, terms
 from pgleaderlock.backends._file_folder import Folder
+from pgleaderlock.backends._server_start import ServerStart
 from pgleaderlock.backends.kubernetes.api import LeaseObject
 from pgleaderlock.backends.kubernetes.lease import read_lease
 from pgleaderlock.backends.kubernetes.store import LeaseStore
@@ -28,7 +29,7 @@ from pgleaderlock.backends.record import Claim, Record, RecordBackend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.testing import SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORES, STORM, Store, Weather
+from pgleaderlock.testing.simulation import STORES, STORM, WEATHERS, Store, Weather
 
 Patch = Callable[[ExitStack], None]
 
@@ -195,6 +196,24 @@ def note_at_rest(self: SessionPair, admitted: Any, error: Any) -> None:
         _note_lock_end(self, admitted, error)
 
 
+def declare_without_ending(self: SessionPair, error: Any) -> None:
+    """Notify the roles one by one, and let each be valid until then."""
+    if self.ended is not None and not self.ended.done():
+        self.ended.set_result(error)
+
+
+def trust_the_clock(self: ServerStart, _: str, age_s: float, read_at: float) -> None:
+    self.quiet_until = read_at - max(0.0, age_s) + self._settle_s
+
+
+def trust_any_age(self: ServerStart, _: str, age_s: float, read_at: float) -> None:
+    self.quiet_until = read_at - age_s + self._settle_s
+
+
+async def end_nothing(*_: Any) -> None:
+    pass
+
+
 def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
     return terms.past_s(replace(past, timeline=past.timeline_here), lease, ours=ours)
 
@@ -238,6 +257,27 @@ SESSION_PROTOCOL = (
              both(replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
                   replaced(_keys_sql, "_idle_limit", lambda *_: "")),
              weather=only("freeze", "host_crash", every=10.0, lasts=40.0)),
+    Mutation("both sessions are watched while one is replaced", "two_leaders",
+             both(replaced(SessionPair, "_note_lock_end", note_at_rest),
+                  replaced(SessionPair, "_replace_witness", replace_unwatched),
+                  replaced(SessionPair, "valid_until", valid_without_a_look)),
+             weather=only("end_apart", every=3.0, slow_share=0.0)),
+    Mutation("is_leader looks at the socket", "two_leaders",
+             replaced(SessionPair, "valid_until", valid_without_a_look),
+             weather=only("frozen_end_both", every=3.0, slow_share=0.0)),
+    Mutation("one step ends the validity of all keys", "two_leaders",
+             both(replaced(SessionPair, "declare_lost", declare_without_ending),
+                  replaced(SessionPair, "valid_until", valid_without_a_look)),
+             weather=only("end_both", every=3.0, slow_share=0.0)),
+    Mutation("the server's clock does not decide alone", "two_leaders",
+             replaced(ServerStart, "learn", trust_the_clock),
+             weather=only("cut_and_restart_and_step", every=4.0, slow_share=0.0)),
+    Mutation("an age below zero is a start just now", "nobody", replaced(ServerStart, "learn", trust_any_age),
+             weather=only("restart_and_step", every=4.0, slow_share=0.0)),
+    Mutation("a backend that waits for a standby is ended", "stuck",
+             both(replaced(SessionPair, "_end_given_up", end_nothing),
+                  replaced(SessionPair, "look_for_stuck", end_nothing)),
+             weather=WEATHERS["absent-standby"]),
 )  # fmt: skip
 """Mechanisms of :mod:`pgleaderlock.backends.pair`: each is one line, and missing for a lock and for a group alike."""
 
