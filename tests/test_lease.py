@@ -78,13 +78,6 @@ def test_a_lease_in_which_no_renewal_fits_is_refused_and_both_values_are_named(h
         LeaderLock("postgresql://", 1, 2, health_interval_s=health_s, lease_s=lease_s)
 
 
-def test_the_default_lease_is_three_health_intervals_but_not_less_than_one_and_a_half_seconds():
-    from pgleaderlock.lock import choose_lease_s
-
-    assert [choose_lease_s(None, health_s) for health_s in (5.0, 0.1, 20)] == [15.0, 1.5, 60]
-    assert choose_lease_s(60, 30) == 60
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"lease_s": 0}, {"lease_s": 1, "wake": "bell"}, {"lease_s": 1, "slice_s": -1}, {"lease_s": 1, "settle_s": -1}],

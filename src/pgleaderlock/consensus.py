@@ -29,6 +29,7 @@ from pgleaderlock._checks import check_seconds
 from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import base, open_backend
 from pgleaderlock.backends._patience import renew_patiently
+from pgleaderlock.backends.times import USUAL_INTERVAL_S, UsualInterval, choose_times, is_too_rare
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
@@ -64,8 +65,8 @@ class Config:
     """Unique among all contenders, such as the pod's name."""
     lease_duration_s: float = 15.0
     """How long a lease is valid without renewal."""
-    renew_interval_s: float = 5.0
-    """How often the leader renews."""
+    renew_interval_s: float = USUAL_INTERVAL_S
+    """How often the leader renews; by default three times in a lease."""
     retry_interval_s: float = 2.0
     """How often the others ask."""
 
@@ -74,7 +75,9 @@ class Config:
             raise ValueError("identity must be a name that no other contender has, such as the pod's")
         for name in ("lease_duration_s", "renew_interval_s", "retry_interval_s"):
             check_seconds(name, getattr(self, name))
-        if not self.renew_interval_s < self.lease_duration_s * 2 / 3:
+        if isinstance(self.renew_interval_s, UsualInterval):
+            object.__setattr__(self, "renew_interval_s", choose_times(self.lease_duration_s).health_interval_s)
+        if is_too_rare(self.renew_interval_s, self.lease_duration_s):
             raise ValueError(
                 f"renew_interval_s={self.renew_interval_s:g} must be less than two thirds of "
                 f"lease_duration_s={self.lease_duration_s:g}: leadership would be lost before the first renewal"

@@ -19,11 +19,11 @@ from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.group import Group
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
-from pgleaderlock.lock import choose_lease_s
 from pgleaderlock.models import Event, Grant, LockState, RetryContext
 from pgleaderlock.retry import RetryStrategy
 
@@ -114,7 +114,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         roles: Iterable[str | LockKey] | Mapping[str, LockKey],
         *,
         lease_s: float | None = None,
-        health_interval_s: float = 5.0,
+        health_interval_s: float = USUAL_INTERVAL_S,
         poll_s: float = 0.25,
         max_roles: int | None = None,
         settle_s: float | None = None,
@@ -129,7 +129,10 @@ class LeaderGroup(Mapping[str, GroupRole]):
         if max_roles is not None:
             check_int("max_roles", max_roles, 1, 2**31 - 1)
         lease = Lease(
-            choose_lease_s(lease_s, health_interval_s), settle_s=settle_s, witness=witness, allow_pooler=allow_pooler
+            choose_times(lease_s, health_interval_s).lease_s,
+            settle_s=settle_s,
+            witness=witness,
+            allow_pooler=allow_pooler,
         )
         self._connector = Connector(
             next(iter(keys.values())), dsn=dsn, lease=lease, named=f"a group of {len(keys)} roles"

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Literal, overload
 
-from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends._fence import AsyncConnection, Connection, run_fence
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.backends.postgres import ConnectFn, Lease, PostgresBackend
+from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LeadershipLost
@@ -15,7 +15,7 @@ from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.ticks.scheduled import Scheduled, Scheduler
 
-__all__ = ["LeaderLock", "choose_lease_s"]
+__all__ = ["LeaderLock"]
 
 
 class LeaderLock(Scheduled, Election):
@@ -45,7 +45,7 @@ class LeaderLock(Scheduled, Election):
         key2: int | None = None,
         *,
         retry_strategy: RetryStrategy | None = None,
-        health_interval_s: float = 5.0,
+        health_interval_s: float = USUAL_INTERVAL_S,
         reconnect_grace_s: float | None = None,
         auto_reacquire: bool = True,
         shutdown_event: asyncio.Event | None = None,
@@ -67,8 +67,9 @@ class LeaderLock(Scheduled, Election):
         drain_s: float = 10.0,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
+        times = choose_times(lease_s, health_interval_s)
         lease = Lease(
-            choose_lease_s(lease_s, health_interval_s),
+            times.lease_s,
             wake=wake,
             slice_s=slice_s,
             settle_s=settle_s,
@@ -83,7 +84,7 @@ class LeaderLock(Scheduled, Election):
         super().__init__(
             self._postgres,
             retry_strategy=retry_strategy,
-            health_interval_s=health_interval_s,
+            health_interval_s=times.health_interval_s,
             reconnect_grace_s=reconnect_grace_s,
             auto_reacquire=auto_reacquire,
             shutdown_event=shutdown_event,
@@ -132,20 +133,6 @@ class LeaderLock(Scheduled, Election):
 
     def __repr__(self) -> str:
         return f"<LeaderLock {self._key!r} {self.state.value}>"
-
-
-def choose_lease_s(lease_s: float | None, health_interval_s: float) -> float:
-    """Return the lease, by default three health intervals; refuse one in which no renewal could succeed in time."""
-    interval_s = check_seconds("health_interval_s", health_interval_s)
-    if lease_s is None:
-        return max(3 * interval_s, 1.5)
-    check_seconds("lease_s", lease_s)
-    if not interval_s < lease_s * 2 / 3:
-        raise ValueError(
-            f"health_interval_s={interval_s:g} must be less than two thirds of lease_s={lease_s:g}: leadership "
-            "would be lost before the first renewal"
-        )
-    return lease_s
 
 
 def _choose_key(key1: int | None, key2: int | None, role: str | None, key: LockKey | None) -> LockKey:

@@ -18,7 +18,7 @@ from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
-from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, elected
+from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, chosen_times, elected
 from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.metrics import served_metrics
@@ -105,7 +105,7 @@ def run(
     key2: int | None,
     role: str | None,
     as_json: bool,
-    health_interval_s: float,
+    health_interval_s: float | None,
     lease_s: float | None,
     settle_s: float | None,
     wake: Literal["line", "poll"],
@@ -137,13 +137,14 @@ def run(
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
     except ValueError as error:
         raise click.UsageError(f"--retry-base and --retry-max: {error}") from error
+    times = chosen_times(lease_s, health_interval_s)
     common = Common(
         retry_strategy=backoff,
-        health_interval_s=health_interval_s,
+        health_interval_s=times.health_interval_s,
         reconnect_grace_s=reconnect_grace_s,
         auto_reacquire=not no_auto_reacquire,
     )
-    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     level = "INFO" if quiet else "DEBUG"
     with (
         elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target),
@@ -174,7 +175,7 @@ def acquire(
     key2: int | None,
     role: str | None,
     as_json: bool,
-    health_interval_s: float,
+    health_interval_s: float | None,
     lease_s: float | None,
     settle_s: float | None,
     wake: Literal["line", "poll"],
@@ -192,8 +193,9 @@ def acquire(
     Where a dead holder is known by its silence (rows, Kubernetes, a shared folder), one look cannot tell it from a
     living one: --wait for longer than a lease takes over from it.
     """
-    common = Common(retry_strategy=Attempts(wait_s), health_interval_s=health_interval_s, auto_reacquire=False)
-    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    times = chosen_times(lease_s, health_interval_s)
+    common = Common(retry_strategy=Attempts(wait_s), health_interval_s=times.health_interval_s, auto_reacquire=False)
+    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     # Only errors are logged: the outcome is told by the command itself.
     with elected(dsn, url, (key1, key2, role), common, lease, log_level="ERROR") as (lock, target):
         code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))

@@ -10,16 +10,17 @@ import click
 from click.core import ParameterSource
 
 from pgleaderlock.backends import open_backend
+from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
-from pgleaderlock.lock import LeaderLock, choose_lease_s
+from pgleaderlock.lock import LeaderLock
 from pgleaderlock.retry import RetryStrategy
 
-__all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "choose_key", "elected"]
+__all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "choose_key", "chosen_times", "elected"]
 
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
@@ -71,6 +72,14 @@ def _check_takeover(takeover: str, *, term_table: bool) -> None:
         raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
 
 
+def chosen_times(lease_s: float | None, health_interval_s: float | None) -> LeaseTimes:
+    """Return the times of ``--lease`` and ``--health-interval``: what was not given follows from what was."""
+    try:
+        return choose_times(lease_s, health_interval_s or USUAL_INTERVAL_S)
+    except ValueError as error:
+        raise click.UsageError(f"--lease and --health-interval: {error}") from error
+
+
 class Common(TypedDict, total=False):
     """What every election takes, whatever its store."""
 
@@ -84,7 +93,7 @@ class Common(TypedDict, total=False):
 class LeaseOptions:
     """What ``--lease`` and those beside it say."""
 
-    lease_s: float | None
+    lease_s: float
     settle_s: float | None
     wake: Literal["line", "poll"]
     no_witness: bool
@@ -141,9 +150,8 @@ def _warn_of_memory(url: str) -> None:
         click.echo("memory:// is this process's own: every process leads there. For several, file:///path.", err=True)
 
 
-def _election_by_url(url: str, role: str | None, common: Common, lease_s: float | None, schema: str | None) -> Election:
+def _election_by_url(url: str, role: str | None, common: Common, lease_s: float, schema: str | None) -> Election:
     try:
-        chosen_s = choose_lease_s(lease_s, common["health_interval_s"])
-        return Election(open_backend(url, role=role, lease_s=chosen_s, **store_options(url, schema)), **common)
+        return Election(open_backend(url, role=role, lease_s=lease_s, **store_options(url, schema)), **common)
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error

@@ -18,12 +18,11 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
-from pgleaderlock.cli.elect import Common, LeaseOptions, elected
+from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
 from pgleaderlock.cli.options import health_interval, lease_options, naming_options, seconds_option
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
-from pgleaderlock.lock import choose_lease_s
 from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.supervise.timing import KillTimes
@@ -73,7 +72,7 @@ def exec_command(
     key2: int | None,
     role: str | None,
     as_json: bool,
-    health_interval_s: float,
+    health_interval_s: float | None,
     lease_s: float | None,
     settle_s: float | None,
     wake: Literal["line", "poll"],
@@ -102,14 +101,15 @@ def exec_command(
             "name the store that all hosts share: --dsn, --url or $PG_DSN. With --embedded, to try it, each host has a "
             "PostgreSQL of its own, and runs the command."
         )
+    times = chosen_times(lease_s, health_interval_s)
     try:
-        times = KillTimes(choose_lease_s(lease_s, health_interval_s))
+        kill_times = KillTimes(times.lease_s)
     except ValueError as error:
-        raise click.UsageError(f"--lease and --health-interval: {error}") from error
-    common = Common(retry_strategy=ExponentialBackoff(0.5, _LONGEST_RETRY_S), health_interval_s=health_interval_s)
-    lease = LeaseOptions(lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+        raise click.UsageError(f"--lease: {error}") from error
+    common = Common(retry_strategy=ExponentialBackoff(0.5, _LONGEST_RETRY_S), health_interval_s=times.health_interval_s)
+    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     moved = os.environ.get(MOVED_VARIABLE, "").split()
-    job = Job(command, times, unset=(*moved, MOVED_VARIABLE), kill_after_s=kill_after_s)
+    job = Job(command, kill_times, unset=(*moved, MOVED_VARIABLE), kill_after_s=kill_after_s)
     policy = Policy(once=once, restart=restart, wait_s=wait_s, answer_s=ANSWER_TIMEOUT_S)
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log

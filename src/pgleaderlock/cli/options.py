@@ -118,13 +118,13 @@ def naming_options(command: F) -> F:
     return command
 
 
-health_interval = seconds_option("--health-interval", "How often to see whether the lock is still held.", default=5.0)
+health_interval = seconds_option("--health-interval", "How often to renew the lease. [default: a third of it, so 5 s]")
 
 
 def lease_options(command: F) -> F:
     """Add the options on which all contenders for one lock must agree."""
     options = (
-        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three health intervals]"),
+        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three intervals, so 15 s]"),
         seconds_option(
             "--settle",
             "How long after the server's start nobody leads yet. 0 only for a server without a past. "

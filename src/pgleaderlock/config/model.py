@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pgleaderlock.alerts import Config as AlertsConfig
 from pgleaderlock.alerts import parse as parse_alerts
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
+from pgleaderlock.backends.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.config import relations
 from pgleaderlock.config.values import (
     About,
@@ -34,7 +35,6 @@ from pgleaderlock.config.values import (
     is_sessions,
 )
 from pgleaderlock.keys import LockKey
-from pgleaderlock.lock import choose_lease_s
 from pgleaderlock.retry import FixedInterval, RetryStrategy
 
 __all__ = [
@@ -55,9 +55,7 @@ Kind = Literal["duration", "flag", "number", "text", "secret", "roles", "facts",
 RELATIONS_LATER: Mapping[str, Any] = {"relations": "later"}
 """Context of a validation that looks at each value alone: whoever asks for it looks at the relations, with places."""
 
-_USUAL_INTERVAL_S = 5.0
 _LONGEST_SLICE_S = 0.9  # of the usual deadlock_timeout of 1 s
-_PER_LEASE = 3
 _MANY = 100_000
 _LAST_PORT = 65535
 
@@ -171,16 +169,18 @@ class LeaderElectionConfig(_Section):
         return self.url.replace("{role}", quote(role.name, safe=""))
 
     @property
+    def _times(self) -> LeaseTimes:
+        return choose_times(self.lease_duration, self.refresh_interval or USUAL_INTERVAL_S)
+
+    @property
     def lease_s(self) -> float:
         """How long a silent leader keeps the lock."""
-        return choose_lease_s(self.lease_duration, self.health_interval_s)
+        return self._times.lease_s
 
     @property
     def health_interval_s(self) -> float:
         """How often a leader renews."""
-        if self.refresh_interval is not None:
-            return self.refresh_interval
-        return _USUAL_INTERVAL_S if self.lease_duration is None else self.lease_duration / _PER_LEASE
+        return self._times.health_interval_s
 
     @property
     def slice_s(self) -> float | None:
@@ -190,7 +190,7 @@ class LeaderElectionConfig(_Section):
         """
         if self.lock_timeout is None:
             return None
-        return max(0.1, min(self.lock_timeout, _LONGEST_SLICE_S, self.lease_s / _PER_LEASE))
+        return max(0.1, min(self.lock_timeout, _LONGEST_SLICE_S, self.lease_s / RENEWALS_PER_LEASE))
 
     def lock_options(self) -> dict[str, Any]:
         """Return the keywords of ``LeaderLock``, beside the store and the lock."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgleaderlock._durations import show_duration
+from pgleaderlock.backends.times import is_too_rare
 from pgleaderlock.config.lines import KeyPath
 from pgleaderlock.config.values import is_rows
 
@@ -38,11 +39,11 @@ def _key(name: str) -> KeyPath:
 
 
 def _times(config: "Config") -> Iterator[Conflict]:
-    """As ``choose_lease_s`` has it, which would refuse it with other names."""
+    """As ``choose_times`` has it, which would refuse it with other names."""
     election = config.election
     if election.refresh_interval is None or election.lease_duration is None:
         return  # the one is made from the other then
-    if not election.refresh_interval < election.lease_duration * 2 / 3:
+    if is_too_rare(election.refresh_interval, election.lease_duration):
         yield Conflict(
             (_key("refresh_interval"), _key("lease_duration")),
             f"refresh_interval = {show_duration(election.refresh_interval)} must be less than two thirds of "
