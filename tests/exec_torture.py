@@ -27,9 +27,9 @@ from pgleaderlock.keys import LockKey
 from pgleaderlock.supervise import family
 from tests.conftest import free_port
 from tests.silent_proxy import SilentProxy
+from tests.terminals import until
 
 LEASE_S = 1.5
-PATIENCE_S = 30.0
 _FAMILY = Path(__file__).with_name("exec_family.py")
 
 
@@ -93,13 +93,6 @@ class Wrapper:
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.proxy.__exit__()
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def starts(folder: Path) -> list[Start]:

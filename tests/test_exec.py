@@ -1,16 +1,13 @@
 """``pgleaderlock exec`` as a user meets it: processes, a real PostgreSQL, a real terminal."""
 
 import asyncio
-import contextlib
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -26,6 +23,7 @@ from tests import exec_torture
 from tests.conftest import Postgres
 from tests.exec_torture import Wrapper, one_round
 from tests.processes import Process
+from tests.terminals import until
 from tests.test_guardian import is_alive
 
 CLI = (sys.executable, "-m", "pgleaderlock.cli", "exec")
@@ -117,7 +115,7 @@ def test_the_lock_and_its_witness_outlast_a_killed_wrapper_until_its_guardian_ha
             assert holders() == before
         finally:
             family.send(guardian, signal.SIGCONT)
-        exec_torture.until(lambda: holders() == [])
+        until(lambda: holders() == [])
         os.waitpid(guardian.pid, 0)
 
 
@@ -211,6 +209,24 @@ def test_nohup_is_respected(postgres: Postgres, role: str):
     assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_ignores_sigterm_is_killed_after_the_time_it_was_given(
+    postgres: Postgres, role: str, number: signal.Signals
+):
+    """With SIGHUP, which may mean something else, it decides; with SIGTERM it has --kill-after."""
+    program = "trap '' TERM HUP; echo ready; while :; do sleep 0.02; done"
+    with Process(*words(postgres, role, "sh", "-c", program, options=("--kill-after", "0.5"))) as wrapper:
+        wrapper.wait_for("ready")
+        wrapper.signal(number)
+        if number is signal.SIGHUP:
+            time.sleep(1)
+            assert wrapper.is_alive
+            wrapper.signal(signal.SIGTERM)
+        wrapper.wait_for("did not end when asked to, and was killed")
+        assert wrapper.wait() == 128 + signal.SIGKILL
+    assert is_free(postgres, role)
+
+
 # --- Loss ---
 
 
@@ -241,74 +257,12 @@ def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path
     words = (*CLI, "--url", f"file://{tmp_path}/lock", "--lease", "3", "--health-interval", "1", "--")
     command = (sys.executable, "-I", "-S", str(Path(exec_torture.__file__).with_name("exec_family.py")), str(tmp_path))
     with Process(*words, *command) as leader:
-        exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 1)
+        until(lambda: len(exec_torture.starts(tmp_path)) == 1)
         with Process(*words, *command) as standby:
             standby.wait_for("to=follower")
             leader.signal(signal.SIGKILL)
-            exec_torture.until(lambda: len(exec_torture.starts(tmp_path)) == 2)
+            until(lambda: len(exec_torture.starts(tmp_path)) == 2)
             assert exec_torture.starts(tmp_path)[1].found == "alone"
-
-
-# --- The terminal ---
-
-
-class Session:
-    """A terminal with a wrapper as its foreground job, as a shell would have it."""
-
-    def __init__(self, *command: str) -> None:
-        self.pid, self.terminal = pty.fork()
-        if self.pid == 0:
-            os.execv(command[0], command)
-        self._seen = ""
-
-    def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while text not in self._seen:
-            ready, _, _ = select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"no {text!r} in {self._seen!r}"
-            self._seen += os.read(self.terminal, 4096).decode()
-        self._seen = self._seen.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self.terminal, text.encode())
-
-    def wait(self, options: int = 0) -> int:
-        return os.waitpid(self.pid, options)[1]
-
-
-@pytest.fixture
-def session(postgres: Postgres, role: str) -> Iterator[Session]:
-    program = 'echo ready; while read -r line; do echo "got $line"; done'
-    made = Session(*words(postgres, role, "sh", "-c", program))
-    try:
-        yield made
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(made.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(made.pid, 0)
-        os.close(made.terminal)
-
-
-def test_on_a_terminal_the_command_is_in_the_foreground_and_ctrl_c_is_its(session: Session):
-    session.wait_for("ready")
-    session.type("hello\n")
-    session.wait_for("got hello")
-    session.type("\x03")
-    assert os.waitstatus_to_exitcode(session.wait()) == 128 + signal.SIGINT
-
-
-def test_ctrl_z_stops_the_job_and_going_on_gives_the_terminal_back(session: Session):
-    session.wait_for("ready")
-    session.type("\x1a")
-    assert os.WIFSTOPPED(session.wait(os.WUNTRACED))
-    assert os.tcgetpgrp(session.terminal) == session.pid  # for the shell
-    os.kill(session.pid, signal.SIGCONT)
-    exec_torture.until(lambda: os.tcgetpgrp(session.terminal) != session.pid)
-    session.type("again\n")
-    session.wait_for("got again")
-    session.type("\x04")
-    assert os.waitstatus_to_exitcode(session.wait()) == 0
 
 
 # --- What is refused ---

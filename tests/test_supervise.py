@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pgleaderlock.supervise import family
 from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor
 from pgleaderlock.supervise.terminal import Terminal
 from pgleaderlock.supervise.timing import KillTimes
-from pgleaderlock.supervise.ward import Job, Outcome, Ward
+from pgleaderlock.supervise.ward import LAUNCH, Job, Outcome, Ward
 from tests.doubles import ScriptedBackend, make_election, until
 
 LEASE_S = 15.0
@@ -148,7 +149,7 @@ async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_
     running = asyncio.create_task(stage.supervisor.run())
     await until(is_deaf.exists)
     os.kill(os.getpid(), signal.SIGTERM)
-    await until(lambda: stage.supervisor._asked_to_end)
+    await until(lambda: stage.supervisor._asked_by is not None)
     assert stage.backend.loss is not None
     stage.backend.loss.set_result(LockError("gone"))
     ending = await running
@@ -263,6 +264,140 @@ async def test_renewals_reach_the_guardian_and_are_answered():
     assert (await running).code == 128 + signal.SIGINT
 
 
+# --- A guardian that is slow, frozen or killed ---
+
+SOON = {"health_interval_s": 0.05}
+
+
+def renewing_backend() -> ScriptedBackend:
+    grant = Grant(3, math.inf, math.inf)
+    backend = ScriptedBackend(try_acquire=[grant])
+    backend.defaults["try_acquire"] = backend.defaults["renew"] = grant
+    return backend
+
+
+def late_guardian(may_start: Path) -> tuple[str, ...]:
+    """The real guardian, started only when this file is there: as on a host that is very busy."""
+    wait = f"import os, sys, time\nwhile not os.path.exists({str(may_start)!r}): time.sleep(0.005)\n"
+    return (sys.executable, "-I", "-S", "-c", wait + "os.execv(sys.argv[1], sys.argv[1:])", *LAUNCH)
+
+
+@pytest.mark.parametrize("length", [1, 1_000_000], ids=["short", "longer than a socket's buffer"])
+async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_path: Path, length: int):
+    may_start = tmp_path / "may start"
+    stage = Stage("raise SystemExit(7)", renewing_backend(), settings=SOON, launch=late_guardian(may_start))
+    program = (*stage.supervisor._job.command, *["x" * 50_000] * (length // 50_000))
+    stage.supervisor._job = replace(stage.supervisor._job, command=program)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward._sent >= 5)
+    may_start.touch()
+    assert await running == Ending(How.COMMAND, 7)
+
+
+async def test_a_guardian_that_misses_one_renewal_goes_on():
+    job = Job((sys.executable, "-I", "-S", "-c", SLEEP), TIMES, spare=frozenset(family.children()))
+    ward = Ward(job, lambda _: None, lambda _: None)
+    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
+    await until(lambda: ward.group is not None)
+    os.kill(ward.guardian, signal.SIGSTOP)
+    for _ in range(2):
+        ward.extend(suspend_aware_clock() + LEASE_S, ())
+    await asyncio.sleep(0.05)
+    os.kill(ward.guardian, signal.SIGCONT)
+    await until(lambda: ward._heard == 2)
+    assert not ward.ended.done()
+    await ward.end(suspend_aware_clock() + LEASE_S)
+    assert ward.ended.result().complaint is None
+    await ward.bury()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_lead_again(number: signal.Signals):
+    stage = Stage(SLEEP, renewing_backend(), settings=SOON)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    first = stage.ward
+    os.kill(first.guardian, number)
+    await until(lambda: stage.said.count("leads") == 2 and stage.ward.group is not None)
+    assert first.ended.result().complaint is not None
+    assert "release" in stage.backend.verbs
+    assert stage.said[:3] == ["leads", "guardian_failed", "leads"]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == Ending(How.COMMAND, 128 + signal.SIGTERM)
+
+
+async def test_with_once_a_guardian_that_fails_is_a_loss():
+    stage = Stage(SLEEP, renewing_backend(), once=True, settings=SOON)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    os.kill(stage.ward.guardian, signal.SIGKILL)
+    assert await running == Ending(How.LOST)
+
+
+async def test_a_guardian_that_never_starts_is_given_up_and_the_lock_is_free_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("pgleaderlock.supervise.ward._START_S", 0.2)
+    stage = Stage(SLEEP, renewing_backend(), once=True, settings=SOON, launch=MUTE)
+    assert await stage.supervisor.run() == Ending(How.LOST)
+    assert stage.said == ["leads", "guardian_failed"]
+    assert "release" in stage.backend.verbs
+
+
+async def test_a_signal_that_comes_while_the_guardian_starts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.supervise.ward._START_S", 0.5)
+    stage = Stage(SLEEP, renewing_backend(), settings=SOON, launch=MUTE)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == Ending(How.SIGNALLED, 128 + signal.SIGTERM)
+
+
+# --- A command that does not end when asked ---
+
+
+@pytest.mark.parametrize("guardian_is_frozen", [False, True])
+async def test_a_command_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, *, guardian_is_frozen: bool):
+    is_deaf = tmp_path / "is deaf"
+    program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
+    stage = Stage(program, kill_after_s=0.2)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(is_deaf.exists)
+    if guardian_is_frozen:
+        os.kill(stage.ward.guardian, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == Ending(How.COMMAND, 128 + signal.SIGKILL)
+    assert stage.said[-1] == ("guardian_failed" if guardian_is_frozen else "command_ended")
+
+
+async def test_what_the_command_leaves_behind_has_no_longer_than_the_command_had(tmp_path: Path):
+    """The first process ends when it is asked to, late; the second ignores it, and the time of both is over."""
+    ready = tmp_path / "ready"
+    program = (
+        "import os, signal, time\n"
+        "if os.fork() == 0:\n"
+        f"    signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)\n"
+        "signal.signal(15, lambda *_: (time.sleep(0.2), os._exit(3)))\n"
+        "while True: time.sleep(60)\n"
+    )
+    stage = Stage(program, kill_after_s=1.0)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(ready.exists)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == Ending(How.COMMAND, 3)
+    assert "guardian_failed" not in stage.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+async def test_a_stopped_command_is_woken_by_what_asks_it_to_end(number: signal.Signals):
+    stage = Stage(SLEEP)
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    os.killpg(stage.ward.group or 0, signal.SIGSTOP)
+    os.kill(os.getpid(), number)
+    assert await asyncio.wait_for(running, 20) == Ending(How.COMMAND, 128 + number)
+
+
 # --- Lifelines ---
 
 
@@ -300,28 +435,39 @@ MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
 """Takes its place, and neither hears nor says anything."""
 
 
-def mute_ward(lease_s: float = LEASE_S) -> Ward:
-    job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=MUTE)
+def mute_ward(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> Ward:
+    job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=launch)
     ward = Ward(job, lambda _: None, lambda _: None)
-    ward.start(suspend_aware_clock() + lease_s, (), terminal=False)
+    ward.start(suspend_aware_clock() + lease_s, (), terminal=None)
     return ward
 
 
-async def test_a_guardian_that_leaves_a_renewal_unanswered_is_given_up():
-    ward = mute_ward()
+GREETS = 'import os, sys, time; os.write(int(sys.argv[1]), b\'{"is": "ready"}\\n\'); time.sleep(60)'
+"""Says that it is there, and then neither hears nor says anything."""
+
+
+async def greeted_ward() -> Ward:
+    ward = mute_ward(launch=(sys.executable, "-I", "-S", "-c", GREETS))
+    await until(lambda: ward.is_up)
+    return ward
+
+
+async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
+    ward = await greeted_ward()
     assert not ward.is_buried
-    ward.extend(suspend_aware_clock() + LEASE_S, ())
+    for _ in range(2):
+        ward.extend(suspend_aware_clock() + LEASE_S, ())
+    assert ward._clearing is None
     ward.extend(suspend_aware_clock() + LEASE_S, ())
     ward.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
     outcome = await asyncio.wait_for(ward.ended, 20)
     assert outcome.complaint == "the guardian does not answer: is it stopped?"
-    assert outcome.code == 128 + signal.SIGKILL
     await ward.bury()
     assert ward.is_buried
 
 
 async def test_a_guardian_that_does_not_listen_is_given_up():
-    ward = mute_ward()
+    ward = await greeted_ward()
     for _ in range(100_000):
         if ward._clearing is not None:
             break
@@ -346,7 +492,7 @@ async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkey
     stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"
     job = Job(("true",), TIMES, spare=frozenset(family.children()), launch=(sys.executable, "-I", "-S", "-c", stays))
     ward = Ward(job, lambda _: None, lambda _: None)
-    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=False)
+    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
     assert (await asyncio.wait_for(ward.ended, 20)).code == 0
     await ward.bury()
     assert ward.is_buried
@@ -355,4 +501,4 @@ async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkey
 async def test_a_system_without_room_for_a_process_is_an_error():
     job = Job(("true",), TIMES, launch=("/nonexistent/python",))
     with pytest.raises(OSError, match="nonexistent"):
-        Ward(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=False)
+        Ward(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=None)

@@ -10,11 +10,13 @@ them, and are closed when everybody is dead, not before. All times are readings 
 start    the command, its environment, what it may have of the terminal; and the times, as in ``until``
 until    leadership was renewed: SIGTERM not before ``term_at``, SIGKILL not before ``kill_at``; it is answered
 signal   pass this one on to the command's group
+limit    the command was asked to end: SIGKILL at ``kill_at`` for whoever is left, the command or what it leaves behind
 end      leadership is lost: SIGTERM now, SIGKILL at ``kill_at`` at the latest
 ======== ==================================================================================================
 
-It answers ``started``, ``refused`` (the command cannot be executed), ``heard``, ``stopped`` (by a signal such as that
-of Ctrl-Z), ``expired`` (it got no news and ends the command), and at last ``ended``.
+It answers ``ready`` (it has its order), ``started``, ``refused`` (the command cannot be executed), ``heard``,
+``stopped`` (by a signal such as that of Ctrl-Z), ``expired`` (it got no news and ends the command), ``overdue`` (the
+command did not end when asked to, and is killed), and at last ``ended``.
 
 The socket's end is the wrapper's death: everybody is killed at once.
 
@@ -66,6 +68,7 @@ class Guardian:
         self._early: list[int] = []  # signals that came with the order to start
         self._news_of_exec: int | None = None
         self._term_at = self._kill_at = float("inf")
+        self._limit_at = float("inf")  # when a command that was asked to end has to have ended
         self._end_by = float("inf")  # what an end that has begun may take, whatever is renewed meanwhile
         self._is_ending = False
         self._has_exited = False
@@ -78,7 +81,7 @@ class Guardian:
         self._become_undisturbed()
         while self._order is None and self._wrapper_lives:
             self._wait()
-        if self._order is None or now() >= self._term_at:  # too late before it began
+        if self._order is None or self._is_ending or now() >= self._term_at:  # too late before it began
             self._say({"is": "ended", "status": None, "untouchable": 0})
             return
         self._start(self._order)
@@ -122,7 +125,7 @@ class Guardian:
     def _wait_s(self) -> float:
         if self._is_ending:
             return _HUNT_S if now() >= self._deadline else min(_WATCH_S, max(0.0, self._deadline - now()))
-        return max(0.0, min(_LONGEST_WAIT_S, self._term_at - now()))
+        return max(0.0, min(_LONGEST_WAIT_S, self._term_at - now(), self._limit_at - now()))
 
     @property
     def _deadline(self) -> float:
@@ -152,6 +155,7 @@ class Guardian:
             case "start":
                 self._order = order
                 self._term_at, self._kill_at = order["term_at"], order["kill_at"]
+                self._say({"is": "ready"})
             case "until":
                 self._term_at, self._kill_at = order["term_at"], order["kill_at"]
                 self._say({"is": "heard", "number": order["number"]})
@@ -159,6 +163,8 @@ class Guardian:
                 self._early.append(order["number"])
             case "signal":
                 self._signal_group(order["number"])
+            case "limit":
+                self._limit_at = min(self._limit_at, order["kill_at"])
             case "end":
                 self._end_by = min(self._end_by, order["kill_at"])
                 self._ask_to_end()
@@ -217,7 +223,7 @@ class Guardian:
         with contextlib.suppress(ChildProcessError):  # a body does not stop any more
             stopped = os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)
             if stopped is not None and stopped.si_status in _STOPS:
-                self._say({"is": "stopped", "number": stopped.si_status})
+                self._say({"is": "stopped", "number": stopped.si_status, "pid": self._pid})
         while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if dead.si_pid == self._pid:
                 self._has_exited = True
@@ -229,7 +235,11 @@ class Guardian:
             self._is_ending = True
         elif self._has_exited:  # what it left behind ends with it, while leadership is still renewed
             assert self._order is not None  # noqa: S101 - it was started
-            self._end_by = min(self._end_by, now() + self._order["kill_after_s"])
+            self._end_by = min(self._end_by, self._limit_at, now() + self._order["kill_after_s"])
+            self._ask_to_end()
+        elif now() >= self._limit_at:
+            self._say({"is": "overdue"})
+            self._end_by = now()
             self._ask_to_end()
         elif now() >= self._term_at:
             self._say({"is": "expired"})
@@ -280,8 +290,8 @@ def _become_command(order: dict[str, Any], says: int, guardian: int) -> NoReturn
     """In the forked child: a group of its own, the terminal if it is ours to give, and signals as they were."""
     try:
         os.setpgid(0, 0)
-        if order["terminal"]:
-            with contextlib.suppress(OSError):  # it is somebody else's by now
+        with contextlib.suppress(OSError):  # no terminal, or not the one that controls us
+            if order["terminal"] is not None and os.tcgetpgrp(0) == order["terminal"]:  # not the shell's again
                 os.tcsetpgrp(0, os.getpgrp())  # allowed, because SIGTTOU is still blocked
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.supervise import family
-from pgleaderlock.supervise.terminal import Terminal
+from pgleaderlock.supervise.terminal import Terminal, stop_as_job
 from pgleaderlock.supervise.ward import Job, Outcome, Ward
 
 __all__ = ["Ending", "How", "Policy", "Supervisor", "Tell"]
@@ -29,6 +29,7 @@ __all__ = ["Ending", "How", "Policy", "Supervisor", "Tell"]
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)  # SIGHUP may mean "read your settings again"
+_MAY_BE_IGNORED = (*_FORWARDED, signal.SIGTTIN, signal.SIGTTOU)
 _SHUTDOWN_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _HEALTHY_S = 60.0  # a command that ran for so long and ended is restarted as after the first time
@@ -89,7 +90,7 @@ class Supervisor:
         self._role = role
         self._tell = tell
         self._terminal = Terminal()
-        ignored = [number for number in _FORWARDED if signal.getsignal(number) is signal.SIG_IGN]
+        ignored = [number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN]
         self._handled = [number for number in _FORWARDED if number not in ignored]
         self._job = replace(job, ignored=ignored, spare=frozenset(family.children()))
         self._ward: Ward | None = None
@@ -100,7 +101,9 @@ class Supervisor:
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._answered = asyncio.Event()
         self._term_over = asyncio.Event()
-        self._asked_to_end = self._closing = False
+        self._asked_by: int | None = None
+        """The signal that asked the command to end."""
+        self._closing = False
         self._last_error: Exception | None = None
 
     async def run(self) -> Ending:
@@ -117,6 +120,7 @@ class Supervisor:
                 await self._end_ward()
                 await self._election.shutdown(_SHUTDOWN_S)
                 self._terminal.take_back()
+                self._terminal.close()
                 for ward in self._wards:
                     await ward.bury()
 
@@ -175,9 +179,10 @@ class Supervisor:
             self._note(outcome)
             if outcome.errno is not None:
                 return Ending(How.REFUSED, outcome.errno)
-            if ward.was_lost or outcome.status is None:
+            if ward.was_lost or outcome.status is None or outcome.complaint is not None:
                 return await self._after_loss(outcome)
-            self._tell("INFO", "command_ended", f"the command ended with {outcome.code}", code=outcome.code)
+            why = ": it did not end when asked to, and was killed" if ward.was_overdue else ""
+            self._tell("INFO", "command_ended", f"the command ended with {outcome.code}{why}", code=outcome.code)
             if not self._is_to_restart(outcome):
                 return Ending(How.COMMAND, outcome.code)
             pause_s = _FIRST_PAUSE_S if loop.time() - began_at >= _HEALTHY_S else pause_s
@@ -187,14 +192,16 @@ class Supervisor:
             ward, pause_s = again, min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _after_loss(self, outcome: Outcome) -> Ending | None:
-        if not self._term_over.is_set():  # the guardian had no news in time, and the election does not know of it
+        """Return how it ends if it does. A guardian that failed is a loss too: another host may have a better one."""
+        if self._asked_by is not None:
+            was_run = outcome.status is not None
+            return Ending(How.COMMAND, outcome.code) if was_run else Ending(How.SIGNALLED, 128 + self._asked_by)
+        if not self._term_over.is_set():  # the guardian's doing, of which the election does not know
             await self._election.step_down(_SHUTDOWN_S)
-        if self._asked_to_end and outcome.status is not None:
-            return Ending(How.COMMAND, outcome.code)
         return Ending(How.LOST) if self._policy.once else None
 
     def _is_to_restart(self, outcome: Outcome) -> bool:
-        return self._policy.restart and not self._asked_to_end and outcome.code != 128 + signal.SIGHUP
+        return self._policy.restart and self._asked_by is None and outcome.code != 128 + signal.SIGHUP
 
     async def _restart_after(self, pause_s: float) -> Ward | Ending | None:
         """Wait, and run the command once more; None when leadership is lost meanwhile."""
@@ -214,7 +221,8 @@ class Supervisor:
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.complaint is not None:
-            self._tell("ERROR", "guardian_failed", f"{outcome.complaint}; the command was killed")
+            ended = "the command was killed" if outcome.status is not None else "the command was not started"
+            self._tell("ERROR", "guardian_failed", f"{outcome.complaint}; {ended}, and leadership is given up")
         if outcome.untouchable:
             self._tell(
                 "ERROR",
@@ -264,9 +272,10 @@ class Supervisor:
     def _start_ward(self, token: int | None, trusted_until: float) -> None:
         self._tell("SUCCESS", "leads", f"leads {self._role}: starting the command", role=self._role, token=token)
         job = replace(self._job, environment={**self._job.environment, **_term(self._role, token, trusted_until)})
-        ward = Ward(job, self._on_stop, self._terminal.lend)
+        ward = Ward(job, self._on_stop, self._offer_terminal)
+        terminal = os.getpgrp() if self._terminal.is_ours else None
         try:
-            ward.start(trusted_until, self._election.lifeline(), terminal=self._terminal.is_ours)
+            ward.start(trusted_until, self._election.lifeline(), terminal=terminal)
         except OSError as error:
             self._begun.put_nowait(error)
             return
@@ -281,9 +290,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in self._handled:
             loop.add_signal_handler(number, self._on_signal, number)
+        # While the command is in the foreground we are not, and our log lines must not stop us (stty tostop).
+        former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             yield
         finally:
+            signal.signal(signal.SIGTTOU, former)
             for number in self._handled:
                 loop.remove_signal_handler(number)
                 if number in _ENDING_SIGNALS:  # what is left is short, and what the first one asked for
@@ -292,22 +304,52 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         ward = self._ward
         if ward is not None and not ward.ended.done():
-            self._asked_to_end = self._asked_to_end or number in _ASKS_TO_END
-            if number is signal.SIGCONT and ward.group is not None:
-                self._terminal.lend(ward.group)
-            ward.signal(number)
+            self._pass_on(ward, number)
         elif number in _ENDING_SIGNALS:
             self._tell("INFO", "signalled", f"{number.name} received", signal=number.name)
             if not self._signalled.done():
                 self._signalled.set_result(number)
         elif number is signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_as_job(number, whole_group=False)
 
-    def _on_stop(self, _number: int) -> None:
-        """The command was stopped from the terminal: give it to the shell, and stop as the rest of a job does."""
-        if self._terminal.is_lent:
-            self._terminal.take_back()
-            os.kill(os.getpid(), signal.SIGSTOP)
+    def _pass_on(self, ward: Ward, number: signal.Signals) -> None:
+        if number is signal.SIGCONT and ward.group is not None:
+            self._offer_terminal(ward.group)
+        ward.signal(number)
+        if number in _ENDING_SIGNALS:
+            ward.signal(signal.SIGCONT)  # a stopped command cannot obey
+        is_hung_up = number is signal.SIGHUP and self._terminal.is_gone
+        if number in _ASKS_TO_END or is_hung_up:
+            self._asked_by = self._asked_by or number
+        if number is signal.SIGTERM or is_hung_up:  # others may mean less than the end, as SIGINT at a prompt does
+            ward.limit()
+
+    # --- The terminal ------------------------------------------------------------------------------------------
+
+    def _offer_terminal(self, group: int) -> None:
+        """Let the command have the terminal that is its input. Without one it may never ask for it."""
+        if os.isatty(0):
+            self._terminal.lend(group)
+
+    def _on_stop(self, number: int) -> None:
+        """The command was stopped, by Ctrl-Z or because it wants a terminal that it does not have."""
+        ward = self._ward
+        if ward is None or ward.group is None:
+            return
+        wants_terminal = number != signal.SIGTSTP
+        if wants_terminal and self._terminal.lend(ward.group):
+            ward.signal(signal.SIGCONT)
+            return
+        is_for_all = wants_terminal or self._terminal.is_lent
+        self._terminal.take_back()
+        if stop_as_job(number, whole_group=is_for_all):
+            return  # we were continued, and pass that on as any signal
+        if wants_terminal:  # from which it would have read an error: no shell can ever give it the terminal
+            self._pass_on(ward, signal.SIGHUP)
+            self._asked_by = self._asked_by or signal.SIGHUP
+            ward.limit()
+        else:  # for which it would not have stopped: no shell can ever continue it
+            self._pass_on(ward, signal.SIGCONT)
 
 
 def _or_infinite(trusted_until: float | None) -> float:

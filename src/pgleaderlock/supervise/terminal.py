@@ -1,56 +1,98 @@
-"""The terminal's foreground: lent to the command's group while it runs, as a shell does with a job, and taken back."""
+"""The terminal's foreground, and stopping: the command is to be a job of the shell as if we were not in between.
+
+The command has a process group of its own, and a shell knows ours only. So the foreground is lent to the command's
+group and taken back, as a shell does with a job: when the command starts, when a shell continues us in the foreground,
+and when the command is stopped because it wants the terminal while the foreground is ours (``fg`` of a job that runs
+sends no signal). And when the command is stopped, we stop too, which is how the shell learns of it.
+"""
 
 import contextlib
 import os
 import signal
 
-__all__ = ["Terminal"]
+__all__ = ["Terminal", "stop_as_job"]
 
 
 class Terminal:
-    """The terminal on our standard input, if there is one and it is ours to lend."""
+    """The terminal that controls us, if there is one."""
 
-    def __init__(self, descriptor: int = 0) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            with contextlib.suppress(OSError):  # there is none: started by cron, a service manager, setsid
+                descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
         self._descriptor = descriptor
         self._lent_to: int | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether we are in the foreground of a terminal now."""
-        try:
-            return os.isatty(self._descriptor) and os.tcgetpgrp(self._descriptor) == os.getpgrp()
-        except OSError:  # a terminal, but not the one that controls us
-            return False
+        """Whether we are in the foreground now."""
+        return self._foreground() == os.getpgrp()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there was one, and it was closed."""
+        return self._descriptor is not None and self._foreground() is None
 
     @property
     def is_lent(self) -> bool:
         """Whether the command has it from us."""
         return self._lent_to is not None
 
-    def lend(self, group: int) -> None:
-        """Give the foreground to this group. Does nothing if we do not have it, or the group has it already."""
+    def lend(self, group: int) -> bool:
+        """Give the foreground to this group if it is ours, and return whether the group has it now."""
         if self.is_ours:
             self._hand_to(group)
         if self._foreground() == group:
             self._lent_to = group
+            return True
+        return False
 
     def take_back(self) -> None:
-        """Be in the foreground again, unless somebody else, such as a shell, took it from the command."""
+        """Be in the foreground again, unless another group, such as a shell's, took it from the command."""
         lent_to, self._lent_to = self._lent_to, None
         if lent_to is not None and self._foreground() == lent_to:
             self._hand_to(os.getpgrp())
 
+    def close(self) -> None:
+        """Let go of the terminal."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
     def _foreground(self) -> int | None:
+        """Return the group in the foreground; None without a terminal, or with one that does not control us."""
+        if self._descriptor is None:
+            return None
         try:
-            return os.tcgetpgrp(self._descriptor) if os.isatty(self._descriptor) else None
+            return os.tcgetpgrp(self._descriptor)
         except OSError:
             return None
 
     def _hand_to(self, group: int) -> None:
-        # Whoever is in the background is stopped for this, unless it does not hear of it.
+        # A process in the background is stopped for this, unless the signal for it is blocked.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             with contextlib.suppress(OSError):  # the group is gone, or the terminal
-                os.tcsetpgrp(self._descriptor, group)
+                os.tcsetpgrp(self._descriptor or 0, group)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def stop_as_job(number: int, *, whole_group: bool) -> bool:
+    """Stop this process with the signal that stopped the command, and return True once it is continued.
+
+    False if the kernel does not stop us: no shell is there that could continue us (an orphaned process group). With
+    ``whole_group``, the other processes of a pipeline or a script are stopped too: the terminal would have done that.
+    """
+    # A SIGCONT continues also a process that blocks it, and then it is pending: that is how we know of it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+    former = signal.signal(number, signal.SIG_IGN)
+    try:
+        if whole_group:
+            os.killpg(os.getpgrp(), number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+        return signal.SIGCONT in signal.sigpending()
+    finally:
+        signal.signal(number, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,11 +1,11 @@
 """The wrapper's side of one guardian: its start, the news that it gets, its end, and what to do if it is no use.
 
-A guardian answers every renewal. One that has not answered by the next is frozen, or as good as dead: then everything
-below it is killed from here, and it as well.
+A guardian answers every renewal. One that has left two of them unanswered when the third is due is frozen, or as good
+as dead: then everything below it is killed from here, and it as well. One that has not started yet has no command that
+could outlive its leadership, and so it has more time.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -33,11 +33,14 @@ def _launch_words() -> tuple[str, ...]:
 
 
 LAUNCH = _launch_words()
-_START_S = 10.0  # for a guardian to read its order, which may be long
+_START_S = 10.0  # for a guardian to start and to read its order: Python on a very busy host
+_MOST_UNANSWERED = 2
+_MOST_UNSENT = 65536
 _EXIT_S = 2.0
 _HUNT_S = 0.001
 _EMPTY_LOOKS = 100
 _WAIT_STATUS_KILLED = int(signal.SIGKILL)
+_NOT_IN_TIME = "the guardian did not end the command in time: is it stopped?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,23 @@ class Ward:
         """The command's, once it runs."""
         self._errno: int | None = None
         self._unread = b""
+        self._unsent = b""
+        self._most_unsent = _MOST_UNSENT
         self._sent = self._heard = 0
+        self.is_up = False
+        """Whether the guardian has read its order."""
+        self.was_overdue = False
+        """Whether the command was killed because it did not end when asked to."""
         self._lifeline: tuple[tuple[int, int], ...] = ()
         self._clearing: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes]
         self._control: socket.socket
 
-    def start(self, trusted_until: float, lifeline: Sequence[int], *, terminal: bool) -> None:
-        """Start the guardian, and let it start the command. OSError if this system cannot have one more process."""
+    def start(self, trusted_until: float, lifeline: Sequence[int], *, terminal: int | None) -> None:
+        """Start the guardian, and let it start the command. OSError if this system cannot have one more process.
+
+        ``terminal`` is the group from which the command takes the foreground of its standard input, if any.
+        """
         self._control, theirs = socket.socketpair()
         with theirs:
             theirs.set_inheritable(True)
@@ -111,7 +123,10 @@ class Ward:
             except OSError:
                 self._control.close()
                 raise
-        self._control.settimeout(_START_S)
+        self._control.settimeout(0)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control, self._hear)
+        loop.call_later(_START_S, self._expect_up)
         order = {
             "do": "start",
             "command": list(self._job.command),
@@ -119,15 +134,12 @@ class Ward:
             "unset": list(self._job.unset),
             "ignored": list(self._job.ignored),
             "terminal": terminal,
-            "kill_after_s": DEFAULT_KILL_AFTER_S if self._job.kill_after_s is None else self._job.kill_after_s,
+            "kill_after_s": self._kill_after_s,
             **self._times(trusted_until),
         }
         text = json.dumps(order).encode() + b"\n"
-        with contextlib.suppress(OSError):  # it is dead already, which its socket will tell
-            self._send_with(lifeline, text[:1])
-            self._control.sendall(text[1:])
-        self._control.settimeout(0)
-        asyncio.get_running_loop().add_reader(self._control, self._hear)
+        self._most_unsent += len(text)
+        self._send(text, lifeline)
 
     @property
     def guardian(self) -> int:
@@ -140,10 +152,10 @@ class Ward:
         return self.ended.done() and self._process.poll() is not None
 
     def extend(self, trusted_until: float, lifeline: Sequence[int]) -> None:
-        """Tell of a renewal. A guardian that has not heard of the one before is given up."""
+        """Tell of a renewal. A guardian that has not answered the last two is given up."""
         if self.ended.done() or self._clearing is not None:
             return
-        if self._heard < self._sent:
+        if self.is_up and self._sent - self._heard >= _MOST_UNANSWERED:
             self._give_up("the guardian does not answer: is it stopped?")
             return
         self._sent += 1
@@ -152,6 +164,13 @@ class Ward:
     def signal(self, number: int) -> None:
         """Pass a signal on to the command's group."""
         self._order({"do": "signal", "number": int(number)})
+
+    def limit(self) -> None:
+        """Have everybody dead within ``kill_after_s`` from now: the command was asked to end, and may refuse."""
+        after_s = self._kill_after_s
+        self._order({"do": "limit", "kill_at": suspend_aware_clock() + after_s})
+        backstop_s = after_s + self._job.times.backstop_s()
+        asyncio.get_running_loop().call_later(backstop_s, self._give_up, _NOT_IN_TIME)
 
     async def end(self, trusted_until: float) -> None:
         """Have everybody dead before then: asked first, killed in time, by whoever still can."""
@@ -162,8 +181,12 @@ class Ward:
             left_s = kill_at + self._job.times.backstop_s() - now
             await asyncio.wait({self.ended}, timeout=max(0.0, left_s))
         if not self.ended.done():
-            self._give_up("the guardian did not end the command in time: is it stopped?")
+            self._give_up(_NOT_IN_TIME)
         await asyncio.wait({self.ended})
+
+    @property
+    def _kill_after_s(self) -> float:
+        return DEFAULT_KILL_AFTER_S if self._job.kill_after_s is None else self._job.kill_after_s
 
     # --- Speaking ----------------------------------------------------------------------------------------------
 
@@ -172,23 +195,38 @@ class Ward:
         return {"term_at": times.term_at(trusted_until), "kill_at": times.kill_at(trusted_until)}
 
     def _order(self, order: dict[str, Any], lifeline: Sequence[int] = ()) -> None:
-        if self.ended.done() or self._clearing is not None:
-            return
-        try:
-            self._send_with(lifeline, json.dumps(order).encode() + b"\n")
-        except BlockingIOError:
-            self._give_up("the guardian does not listen: is it stopped?")
-        except OSError:
-            pass  # it is dead, which its socket tells as well
+        if not self.ended.done() and self._clearing is None:
+            self._send(json.dumps(order).encode() + b"\n", lifeline)
 
-    def _send_with(self, lifeline: Sequence[int], data: bytes) -> None:
-        """Send, with copies of these descriptors unless it has them already."""
+    def _send(self, data: bytes, lifeline: Sequence[int]) -> None:
+        """Send what can be sent now, and the rest when the guardian reads: the election must never wait for it."""
+        if not self._unsent:
+            data = data[self._send_with(lifeline, data) :]
+            if data:
+                asyncio.get_running_loop().add_writer(self._control, self._send_rest)
+        # Behind unsent bytes a lifeline cannot be sent now: it comes with the next renewal, as one that was not sent.
+        self._unsent += data
+        if len(self._unsent) > self._most_unsent:
+            self._give_up("the guardian does not listen: is it stopped?")
+
+    def _send_rest(self) -> None:
+        self._unsent = self._unsent[self._send_with((), self._unsent) :]
+        if not self._unsent:
+            asyncio.get_running_loop().remove_writer(self._control)
+
+    def _send_with(self, lifeline: Sequence[int], data: bytes) -> int:
+        """Send, with copies of these descriptors unless it has them already. Return how many bytes were taken."""
         named = tuple((number, os.fstat(number).st_ino) for number in lifeline)
-        if named and named != self._lifeline:
-            socket.send_fds(self._control, [data], lifeline)
-            self._lifeline = named
-        else:
-            self._control.sendall(data)
+        try:
+            if not named or named == self._lifeline:
+                return self._control.send(data)
+            sent = socket.send_fds(self._control, [data], lifeline)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # it is dead, which its socket tells as well
+        self._lifeline = named
+        return sent
 
     def _hear(self) -> None:
         try:
@@ -203,7 +241,12 @@ class Ward:
         if not data and not self.ended.done():
             self._give_up("the guardian was killed")
 
+    def _expect_up(self) -> None:
+        if not self.is_up:
+            self._give_up(f"the guardian did not start within {_START_S:g} s: is it stopped, or this host too busy?")
+
     def _take_in(self, words: dict[str, Any]) -> None:
+        self.is_up = True
         match words["is"]:
             case "started":
                 self.group = words["pid"]
@@ -213,15 +256,20 @@ class Ward:
             case "heard":
                 self._heard = words["number"]
             case "stopped":
+                self.group = words["pid"]
                 self._on_stopped(words["number"])
             case "expired":
                 self.was_lost = True
+            case "overdue":
+                self.was_overdue = True
             case "ended":
                 self._finish(Outcome(words["status"], self._errno, words["untouchable"]))
 
     def _finish(self, outcome: Outcome) -> None:
         if not self.ended.done():
-            asyncio.get_running_loop().remove_reader(self._control)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._control)
+            loop.remove_writer(self._control)
             self._control.close()
             self.ended.set_result(outcome)
 
@@ -243,7 +291,7 @@ class Ward:
 
     def _give_up(self, complaint: str) -> None:
         """Kill the family and its guardian from here."""
-        if self._clearing is None:
+        if self._clearing is None and not self.ended.done():
             self._clearing = asyncio.get_running_loop().create_task(self._clear(complaint))
 
     async def _clear(self, complaint: str) -> None:
@@ -258,7 +306,8 @@ class Ward:
             if self._is_childless(empty_looks) or (others and len(others) == untouchable):
                 break
             await asyncio.sleep(0)
-        self._finish(Outcome(_WAIT_STATUS_KILLED, untouchable=untouchable, complaint=complaint))
+        status = None if self.group is None else _WAIT_STATUS_KILLED
+        self._finish(Outcome(status, untouchable=untouchable, complaint=complaint))
 
     def _is_childless(self, empty_looks: int) -> bool:
         """Whether the kernel says so. With other children of our own it never does: then many looks must do."""
