@@ -24,10 +24,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgleaderlock import LeaderLock, LockKey, errors
+from pgleaderlock.backends._dsn import has_password
 from pgleaderlock.backends._pg_status import Contender, look_at_lock
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli import status as status_command
-from pgleaderlock.cli.argv_secrets import hide_secrets, take_out
+from pgleaderlock.cli.argv_secrets import hide_secrets, may_hold_password, take_out
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import in_postgres
@@ -623,6 +624,45 @@ def test_the_dsn_is_found_in_every_form_that_click_reads(
     arguments: list[str], rest: list[str], dsn: str | None
 ) -> None:
     assert take_out("--dsn", arguments) == (rest, dsn)
+
+
+def test_a_password_leaves_the_process_list_before_anything_heavy_is_imported() -> None:
+    program = "import sys, pgleaderlock.cli; print(*sorted(set(sys.modules) & set(sys.argv[1:])))"
+    heavy = ("psycopg", "click", "loguru", "rich", "asyncio", "pydantic", "logging", "pgleaderlock.backends")
+    shown = subprocess.run([sys.executable, "-c", program, *heavy], check=True, capture_output=True, text=True).stdout
+    assert shown.split() == []
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://app@db:5432/app?sslmode=require&connect_timeout=3",
+        "postgresql://db/app",
+        "postgres://",
+        "host=db dbname = 'my app' user=app",
+        "",
+    ],
+)
+def test_a_connection_string_without_a_secret_stays_where_it_is(dsn: str) -> None:
+    assert not may_hold_password(dsn)
+
+
+def test_whatever_holds_a_secret_for_libpq_is_moved() -> None:
+    names = ("host", "password", "p%61ssword", "sslpassword", "oauth_client_secret", "passfile", "nonesuch", "user")
+    starts = ("postgresql://", "postgresql://u@h/d", "postgresql://u:pw@h/d", "postgres://u:@h", "postgresql://:pw@")
+    urls = [f"{start}?{a}=x&{b}=y" for start in starts for a in names for b in names]
+    pairs = [f"{a}{eq}{value} {b}=y" for a in names for b in names for eq in ("=", " = ") for value in ("x", "'x y'")]
+    broken = [
+        "u:pw@h",
+        "host=h 'password=x",
+        "postgresql://u:p/w@h/d",
+        "host=h password",
+        "passwort=x",
+        "dbname=//u:p@h",
+    ]
+    secret = [dsn for dsn in [*urls, *pairs, *starts, *broken] if has_password(dsn)]
+    assert len(secret) > 200
+    assert [dsn for dsn in secret if not may_hold_password(dsn)] == []
 
 
 @pytest.mark.parametrize("argument", [f"postgresql://u:{SECRET}@h/d", f"host=h password={SECRET}", f"u:{SECRET}@h"])

@@ -17,7 +17,9 @@ from pgleaderlock import LockKey
 from pgleaderlock.backends._pg_status import look_at_lock
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.config.settings import SETTINGS
 from pgleaderlock.supervise import family
 from tests import exec_torture
 from tests.conftest import Postgres
@@ -152,6 +154,24 @@ def test_a_password_that_was_an_option_is_not_in_the_commands_environment(postgr
     assert done.returncode == 0
     assert "hunter2" not in done.stdout + done.stderr
     assert "PGLEADERLOCK_MOVED" not in done.stdout
+
+
+def test_the_variables_that_name_the_store_are_the_commands_only_where_that_was_asked_for(
+    postgres: Postgres, role: str
+):
+    ours = {name: postgres.dsn for name in STORE_VARIABLES if name != "PGLEADERLOCK_URL"}
+    environment = {**os.environ, **ours, "PGPASSWORD": "of-the-users-own"}
+    for option, expected in (((), set()), (("--pass-dsn",), set(ours))):
+        done = run(*CLI, "--role", role, *QUICK, "-q", *option, "--", "env", env=environment)
+        assert done.returncode == 0, done.stderr
+        inherited = {line.partition("=")[0] for line in done.stdout.splitlines()}
+        assert inherited & set(STORE_VARIABLES) == expected
+        assert "PGPASSWORD" in inherited  # which we neither set nor need
+
+
+def test_every_setting_that_may_hold_a_password_is_kept_from_the_command():
+    secret = {setting.variable for setting in SETTINGS if setting.kind == "secret"}
+    assert secret < set(STORE_VARIABLES)
 
 
 def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(postgres: Postgres, role: str):

@@ -48,8 +48,8 @@ def documented_assignments(module: ModuleType) -> set[str]:
 
 def home_of(module: ModuleType, name: str) -> ModuleType:
     """Find the module in which an exported name is defined."""
-    for node in tree_of(module).body:
-        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name in (name, "*") for alias in node.names):
             return home_of(importlib.import_module(node.module), name)
     return module
 

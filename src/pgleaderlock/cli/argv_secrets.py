@@ -1,22 +1,43 @@
 """Keeping passwords out of what others can see: the process list, and our own messages.
 
 Every user of a machine can read every process's arguments; its environment only its owner can. So a connection
-string with a password moves from the one to the other, by executing this program anew. For the instant before that,
-and in the shell's history, it was there: ``$PG_DSN`` from the start is better, and the help says so.
+string with a password moves from the one to the other, by executing this program anew. Until then, and in the shell's
+history, it is there: ``$PG_DSN`` from the start is better, and the help says so. Until then is short: nothing is
+imported for it but the standard library's smallest parts, so it is the start of Python and little more.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
-from pgleaderlock.backends import _dsn
-
-__all__ = ["DSN_VARIABLE", "MOVED_VARIABLE", "URL_VARIABLE", "hide_secrets", "move_secrets_to_environment", "take_out"]
+__all__ = [
+    "DSN_VARIABLE",
+    "MOVED_VARIABLE",
+    "STORE_VARIABLES",
+    "URL_VARIABLE",
+    "hide_secrets",
+    "may_hold_password",
+    "move_secrets_to_environment",
+    "take_out",
+]
 
 DSN_VARIABLE = "PG_DSN"
 URL_VARIABLE = "PGLEADERLOCK_URL"
 MOVED_VARIABLE = "PGLEADERLOCK_MOVED"
 """Names the variables that we set in place of options: they are not for the commands that we start."""
+STORE_VARIABLES = (DSN_VARIABLE, URL_VARIABLE, "PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
+"""What may hold the password of a store of ours."""
+
+_WITHOUT_SECRETS = (
+    "host|hostaddr|port|dbname|user|service|options|application_name|fallback_application_name|client_encoding|"
+    r"connect_timeout|keepalives\w*|tcp_user_timeout|target_session_attrs|load_balance_hosts|passfile|"
+    "ssl(?:mode|rootcert|cert|key|crl|negotiation)|channel_binding|gssencmode|require_auth|krbsrvname"
+)
+_PLAIN_URL = re.compile(
+    rf"postgres(?:ql)?://(?:[^:@/?#%]*@)?[^@?#%]*(?:\?(?:(?:{_WITHOUT_SECRETS})=[^&@%]*(?:&|\Z))*)?"
+)
+_PLAIN_PAIRS = re.compile(rf"(?:\s*(?:{_WITHOUT_SECRETS})\s*=\s*(?:'[^'\\@]*'|[^\s'\\@]*)(?:\s|\Z))*\s*")
 
 
 def take_out(option: str, arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -47,7 +68,7 @@ def move_secrets_to_environment() -> None:
     if arguments[:1] == ["schema"] and take_out("--url", rest)[1] is not None:
         return  # it has no such option, and must not seem to
     for option, variable, has_secret in (
-        ("--dsn", DSN_VARIABLE, _dsn.has_password),
+        ("--dsn", DSN_VARIABLE, may_hold_password),
         ("--url", URL_VARIABLE, _has_user),
     ):
         without, value = take_out(option, rest)
@@ -64,6 +85,14 @@ def move_secrets_to_environment() -> None:
     os.execve(sys.executable, command, {**os.environ, **moved})  # noqa: S606 - this very program again
 
 
+def may_hold_password(dsn: str) -> bool:
+    """Whether a connection string is anything else than one that certainly holds no secret.
+
+    libpq could tell exactly, and would have to be loaded first: to move a string without need costs a start of Python.
+    """
+    return not (_PLAIN_URL.fullmatch(dsn) or _PLAIN_PAIRS.fullmatch(dsn))
+
+
 def _has_user(url: str) -> bool:
     """Whether a URL may hold a password: a user's, or an option's."""
     return "@" in url or "?" in url
@@ -71,6 +100,8 @@ def _has_user(url: str) -> bool:
 
 def hide_secrets(message: str, arguments: Sequence[str]) -> str:
     """Take out of a message any argument that may hold a password, such as a DSN given in the wrong place."""
+    from pgleaderlock.backends import _dsn  # noqa: PLC0415 - heavy, and by now everything is loaded
+
     for argument in arguments:
         value = argument.partition("=")[2] if argument.startswith("--") else argument
         if _looks_like_dsn(value) and not _is_plain_url(value) and _dsn.has_password(value):

@@ -15,7 +15,7 @@ import click
 from loguru import logger
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
+from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
@@ -53,11 +53,12 @@ class _Command(click.Command):
 @seconds_option("--wait", "Wait in line for so long, each time; 0 asks once. [default: for ever]", zero_ok=True)
 @seconds_option(
     "--kill-after",
-    "SIGKILL so long after the SIGTERM of a loss. [default: as late as is safe]",
+    "SIGKILL so long after SIGTERM. [default: after a loss as late as is safe, otherwise 10]",
     zero_ok=True,
 )
 @click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not wait in line again.")
 @click.option("--restart", is_flag=True, help="Run the command again when it ends by itself, after a growing pause.")
+@click.option("--pass-dsn", is_flag=True, help="Let the command inherit $PG_DSN and the like, with their passwords.")
 @click.option("--embedded", is_flag=True, help="To try it: a PostgreSQL of this host's own, where every host leads.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors, for cron.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
@@ -84,6 +85,7 @@ def exec_command(
     kill_after_s: float | None,
     once: bool,
     restart: bool,
+    pass_dsn: bool,
     embedded: bool,
     quiet: bool,
     command: tuple[str, ...],
@@ -91,7 +93,7 @@ def exec_command(
     """Wait for leadership, and run COMMAND while it lasts: SIGTERM when it is lost, SIGKILL in time.
 
     Signals are passed on to the command, and its exit code is ours. In its environment: PGLEADERLOCK_ROLE,
-    PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start.
+    PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start; not in it: PG_DSN, PGLEADERLOCK_URL.
     """
     complain = _json_complaint if as_json else _complaint
     if (why := _why_refused(command[0])) is not None:
@@ -109,7 +111,8 @@ def exec_command(
     common = Common(retry_strategy=ExponentialBackoff(0.5, _LONGEST_RETRY_S), health_interval_s=times.health_interval_s)
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     moved = os.environ.get(MOVED_VARIABLE, "").split()
-    job = Job(command, kill_times, unset=(*moved, MOVED_VARIABLE), kill_after_s=kill_after_s)
+    unset = (*moved, MOVED_VARIABLE, *(() if pass_dsn else STORE_VARIABLES))
+    job = Job(command, kill_times, unset=unset, kill_after_s=kill_after_s)
     policy = Policy(once=once, restart=restart, wait_s=wait_s, answer_s=ANSWER_TIMEOUT_S)
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log

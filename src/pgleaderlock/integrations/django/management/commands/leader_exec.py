@@ -65,6 +65,7 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
             "--role",
             role,
             *_passed_on(options),
+            *(["--pass-dsn"] if "PG_DSN" in os.environ else []),  # the settings may be made from it
             "--",
             *words,
         ]
