@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -23,7 +22,7 @@ from pgleaderlock.config.settings import SETTINGS
 from pgleaderlock.supervise import family
 from tests import exec_torture
 from tests.conftest import Postgres
-from tests.exec_torture import Wrapper, one_round
+from tests.exec_torture import one_round
 from tests.processes import Process
 from tests.terminals import until
 from tests.test_guardian import is_alive
@@ -73,19 +72,9 @@ def is_free(postgres: Postgres, role: str) -> bool:
 # --- What it is for ---
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        exec_torture.kill,
-        exec_torture.freeze,
-        exec_torture.cut_off,
-        exec_torture.kill_guardian,
-        exec_torture.freeze_guardian,
-        exec_torture.freeze_guardian_and_cut_off,
-    ],
-)
+@pytest.mark.parametrize("fault", exec_torture.FAULTS, ids=lambda fault: fault.name)
 def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
-    postgres: Postgres, role: str, tmp_path: Path, fault: Callable[[Wrapper, str], None]
+    postgres: Postgres, role: str, tmp_path: Path, fault: exec_torture.Fault
 ):
     second, _ = one_round(fault, postgres.tcp_dsn, tmp_path, role)
     assert second.found == "alone"

@@ -27,7 +27,7 @@ class Wrapped:
 
     def __call__(self, *command: str, options: tuple[str, ...] = ()) -> tuple[str, ...]:
         store = ("--dsn", self._postgres.dsn, "--role", self._role, "--settle", "0", "--lease", "120")
-        return (sys.executable, "-m", "pgleaderlock.cli", "exec", "-q", *store, *options, "--", *command)
+        return (sys.executable, "-m", "pgleaderlock.cli", "exec", *store, *(options or ("-q",)), "--", *command)
 
     def reading(self, *options: str) -> tuple[str, ...]:
         return self("sh", "-c", READS, options=options)
@@ -144,8 +144,10 @@ def test_a_job_that_is_stopped_ends_when_the_shell_kills_it(shell: Shell, wrappe
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_wrapper_whose_terminal_is_closed_ends(shell: Shell, wrapped: Wrapped, *, background: bool):
-    shell.run(*wrapped.reading(), background=background)
+@pytest.mark.parametrize("option", ["-q", "--json", "--restart"])
+def test_a_wrapper_whose_terminal_is_closed_ends(shell: Shell, wrapped: Wrapped, option: str, *, background: bool):
+    """Also one that has something to say, and nowhere to say it."""
+    shell.run(*wrapped.reading(option), background=background)
     shell.wait_for("Stopped" if background else "ready")
     pids = [member.pid for member in family.descendants(shell.pid)]
     shell.close_terminal()

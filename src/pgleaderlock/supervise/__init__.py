@@ -9,7 +9,7 @@ Three kinds of processes, each with what it is trusted for::
 **Who kills, whatever is broken.** The wrapper tells the guardian with each renewal until when it may be trusted. No
 news, because the wrapper is frozen or cut off: the guardian sends SIGTERM, and SIGKILL in time. The wrapper is dead:
 the guardian's end of their socket closes, and it kills at once. The guardian is frozen or dead: the wrapper, which
-expects an answer to each of its messages, kills the family and the guardian with it.
+expects an answer to each renewal, kills the family and the guardian with it, releases the lock and waits to lead again.
 
 **Nobody leaves the family.** The guardian is a subreaper (Linux): a grandchild that leaves the process group, forks
 twice and loses its parents becomes the guardian's own child. The wrapper is one as well, so that a dead guardian's
