@@ -377,10 +377,10 @@ async def test_what_the_command_leaves_behind_has_no_longer_than_the_command_had
         "import os, signal, time\n"
         "if os.fork() == 0:\n"
         f"    signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)\n"
-        "signal.signal(15, lambda *_: (time.sleep(0.2), os._exit(3)))\n"
+        "signal.signal(15, lambda *_: (time.sleep(1), os._exit(3)))\n"
         "while True: time.sleep(60)\n"
     )
-    stage = Stage(program, kill_after_s=1.0)
+    stage = Stage(program, kill_after_s=5.0)
     running = asyncio.create_task(stage.supervisor.run())
     await until(ready.exists)
     os.kill(os.getpid(), signal.SIGTERM)
