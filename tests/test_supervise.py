@@ -266,7 +266,7 @@ async def test_renewals_reach_the_guardian_and_are_answered():
 
 # --- A guardian that is slow, frozen or killed ---
 
-SOON = {"health_interval_s": 0.05}
+SOON = {"health_interval_s": 0.5}  # twice that is what a guardian on a busy machine has to answer in
 
 
 def renewing_backend() -> ScriptedBackend:
@@ -289,7 +289,7 @@ async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_pat
     program = (*stage.supervisor._job.command, *["x" * 50_000] * (length // 50_000))
     stage.supervisor._job = replace(stage.supervisor._job, command=program)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward._sent >= 5)
+    await until(lambda: stage.supervisor._ward is not None and stage.ward._sent >= 3)
     may_start.touch()
     assert await running == Ending(How.COMMAND, 7)
 
@@ -318,7 +318,7 @@ async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_l
     await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
     first = stage.ward
     os.kill(first.guardian, number)
-    await until(lambda: stage.said.count("leads") == 2 and stage.ward.group is not None)
+    await until(lambda: stage.said.count("leads") >= 2 and stage.ward.group is not None)
     assert first.ended.result().complaint is not None
     assert "release" in stage.backend.verbs
     assert stage.said[:3] == ["leads", "guardian_failed", "leads"]
