@@ -73,6 +73,10 @@ def roles(postgres: Postgres) -> Iterator[Roles]:
     made.drop()
 
 
+UNDISTURBED_S = 20.0
+"""A lease that a busy machine does not lose: for tests in which nothing must happen."""
+
+
 @contextlib.asynccontextmanager
 async def leading(dsn: str, schema: str, key: LockKey, **settings: Any) -> AsyncIterator[tuple[Node, RegistryReader]]:
     """A node that leads, and its registry as its own database role sees it."""
@@ -134,7 +138,7 @@ async def answer_of(dsn: str, schema: str, key: LockKey, **more: Any) -> tuple[s
 
 async def test_stranger_who_can_only_notify_deposes_nobody(postgres: Postgres, schema: str, key: LockKey, roles: Roles):
     stranger = roles.make("stranger")
-    async with leading(postgres.dsn, schema, key) as (one, reader):
+    async with leading(postgres.dsn, schema, key, lease_s=UNDISTURBED_S) as (one, reader):
         token = one.lock.token
         async with await psycopg.AsyncConnection.connect(stranger, autocommit=True) as connection:
             for number in range(50):
@@ -213,7 +217,7 @@ async def test_role_that_may_only_read_is_told_what_it_lacks(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):
     watcher = roles.make("watcher")
-    async with leading(postgres.dsn, schema, key) as (one, _):
+    async with leading(postgres.dsn, schema, key, lease_s=UNDISTURBED_S) as (one, _):
         roles.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO "{name_of(watcher)}"')
         roles.execute(f'GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO "{name_of(watcher)}"')
         words = ("step-down", "--dsn", watcher, "--schema", schema, "--role", "scheduler")
@@ -370,7 +374,7 @@ async def test_without_a_table_forged_notifications_depose_nobody(
 ):
     app = await granted_by_an_earlier_version(postgres, schema, roles)
     stranger = roles.make("stranger")
-    async with leading(app, schema, key) as (one, reader):
+    async with leading(app, schema, key, lease_s=UNDISTURBED_S) as (one, reader):
         token = one.lock.token
         async with await psycopg.AsyncConnection.connect(stranger, autocommit=True) as connection:
             for number in range(30):
@@ -420,7 +424,7 @@ async def test_member_that_may_not_end_the_leader_s_session_may_not_ask_either(
     member = roles.make("member", f'NOINHERIT IN ROLE "{name_of(app)}"')
     roles.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO "{name_of(member)}"')
     roles.execute(f'GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO "{name_of(member)}"')
-    async with leading(app, schema, key) as (one, _):
+    async with leading(app, schema, key, lease_s=UNDISTURBED_S) as (one, _):
         _, answer = await answer_of(member, schema, key)
         assert not answer.is_obeyed
         assert one.lock.is_leader
