@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgleaderlock.errors import LockError
+from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import RetryContext
-from pgleaderlock.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryCycle, RetryStrategy
+from pgleaderlock.retry import (
+    DecorrelatedJitter,
+    ExponentialBackoff,
+    FixedInterval,
+    RetryCycle,
+    RetryStrategy,
+    away_ceiling_s,
+)
 
 seconds = st.floats(min_value=1e-6, max_value=1e9)
 multipliers = st.floats(min_value=1.0, max_value=1e6)
@@ -370,6 +377,54 @@ def test_one_strategy_serves_two_cycles_without_mixing_them_up() -> None:
     assert fresh.next_delay_s() == 1.0
     busy.begin_attempt()
     assert busy.next_delay_s() == 16.0
+
+
+# --- While the store is away ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "ceiling_s"), [(0.5, 1.0), (3.0, 1.0), (6.0, 2.0), (15.0, 5.0), (60.0, 5.0), (None, 5.0)]
+)
+def test_while_the_store_is_away_it_is_asked_every_third_of_a_lease_between_one_and_five_seconds(
+    lease_s: float | None, ceiling_s: float
+) -> None:
+    assert away_ceiling_s(lease_s) == ceiling_s
+
+
+def failed(strategy: RetryStrategy, error: Exception | None) -> float | None:
+    cycle = RetryCycle(strategy, Clock(), away_ceiling_s=2.0)
+    cycle.begin_attempt()
+    cycle.fail_attempt(error)
+    return cycle.next_delay_s()
+
+
+def test_a_long_delay_is_cut_to_the_ceiling_and_spread_out_while_the_store_is_away() -> None:
+    delays = [failed(FixedInterval(30.0), ConnectionError("away")) for _ in range(50)]
+    assert all(delay_s is not None and 1.5 <= delay_s <= 2.0 for delay_s in delays)
+    assert len(set(delays)) > 10
+
+
+@pytest.mark.parametrize("error", [None, LockError("not ours to take"), OSError("not of this library")])
+def test_a_long_delay_stays_what_it_is_when_the_store_answered(error: Exception | None) -> None:
+    assert failed(FixedInterval(30.0), error) == 30.0
+
+
+def test_a_short_delay_stays_what_it_is_while_the_store_is_away() -> None:
+    assert failed(FixedInterval(0.3), ConnectionError("away")) == 0.3
+
+
+def test_a_strategy_that_gives_up_gives_up_while_the_store_is_away() -> None:
+    assert failed(Noting(None), ConnectionError("away")) is None
+
+
+def test_a_strategy_is_told_its_own_last_delay_and_not_the_one_that_was_waited() -> None:
+    strategy = Noting(30.0, 60.0)
+    cycle = RetryCycle(strategy, Clock(), away_ceiling_s=2.0)
+    for _ in range(2):
+        cycle.begin_attempt()
+        cycle.fail_attempt(ConnectionError("away"))
+        cycle.next_delay_s()
+    assert [asked.previous_delay_s for asked in strategy.asked] == [None, 30.0]
 
 
 @properties

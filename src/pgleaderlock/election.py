@@ -52,7 +52,7 @@ from pgleaderlock.gate import Gate
 from pgleaderlock.gated import Gated
 from pgleaderlock.hard_fence import HardFence
 from pgleaderlock.models import Callback, Event, EventKind, Grant, LockState
-from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy
+from pgleaderlock.retry import ExponentialBackoff, RetryCycle, RetryStrategy, away_ceiling_s
 from pgleaderlock.stream import CALLBACK_FAILED, EventStream
 
 __all__ = ["Election"]
@@ -100,7 +100,7 @@ class Election(Gated):
         self._shutdown_event = shutdown_event
         self._clock = clock
         self._hard_fence = HardFence(clock) if check_flag("hard_fence", hard_fence) else None
-        self._cycle = RetryCycle(self._strategy, clock)
+        self._new_cycle()
         self._grant: Grant | None = None
         self._running: Run | None = None
         self._left_open = False  # a run ended without closing the backend; the next one does it first
@@ -515,7 +515,8 @@ class Election(Gated):
             await self._hear_out(run, or_until=or_until, timeout_s=timeout_s)
 
     def _new_cycle(self, *, after_release: bool = False) -> None:
-        self._cycle = RetryCycle(self._strategy, self._clock)
+        ceiling_s = away_ceiling_s(self._backend.lease_s)
+        self._cycle = RetryCycle(self._strategy, self._clock, away_ceiling_s=ceiling_s)
         if after_release:  # a step-down is meant for the others: let them try before we try again
             self._cycle.begin_attempt()
             self._cycle.fail_attempt()

@@ -4,18 +4,41 @@ A strategy is asked after each failed attempt and answers with a delay, or with 
 election. Strategies are stateless: everything they may remember comes in with the :class:`RetryContext`, so one
 instance can be shared by any number of locks and the same question always gets the same answer (but for the jitter,
 whose randomness can be passed in).
+
+A strategy decides how often a *held* lock is asked for. While the *store* is away, no candidate can lead, and a delay
+that has grown to half a minute would be added to every outage. So as long as the last attempt ended in a
+ConnectionError, :class:`RetryCycle` waits no longer than a third of a lease, between 1 and 5 seconds
+(:func:`away_ceiling_s`), and not in step with other candidates. A strategy that gives up still gives up.
 """
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from pgleaderlock._checks import check_number, check_seconds
 from pgleaderlock.clock import Clock
-from pgleaderlock.errors import LockError
+from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import RetryContext
 
-__all__ = ["DecorrelatedJitter", "ExponentialBackoff", "FixedInterval", "RetryCycle", "RetryStrategy"]
+__all__ = [
+    "DecorrelatedJitter",
+    "ExponentialBackoff",
+    "FixedInterval",
+    "RetryCycle",
+    "RetryStrategy",
+    "away_ceiling_s",
+]
+
+_AWAY_SHARE = 1 / 3
+_AWAY_LEAST_S, _AWAY_MOST_S = 1.0, 5.0
+_AWAY_JITTER = 0.25
+"""By how much of itself a delay is shortened at random, so that candidates do not come back all at once."""
+
+
+def away_ceiling_s(lease_s: float | None) -> float:
+    """Return the longest delay between two attempts while the store is away; None is a store without a lease."""
+    return _AWAY_MOST_S if lease_s is None else min(_AWAY_MOST_S, max(_AWAY_LEAST_S, lease_s * _AWAY_SHARE))
 
 
 @runtime_checkable
@@ -97,11 +120,13 @@ class RetryCycle:
     """The attempts since the last success, and what the strategy makes of them.
 
     The memory that strategies do not have. A new cycle begins with each start, each term and each reconnection.
+    ``away_ceiling_s`` bounds the delay after a ConnectionError; without it the strategy decides alone.
     """
 
-    def __init__(self, strategy: RetryStrategy, clock: Clock) -> None:
+    def __init__(self, strategy: RetryStrategy, clock: Clock, *, away_ceiling_s: float = math.inf) -> None:
         self._strategy = strategy
         self._clock = clock
+        self._away_ceiling_s = away_ceiling_s
         self._began_at: float | None = None
         self._failed = False
         self._previous_delay_s: float | None = None
@@ -132,8 +157,10 @@ class RetryCycle:
         if not self._failed:
             return 0.0
         context = RetryContext(self.attempt, self.elapsed_s, self.last_error, self._previous_delay_s)
-        self._previous_delay_s = self._checked(self._strategy.next_delay_s(context))
-        return self._previous_delay_s
+        self._previous_delay_s = delay_s = self._checked(self._strategy.next_delay_s(context))
+        if delay_s is None or delay_s <= self._away_ceiling_s or not isinstance(self.last_error, ConnectionError):
+            return delay_s
+        return self._away_ceiling_s * random.uniform(1 - _AWAY_JITTER, 1)  # noqa: S311 - spreads out candidates
 
     def _checked(self, delay_s: float | None) -> float | None:
         """Refuse an answer that cannot be waited for: NaN would spin, infinity would never try again."""
