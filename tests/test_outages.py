@@ -5,9 +5,15 @@ with one that is slower still. Two kinds of outage: the network swallows everyth
 time-outs), and the server itself is gone (requests fail at once).
 """
 
+import asyncio
+
 import pytest
 
-from pgleaderlock import ExponentialBackoff, FixedInterval, RetryStrategy
+from pgleaderlock import Election, ExponentialBackoff, FixedInterval, LeaderLock, RetryStrategy
+from pgleaderlock.backends.lease_rows import LeaseRowStore
+from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock.embedded import Server
+from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
 from pgleaderlock.testing.simulation.weather import CALM
 
@@ -125,3 +131,34 @@ def test_after_a_restart_of_postgresql_a_leader_comes_with_the_end_of_the_quiet_
                 assert 0.9 * LEASE_S <= took_s <= LEASE_S + SOON_S, f"seed {seed}"
             finally:
                 outage.simulation.end()
+
+
+# --- A real server ----------------------------------------------------------------------------------------------------
+
+SLOW_S = 60.0
+"""What the retry strategy asks for; the bound of these tests is far below it and far above what is expected."""
+BOUND_S = 25.0
+
+
+def on_session(dsn: str, key: LockKey) -> Election:
+    interval_s = LEASE_S / 3
+    return LeaderLock(
+        dsn, *key.numbers, lease_s=LEASE_S, health_interval_s=interval_s, retry_strategy=FixedInterval(SLOW_S)
+    )
+
+
+def on_row(dsn: str, key: LockKey) -> Election:
+    store = LeaseRowStore(dsn, f"job-{key.numbers[1]}", lease_s=LEASE_S)
+    backend = RecordBackend(store, lease_s=LEASE_S)
+    return Election(backend, health_interval_s=LEASE_S / 3, retry_strategy=FixedInterval(SLOW_S))
+
+
+@pytest.mark.parametrize("make", [on_session, on_row])
+async def test_a_leader_is_back_soon_after_a_real_server_was_stopped_for_5_s(own_server: Server, key: LockKey, make):
+    async with make(own_server.tcp_dsn, key) as election:
+        assert await election.wait_for_leadership(BOUND_S)
+        await asyncio.to_thread(own_server.stop)
+        await asyncio.sleep(5)
+        assert not election.is_leader
+        await asyncio.to_thread(own_server.start)
+        assert await election.wait_for_leadership(BOUND_S)
