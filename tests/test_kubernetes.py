@@ -343,11 +343,12 @@ async def test_of_many_contenders_for_a_new_or_a_free_lease_one_wins(server: Fak
 # --- Rule 5: while leading -----------------------------------------------------------------------------------------
 
 
-async def test_a_leader_renews_with_a_put_and_nothing_else(server: FakeKubernetes) -> None:
+async def test_a_leader_renews_with_a_put_and_nothing_else_beside_one_stream(server: FakeKubernetes) -> None:
     async with running(contender(server), health_interval_s=0.1) as (leader, _):
         await leader.wait_for_leadership(5)
+        await until(lambda: "watch" in server.asked, 5)
         server.asked.clear()
-        await until(lambda: len(server.asked) >= 3, 5)
+        await until(lambda: len(server.asked) >= 5, 5)
         assert set(server.asked) == {"update"}
 
 
@@ -398,7 +399,7 @@ async def test_a_renewal_whose_answer_was_lost_is_recognised(server: FakeKuberne
     server.lose_answers(1)
     renewed = await backend.renew(grant)
     assert renewed.token == grant.token
-    assert server.asked[-4:] == ["update", "update", "get", "update"]
+    assert [verb for verb in server.asked if verb != "watch"][-4:] == ["update", "update", "get", "update"]
     await closed(backend)
 
 
@@ -455,7 +456,7 @@ async def handover_s(server: FakeKubernetes) -> float:
 
 async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
     assert await handover_s(server) < 1.0  # a poll would take 1.6 s at least
-    assert server.asked.count("watch") == 1  # one stream, kept through the renewal
+    assert server.asked.count("watch") == 2  # one stream each, kept through the renewal
     assert server.asked.count("get") == 2  # one look by each at the beginning: the stream tells the rest
 
 
@@ -482,7 +483,7 @@ async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
     with caplog.at_level(logging.WARNING, "pgleaderlock"):
         seen = None
         if verb == "watch":
-            await contender(server, "leader").try_acquire()
+            await contender(server, "leader", lease_s=30).try_acquire()
             seen = await store.read()
         began = time.monotonic()
         await store.changed(seen, 10)
@@ -554,7 +555,7 @@ async def test_a_dead_stream_is_given_up_after_a_wait_without_what_was_seen(serv
 
 
 async def test_a_stream_that_breaks_is_a_poll_and_is_opened_again(server: FakeKubernetes) -> None:
-    await contender(server, "leader").try_acquire()
+    await contender(server, "leader", lease_s=30).try_acquire()
     store = LeaseStore(client_of(server), "default", "job")
     seen = await store.read()
     waiting = asyncio.ensure_future(store.changed(seen, 30))
@@ -566,6 +567,164 @@ async def test_a_stream_that_breaks_is_a_poll_and_is_opened_again(server: FakeKu
     edit(server, holderIdentity="second")
     await asyncio.wait_for(store.changed(seen, 30), 2)
     await store.close()
+
+
+# --- A leader watches its own Lease --------------------------------------------------------------------------------
+
+
+def replace_lease(server: FakeKubernetes) -> None:
+    """Delete the Lease and make it anew for another, as a person may."""
+    server.api.delete("default", "job")
+    server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": "other"}})
+    server.touch()
+
+
+def delete_lease(server: FakeKubernetes) -> None:
+    server.api.delete("default", "job")
+    server.touch()
+
+
+BY_HAND = {
+    "emptied": lambda server: edit(server, holderIdentity=""),
+    "taken": lambda server: edit(server, holderIdentity="other", leaseTransitions=1),
+    "in another term": lambda server: edit(server, leaseTransitions=7),
+    "deleted": delete_lease,
+    "made anew": replace_lease,
+}
+
+
+@pytest.mark.parametrize("change", BY_HAND.values(), ids=BY_HAND.keys())
+async def test_a_leader_whose_lease_is_changed_by_hand_stops_long_before_its_next_renewal(
+    server: FakeKubernetes, change: Any
+) -> None:
+    """The next renewal is due after 10 s."""
+    backend = contender(server, "leader", lease_s=30)
+    settings = {"health_interval_s": 10.0, "retry_strategy": FixedInterval(60)}
+    async with running(backend, **settings) as (leader, heard):
+        await leader.wait_for_leadership(5)
+        await until(lambda: "watch" in server.asked, 5)
+        change(server)
+        await until(lambda: not leader.is_leader, 4)
+        await until(lambda: "on_lost" in heard.words, 4)
+        lost = next(event for event in heard.events if event.kind is EventKind.LOST)
+        assert lost.loss is LossCause.HELD_BY_ANOTHER
+
+
+async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server: FakeKubernetes) -> None:
+    class Slow(Forwarding):
+        """Answers no PUT."""
+
+        async def replace(self, namespace: str, name: str, lease: LeaseObject) -> LeaseObject:
+            server.asked.append("hanging")
+            await asyncio.get_running_loop().create_future()
+            raise NotImplementedError
+
+    backend = contender(server, "leader", lease_s=30, client=Slow(client_of(server)))
+    async with running(backend, health_interval_s=0.5, retry_strategy=FixedInterval(60)) as (leader, _):
+        await leader.wait_for_leadership(5)
+        await until(lambda: "hanging" in server.asked, 5)
+        edit(server, holderIdentity="other", leaseTransitions=1)
+        await until(lambda: not leader.is_leader, 4)
+
+
+async def test_a_leader_keeps_its_lease_when_somebody_else_only_labels_it(server: FakeKubernetes) -> None:
+    async with running(contender(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
+        await leader.wait_for_leadership(5)
+        await until(lambda: "watch" in server.asked, 5)
+        for number in range(3):
+            lease = server.api.get("default", "job")
+            labels = {"number": str(number)}
+            server.api.replace("default", "job", {**lease, "metadata": {**lease["metadata"], "labels": labels}})
+            server.touch()
+        await until(lambda: len(heard.renewals) > 2, 10)
+        assert leader.is_leader
+    assert "on_lost" not in heard.words
+
+
+async def test_a_leader_that_may_not_watch_leads_all_the_same_and_says_once_what_is_missing(
+    server: FakeKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.forbidden = {"watch"}
+    with caplog.at_level(logging.WARNING, "pgleaderlock"):
+        async with running(contender(server, lease_s=3), health_interval_s=0.2) as (leader, heard):
+            await leader.wait_for_leadership(5)
+            await until(lambda: len(heard.renewals) > 5, 10)
+            assert leader.is_leader
+            edit(server, holderIdentity="")
+            await until(lambda: "on_lost" in heard.words, 10)  # the next renewal finds out
+    assert caplog.text.count("watch_forbidden") == 1
+
+
+async def test_a_leaders_stream_that_fell_silent_is_replaced_after_two_renewals(server: FakeKubernetes) -> None:
+    async with running(contender(server, lease_s=30), health_interval_s=0.2) as (leader, heard):
+        await leader.wait_for_leadership(5)
+        await until(lambda: server.asked.count("watch") == 1, 5)
+        touch, server.touch = server.touch, lambda: None  # type: ignore[method-assign]
+        await until(lambda: server.asked.count("watch") > 1, 10)
+        server.touch = touch  # type: ignore[method-assign]
+        assert leader.is_leader
+    assert "on_lost" not in heard.words
+
+
+# --- What somebody else wrote into the Lease -------------------------------------------------------------------------
+
+LAST_TERM = 2**31 - 1
+
+
+async def test_after_the_last_term_a_candidate_says_what_to_do_and_goes_on_when_it_is_done(
+    server: FakeKubernetes,
+) -> None:
+    await contender(server, "first").try_acquire()
+    edit(server, holderIdentity="", leaseTransitions=LAST_TERM)
+    async with running(contender(server, "me")) as (election, heard):
+        await until(lambda: bool(heard.errors), 5)
+        assert isinstance(heard.errors[0], LockError)
+        assert "lease default/job can have no term after 2147483647" in str(heard.errors[0])
+        advice = """kubectl -n default patch lease job --type=merge -p '{"spec":{"leaseTransitions":...}}'"""
+        assert advice in str(heard.errors[0])
+        edit(server, leaseTransitions=41)
+        await until(lambda: election.is_leader, 5)
+        assert election.token == 42
+
+
+async def test_a_leader_may_have_the_last_term_and_renews_it(server: FakeKubernetes) -> None:
+    await contender(server, "first").try_acquire()
+    edit(server, holderIdentity="", leaseTransitions=LAST_TERM - 1)
+    backend = contender(server, "me")
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert (await backend.renew(grant)).token == LAST_TERM
+    await backend.release(grant)
+    with pytest.raises(LockError, match="can have no term after"):
+        await backend.try_acquire()
+    await closed(backend)
+
+
+async def test_a_lease_that_lasts_for_decades_is_reported_and_goes_to_us_once_it_is_emptied(
+    server: FakeKubernetes,
+) -> None:
+    await contender(server, "first").try_acquire()
+    edit(server, holderIdentity="gone", leaseDurationSeconds=LAST_TERM)
+    async with running(contender(server, "me")) as (election, heard):
+        await until(lambda: bool(heard.errors), 5)
+        assert isinstance(heard.errors[0], LockError)
+        assert "namespace=default lease=job is held by gone for 2147483647 s" in str(heard.errors[0])
+        advice = """kubectl -n default patch lease job --type=merge -p '{"spec":{"holderIdentity":""}}'"""
+        assert advice in str(heard.errors[0])
+        assert not election.is_leader
+        edit(server, holderIdentity="")
+        await until(lambda: election.is_leader, 5)
+
+
+async def test_a_lease_that_lasts_for_decades_is_waited_out_for_one_of_ours_once_it_is_deleted(
+    server: FakeKubernetes,
+) -> None:
+    await contender(server, "first").try_acquire()
+    edit(server, holderIdentity="gone", leaseDurationSeconds=LAST_TERM)
+    async with running(contender(server, "me", lease_s=1)) as (election, heard):
+        await until(lambda: bool(heard.errors), 5)
+        delete_lease(server)
+        await until(lambda: election.is_leader, 10)
 
 
 # --- Rule 7: coordinated election ----------------------------------------------------------------------------------
@@ -772,6 +931,33 @@ async def test_an_answer_that_is_no_lease_is_not_acted_upon(server: FakeKubernet
     await closed(backend)
 
 
+WHOLE = '{"metadata": {"uid": "u", "labels": {"ä": "b"}}, "spec": {"holderIdentity": "me", "leaseTransitions": true}}'
+
+
+async def test_an_answer_that_breaks_off_is_called_that_wherever_it_does(server: FakeKubernetes) -> None:
+    backend = contender(server)
+    for length in range(1, len(WHOLE)):
+        server.answer_next(200, WHOLE[:length])
+        with pytest.raises(
+            ConnectionError, match=r"lease default/job: the answer breaks off after \d+ bytes"
+        ) as caught:
+            await backend.try_acquire()
+        assert caught.value.cause is LossCause.CONNECTION_LOST
+    await closed(backend)
+
+
+async def test_a_connection_that_ends_in_the_middle_of_an_answer_is_called_that(server: FakeKubernetes) -> None:
+    await contender(server, "first").try_acquire()
+    server.break_off_next()
+    backend = contender(server)
+    with pytest.raises(ConnectionError, match=r"ended the connection before its answer was complete"):
+        await backend.try_acquire()
+    server.lose_answers(1)
+    with pytest.raises(ConnectionError, match=r"ended the connection before its answer was complete"):
+        await backend.try_acquire()
+    await closed(backend)
+
+
 @pytest.mark.parametrize(
     ("events", "said"),
     [
@@ -792,6 +978,33 @@ async def test_a_watch_that_says_nonsense_is_a_poll(
 
 
 LEASE = {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": {"holderIdentity": "x"}}
+
+
+class Forwarding(LeaseClient):
+    """A client that passes everything on to another; tests override what is to go wrong."""
+
+    def __init__(self, inner: LeaseClient) -> None:
+        self.inner = inner
+
+    async def get(self, namespace: str, name: str) -> LeaseObject:
+        return await self.inner.get(namespace, name)
+
+    async def create(self, namespace: str, lease: LeaseObject) -> LeaseObject:
+        return await self.inner.create(namespace, lease)
+
+    async def replace(self, namespace: str, name: str, lease: LeaseObject) -> LeaseObject:
+        return await self.inner.replace(namespace, name, lease)
+
+    async def list(self, namespace: str, name: str) -> LeaseObject:
+        return await self.inner.list(namespace, name)
+
+    async def watch(self, namespace: str, name: str, resource_version: str) -> AsyncGenerator[LeaseObject, None]:
+        async with contextlib.aclosing(self.inner.watch(namespace, name, resource_version)) as events:
+            async for event in events:
+                yield event
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 class Canned(LeaseClient):

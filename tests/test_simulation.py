@@ -75,7 +75,7 @@ def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes(
 
 def test_a_leader_that_an_api_server_answered_with_errors_knows_why_it_lost():
     """Found by this simulation: whatever the API server answered, the loss was one without a cause."""
-    report = simulate(28, weather="squalls", store="kubernetes", hours=0.05)
+    report = simulate(30, weather="squalls", store="kubernetes", hours=0.05)
     assert report.losses["refused"] > 0
 
 

@@ -2,12 +2,19 @@
 
 A record is over when *we* have not seen it change for as long as the record itself says, on our own clock. One that was
 there and is gone was deleted by somebody: its holder may still believe, so it is waited out like any other.
+
+A record may say that it lasts for decades. It is not taken over before that, because its holder may be alive; but it is
+:attr:`Sighting.endless`, which a candidate reports instead of waiting in silence. Once it is deleted, our own lease is
+all that is waited for.
 """
 
 import math
 from dataclasses import dataclass
 
 __all__ = ["Record", "Sighting"]
+
+_LONGEST_LEASE_S = 24 * 3600.0
+"""No elector that runs goes without a renewal for a day; unless our own lease is as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,19 @@ class Sighting:
         # A number that makes no sense was not written by any of us: then our own lease is all that we have. Of whoever
         # held a record that is gone we may have seen nothing: then it is all that we have to go by too.
         lease_s = self._seen.lease_s if 0 < self._seen.lease_s < math.inf else self._lease_s
-        return self._seen_at + (max(lease_s, self._lease_s) if self._is_gone else lease_s)
+        if self._is_gone:
+            lease_s = self._lease_s if lease_s > self._longest_s else max(lease_s, self._lease_s)
+        return self._seen_at + lease_s
+
+    @property
+    def endless(self) -> Record | None:
+        """The record as it was last seen, if its holder wrote a lease that no candidate lives to see the end of."""
+        seen = self.current
+        return seen if seen is not None and seen.holder and self._longest_s < seen.lease_s < math.inf else None
+
+    @property
+    def _longest_s(self) -> float:
+        return max(_LONGEST_LEASE_S, self._lease_s)
 
     def is_free(self, now: float) -> bool:
         """Whether nobody can believe any more in what was last seen."""

@@ -27,9 +27,9 @@ import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pgleaderlock._checks import check_seconds, quoted, shown
 from pgleaderlock._logging import get_logger
@@ -38,7 +38,7 @@ from pgleaderlock.backends._patience import renew_patiently
 from pgleaderlock.backends.base import Backend, leased_grant
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
-from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
+from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
 
 __all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "check_identity", "default_identity"]
@@ -118,6 +118,25 @@ class RecordStore(ABC):
         """Return the descriptors of which a copy keeps :meth:`is_abandoned` False, as a Backend's does."""
         return ()
 
+    @property
+    def last_token(self) -> float:
+        """The greatest token that can be written; :meth:`write` refuses a greater one with a LockError."""
+        return math.inf
+
+    @property
+    def freeing(self) -> str:
+        """How a person frees the record of a holder that is gone, as a command; empty where there is none to give."""
+        return ""
+
+    async def overwritten(self, held: Record) -> Record | None:  # noqa: ARG002 - for those that can
+        """Return when the store shows by itself that the record is no longer the one that we hold: what it is now.
+
+        None means that it must be looked at. A store that shows nothing never returns, and does not raise. May be
+        cancelled, and asked again.
+        """
+        await asyncio.get_running_loop().create_future()
+        raise NotImplementedError  # that future has no result
+
     async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:  # noqa: ARG002 - for those that can
         """Return when the record may differ from the one that was seen, at the latest after ``timeout_s``.
 
@@ -179,9 +198,10 @@ class RecordBackend(Backend):
         record = await self._look() if self._ready is None else self._ready
         self._ready = None  # whatever becomes of this attempt
         if not self._may_take(record):
+            self._check_end(record)
             return None
         sent = self._clock()
-        token = self._sighting.highest + 1
+        token = self._next_token(record)
         self._attempted.add(token)
         claim = Claim(self._identity, token, self._lease_s, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
@@ -200,7 +220,39 @@ class RecordBackend(Backend):
             is_ours = await self._write_again(grant, self._identity)
             return leased_grant(grant.token, sent, self._lease_s) if is_ours else None
 
-        return await renew_patiently(renew_once, grant, self._lease_s, self._clock, self._logger)
+        return await self._unless_taken(renew_patiently(renew_once, grant, self._lease_s, self._clock, self._logger))
+
+    async def lost(self) -> PgLeaderLockError | None:
+        """Return as soon as the store shows that another holds the record, or none; None when it is to be looked at."""
+        seen = self._held
+        try:
+            while seen is not None and (record := await self._store.overwritten(seen)) is not None:
+                if not self._is_ours(record, seen.token):
+                    self._held = None
+                    return self._over(seen.token, f"is {_described(record)}")
+                seen = record
+        except Exception as error:  # noqa: BLE001 - watching only makes the loss known sooner: a renewal finds it too
+            self._logger.warning("watch_failed", error=error)
+            seen = None
+        if seen is None:
+            return await super().lost()
+        return None
+
+    async def _unless_taken(self, renewal: Coroutine[Any, Any, Grant]) -> Grant:
+        """Renew, unless the store shows meanwhile that our term is over: an answer may be long in coming."""
+        loop = asyncio.get_running_loop()
+        renewing, losing = tasks = loop.create_task(renewal), loop.create_task(self.lost())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not renewing.done() and (error := losing.result()) is not None:
+                raise error
+            return await renewing
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                _ = task.cancelled() or task.exception()  # retrieved, so that asyncio does not report it as forgotten
 
     async def release(self, grant: Grant) -> None:
         """Write an empty name. Whatever keeps us from it, :meth:`close` tries once more."""
@@ -296,7 +348,7 @@ class RecordBackend(Backend):
 
     def _check_process(self, grant: Grant) -> None:
         if self._pid != os.getpid():
-            raise self._over(grant, "is held by our parent, if at all")
+            raise self._over(grant.token, "is held by our parent, if at all")
 
     def _may_take(self, record: Record | None) -> bool:
         if self._sighting.is_free(self._clock()):
@@ -304,11 +356,32 @@ class RecordBackend(Backend):
         is_ours = record is not None and record.holder == self._identity and record.token in self._attempted
         return is_ours or (record is not None and self._store.is_abandoned(record))
 
+    def _next_token(self, record: Record | None) -> int:
+        """Return the number of the next term; from the record where what was once seen there leaves none to follow."""
+        if self._sighting.highest >= self._store.last_token:
+            self._sighting.highest = -1 if record is None else record.token
+        return self._sighting.highest + 1
+
+    def _check_end(self, record: Record | None) -> None:
+        """Report a record that is held for so long that waiting for its end in silence would be a failure."""
+        endless = self._sighting.endless
+        if record is None or endless is None or record.holder == self._identity:
+            return
+        by_hand = f": {self._store.freeing}" if self._store.freeing else ""
+        raise LockError(
+            f"the lease of {self._labels_text()} is held by {shown(endless.holder)} for {endless.lease_s:.0f} s after "
+            "each renewal: no other candidate can lead before that. If that holder does not run any more, empty the "
+            f"name of the holder by hand{by_hand}"
+        )
+
+    def _is_ours(self, record: Record, token: int | None) -> bool:
+        return record.holder == self._identity and record.token == token
+
     async def _write_again(self, grant: Grant, holder: str) -> bool:
         """Replace what we wrote last. False when it was touched and is still ours: then try once more."""
         assert grant.token is not None  # noqa: S101 - every grant of ours has one
         if grant.token < self._sighting.highest:
-            raise self._over(grant, f"was taken anew, in term {self._sighting.highest}")
+            raise self._over(grant.token, f"was taken anew, in term {self._sighting.highest}")
         claim = Claim(holder, grant.token, self._lease_s, is_new_term=False)
         if self._held is not None:
             written = await self._bounded(self._store.write(claim, self._held))
@@ -316,16 +389,15 @@ class RecordBackend(Backend):
                 self._held = written
                 return True
         record = await self._bounded(self._store.read())
-        if record is None or record.holder != self._identity or record.token != grant.token:
+        if record is None or not self._is_ours(record, grant.token):
             self._held = None
-            now = "gone" if record is None else f"held by {shown(record.holder) or 'nobody'} in term {record.token}"
-            raise self._over(grant, f"is {now}")
+            raise self._over(grant.token, f"is {_described(record)}")
         self._held = record
         return False
 
-    def _over(self, grant: Grant, what_happened: str) -> LeadershipLost:
+    def _over(self, token: int | None, what_happened: str) -> LeadershipLost:
         return LeadershipLost(
-            f"the lease of {self._labels_text()} {what_happened}: our term {grant.token} is over",
+            f"the lease of {self._labels_text()} {what_happened}: our term {token} is over",
             cause=LossCause.HELD_BY_ANOTHER,
         )
 
@@ -344,3 +416,7 @@ class RecordBackend(Backend):
 
     def _labels_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.labels.items())
+
+
+def _described(record: Record | None) -> str:
+    return "gone" if record is None else f"held by {shown(record.holder) or 'nobody'} in term {record.token}"

@@ -43,6 +43,7 @@ class FakeKubernetes:
         """The verb of every request that was read."""
         self._answers: deque[bytes] = deque()
         self._lost_answers = 0
+        self._breaks_off = False
         self._tls = tls
         self._port = 0
         self._server: asyncio.Server | None = None
@@ -123,6 +124,10 @@ class FakeKubernetes:
         """Do what the next requests ask, and end their connections instead of answering."""
         self._lost_answers = times
 
+    def break_off_next(self) -> None:
+        """Do what the next request asks, and end its connection in the middle of the answer."""
+        self._breaks_off = True
+
     def touch(self) -> None:
         """Wake the watches, after ``api`` was changed from outside."""
         self._changed.set()
@@ -164,9 +169,13 @@ class FakeKubernetes:
             self._lost_answers -= 1
             return False
         body = json.dumps(content).encode()
-        writer.write(head(status, len(body)) + body)
+        breaks_off, self._breaks_off = self._breaks_off, False
+        writer.write(head(status, len(body)) + (body[: len(body) // 2] if breaks_off else body))
         await writer.drain()
-        return True
+        if breaks_off:
+            writer.close()  # abort() would take back what was sent
+            await writer.wait_closed()
+        return not breaks_off
 
     def _check_access(self, request: Request) -> None:
         if self.tokens and request.token not in self.tokens:

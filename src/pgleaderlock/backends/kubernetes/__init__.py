@@ -134,8 +134,12 @@ def _parse_url(url: str) -> tuple[str | None, str]:
 
 
 def default_request_timeout_s(lease_s: float) -> float:
-    """Return how long one request may take: a renewal that got no answer is tried again while there is time."""
-    return min(5.0, max(0.5, lease_s / 6))
+    """Return how long one request may take: a renewal that got no answer is tried again while there is time.
+
+    A renewal is sent after a third of the lease, and leadership is declared lost after two thirds. A quarter leaves
+    room for an API server that is slow and for a second try on a new connection.
+    """
+    return min(5.0, max(0.5, lease_s / 4))
 
 
 def _http_client(cluster: Cluster, lease_s: float, request_timeout_s: float) -> LeaseClient:

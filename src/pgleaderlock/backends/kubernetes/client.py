@@ -215,8 +215,9 @@ class HttpLeaseClient:
 
     def _unreachable(self, ask: _Ask, error: Exception) -> ConnectionError:
         what = self._scrubbed(str(error).encode("utf-8", "replace")).decode() or type(error).__name__
+        happened = "ended the connection before its answer was complete" if _is_cut_off(error) else "cannot be reached"
         return ConnectionError(
-            f"cannot {ask}: the API server {self._cluster.server} cannot be reached ({what})",
+            f"cannot {ask}: the API server {self._cluster.server} {happened} ({what})",
             cause=LossCause.CONNECTION_LOST,
         )
 
@@ -260,11 +261,31 @@ def _endless(ask: _Ask) -> ConnectionError:
     )
 
 
-def _decode(ask: _Ask, body: bytes | str) -> LeaseObject:
+def _is_cut_off(error: Exception) -> bool:
+    """Whether the server was reached, and the connection ended before the answer did."""
+    return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+
+
+def _is_cut_short(body: bytes, error: ValueError) -> bool:
+    """Whether this is the beginning of a JSON object: where it ends, more was expected."""
+    text = body.strip()
+    at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc.rstrip())
+    return text.startswith(b"{") and (at_end or not text.endswith(b"}"))
+
+
+def _decode(ask: _Ask, body: bytes) -> LeaseObject:
+    content = None
     try:
         content = json.loads(body)
-    except (ValueError, RecursionError):
-        content = None
+    except ValueError as error:
+        if _is_cut_short(body, error):
+            raise ConnectionError(
+                f"cannot {ask}: the answer breaks off after {len(body)} bytes, in the middle of a JSON object: the API "
+                "server, or a proxy before it, did not send it to its end",
+                cause=LossCause.CONNECTION_LOST,
+            ) from None
+    except RecursionError:
+        pass
     if not isinstance(content, dict):
         raise ConnectionError(
             f"cannot {ask}: the answer is not a JSON object, so something other than the API server gave it"

@@ -9,7 +9,11 @@ What is decided here, and why:
 - **A Lease with a strategy belongs to Kubernetes' own coordinated election**, which chooses among candidates that
   registered with it. We are none of them and do not take it. When such an election begins while we hold the Lease, it
   names a preferred holder, and we step down.
-- **Waiting watches.** Where that is forbidden (it needs ``list`` and ``watch``), waiting polls, and says so once.
+- **Waiting watches, and leading too.** A leader sees at once that its Lease was emptied, taken or deleted by hand.
+  Where watching is forbidden (it needs ``list`` and ``watch``), followers poll, which is said once, and a leader learns
+  of such a change only at its next renewal: for so long there may be two leaders.
+- **No term follows the last number.** leaseTransitions is an int32; at its maximum the election stops with an error
+  that says how to go on, and does so once an operator has written a smaller one.
 """
 
 import asyncio
@@ -36,7 +40,8 @@ from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
 
 __all__ = ["LeaseStore"]
 
-_POLL_S = 2.0
+_POLL_S, _SHORTEST_POLL_S = 2.0, 0.5
+_POLLS_PER_LEASE = 6
 _FORBIDDEN_FOR_S = 300.0
 _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -106,6 +111,20 @@ class LeaseStore(RecordStore):
             "does not exist)"
         )
 
+    @property
+    def last_token(self) -> int:
+        """As the API has it: an int32."""
+        return _LAST_TERM
+
+    @property
+    def freeing(self) -> str:
+        """How a person empties the holder."""
+        return self._patch("holderIdentity", '""')
+
+    def _patch(self, field: str, value: str) -> str:
+        patch = f'{{"spec":{{"{field}":{value}}}}}'
+        return f"kubectl -n {self._namespace} patch lease {self._name} --type=merge -p '{patch}'"
+
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
         """POST the first Lease, or PUT the one that was read."""
         if claim.lease_s < 1 or claim.lease_s != int(claim.lease_s):
@@ -114,8 +133,9 @@ class LeaseStore(RecordStore):
             )
         if claim.token > _LAST_TERM:
             raise LockError(
-                f"lease {self._namespace}/{self._name} can have no term after {_LAST_TERM}: somebody wrote that number "
-                "into its leaseTransitions. Put back what it was, or use another lease name"
+                f"lease {self._namespace}/{self._name} can have no term after {_LAST_TERM}, which is in its "
+                f"leaseTransitions: no candidate can lead. Write the number of the last term that was led, with "
+                f"{self._patch('leaseTransitions', '...')}, or use another lease name"
             )
         try:
             lease = await self._send(claim, replacing)
@@ -124,8 +144,6 @@ class LeaseStore(RecordStore):
                 return None
             raise
         self._held_as = claim.holder or None
-        if claim.holder:
-            self._watch.stop()  # a leader has nothing to wait for
         return self._record(lease)
 
     async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
@@ -136,13 +154,25 @@ class LeaseStore(RecordStore):
             try:
                 told = await self._watch.wait_for_change(None if seen is None else _version(seen), timeout_s)
             except ConnectionError as error:
-                self._note_failed_watch(error)
+                self._note_failed_watch(error, seen)
             else:
                 return None if told is None else self._decidable(told.lease)
-        await asyncio.sleep(min(max(0.0, deadline - clock()), _poll_pause_s()))
+        await asyncio.sleep(min(max(0.0, deadline - clock()), _poll_pause_s(seen)))
         return None
 
-    def _note_failed_watch(self, error: ConnectionError) -> None:
+    async def overwritten(self, held: Record) -> Record | None:
+        """Watch the Lease that we hold. Where watching fails, it is tried again; where it is forbidden, much later."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            if clock() >= self._polls_until:
+                try:
+                    if await self._watch.wait_for_loss(_version(held), held.lease_s):
+                        return None if self._watch.last is None else self._record(self._watch.last.lease)
+                except ConnectionError as error:
+                    self._note_failed_watch(error, held)
+            await asyncio.sleep(_poll_pause_s(held))
+
+    def _note_failed_watch(self, error: ConnectionError, seen: Record | None) -> None:
         if not isinstance(error, ApiError) or error.status != _FORBIDDEN:
             self._logger.debug("watch_failed", error=error)
             return
@@ -150,7 +180,7 @@ class LeaseStore(RecordStore):
         self._polls_until = asyncio.get_running_loop().time() + _FORBIDDEN_FOR_S
         if not self._said_that_it_polls:
             self._said_that_it_polls = True
-            self._logger.warning("watch_forbidden", error=error, polled_every_s=_POLL_S)
+            self._logger.warning("watch_forbidden", error=error, polled_every_s=_poll_s(seen))
 
     async def close(self) -> None:
         """End the watch and the connections."""
@@ -198,5 +228,10 @@ def _version(record: Record) -> LeaseVersion:
     return record.version
 
 
-def _poll_pause_s() -> float:
-    return _POLL_S * random.uniform(0.8, 1.2)  # noqa: S311 - spreads out followers, keeps no secret
+def _poll_s(seen: Record | None) -> float:
+    """Return the time between two polls: not so long that renewals of a short lease are seen late."""
+    return _POLL_S if seen is None else min(_POLL_S, max(_SHORTEST_POLL_S, seen.lease_s / _POLLS_PER_LEASE))
+
+
+def _poll_pause_s(seen: Record | None) -> float:
+    return _poll_s(seen) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads out followers, keeps no secret

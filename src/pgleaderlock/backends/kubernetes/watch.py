@@ -1,13 +1,14 @@
 """A watch on one Lease: wake-up within milliseconds instead of at the next poll.
 
-One stream stays open for as long as somebody waits; a task reads it, because a read of a stream that is cut short
-costs the connection. The task only notes which versions went by, in order. Whether that is news depends on what the
-caller has seen: versions that went by *before* it are not, and resourceVersions themselves have no order that one may
-rely on. So: a version that was seen and went by is followed by news or it is not; one that was seen and has not gone
-by yet is on its way.
+One stream stays open for as long as a follower waits or a leader leads; a task reads it, because a read of a stream
+that is cut short costs the connection. The task only notes which versions went by, in order. Whether that is news
+depends on what the caller has seen: versions that went by *before* it are not, and resourceVersions themselves have no
+order that one may rely on. So: a version that was seen and went by is followed by news or it is not; one that was seen
+and has not gone by yet is on its way.
 
 Every change reaches the stream, from the version that it was opened at. If what was seen does not come by for a whole
-wait, the stream is dead without having said so (a network that swallows packets does that), and is given up.
+wait, the stream is dead without having said so (a network that swallows packets does that), and is given up. A leader
+waits between two renewals only; it gives a stream up on which its last renewal but one has not come by.
 """
 
 import asyncio
@@ -37,9 +38,27 @@ class LeaseWatch:
         self._went_by: deque[LeaseVersion | None] = deque(maxlen=1000)  # None: there was no Lease then
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._held: LeaseVersion | None = None  # what the leader last waited with
+
+    async def wait_for_loss(self, held: LeaseVersion, timeout_s: float) -> bool:
+        """Return whether the Lease is no longer the one that the leader holds; :attr:`last` is what it is now."""
+        before, self._held = self._held, held
+        if before is not None and before != held and before not in self._went_by:
+            self.stop()
+        await self._wait(held, timeout_s)
+        return self._is_over(held)
+
+    @property
+    def last(self) -> LeaseVersion | None:
+        """What came by last; None when the Lease was gone then."""
+        return self._went_by[-1]
 
     async def wait_for_change(self, seen: LeaseVersion | None, timeout_s: float) -> LeaseVersion | None:
         """Return when the Lease is no longer the one that was seen, or the time is up; with what came by, if it did."""
+        self._held = None
+        return await self._wait(seen, timeout_s)
+
+    async def _wait(self, seen: LeaseVersion | None, timeout_s: float) -> LeaseVersion | None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed(seen)

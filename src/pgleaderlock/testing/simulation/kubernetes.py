@@ -116,6 +116,12 @@ class ApiServer:
         self._end_all_streams()
         self.world.later(down_s, self.come_back)
 
+    def empty_holder(self) -> None:
+        """Let a person empty the name of the holder in every Lease: whoever holds one is not asked."""
+        for (namespace, name), lease in list(self._api.leases.items()):
+            emptied = {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
+            self.answer(partial(_put, namespace, name, emptied))
+
     def compact(self) -> None:
         """Forget the past, and end all streams: none of them can go on from where it was."""
         self._api.forgotten_up_to = self._api.revision
@@ -134,6 +140,10 @@ class ApiServer:
 
     def end(self) -> None:
         """Nothing is left behind."""
+
+
+def _put(namespace: str, name: str, lease: LeaseObject, api: LeaseApi) -> LeaseObject:
+    return api.replace(namespace, name, lease)[1]
 
 
 class Stream:

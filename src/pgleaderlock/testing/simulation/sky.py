@@ -226,6 +226,14 @@ class Sky(PairFaults, ClockFaults, StandbyFaults):
         self._server.compact()
         return None
 
+    def empty_holder(self, _: Node, __: float = 0.0) -> bool | None:
+        """Let a person empty the holder of a Lease. Outside the promise: two may lead until the leader has seen it."""
+        if not isinstance(self._server, ApiServer) or not self._server.is_up:
+            return False
+        self._checker.note("sky", "the holder is emptied by hand")
+        self._server.empty_holder()
+        return None
+
     # --- The server --------------------------------------------------------------------------------------------
 
     def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
