@@ -705,3 +705,121 @@ async def test_a_health_interval_longer_than_the_lease_does_not_keep_a_leader_fr
         for _ in range(100):
             await asyncio.sleep(1)
             assert election.is_leader
+
+
+# --- A leader is shown that its record is another's ------------------------------------------------------------------
+
+
+class ShowingStore(ShelfStore):
+    """A store that shows changes by itself, as a watch does."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.shown: asyncio.Queue[Record | Exception | None] = asyncio.Queue()
+
+    async def overwritten(self, held: Record) -> Record | None:
+        change = await self.shown.get()
+        if isinstance(change, Exception):
+            raise change
+        return change
+
+
+async def leading() -> tuple[RecordBackend, ShowingStore, Grant]:
+    store = ShowingStore(Shelf())
+    backend = RecordBackend(store, identity="me", lease_s=LEASE_S, clock=asyncio.get_running_loop().time)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    return backend, store, grant
+
+
+@pytest.mark.parametrize("now_there", [Record("you", 1, LEASE_S, 7), Record("", 0, 1.0, 7), Record("me", 5, 1.0, 7)])
+async def test_a_leader_whose_record_is_shown_to_be_another_s_has_lost_at_once(now_there: Record):
+    backend, store, grant = await leading()
+    store.shown.put_nowait(now_there)
+    error = await backend.lost()
+    assert isinstance(error, LeadershipLost)
+    assert error.cause is LossCause.HELD_BY_ANOTHER
+    assert now() == 0
+    store.shelf.put("you", 1)
+    await backend.close()
+    assert [claim.holder for _, claim in store.writes] == ["me"]  # what is lost is not released
+
+
+async def test_a_change_that_leaves_the_record_ours_is_no_loss_and_one_that_is_not_told_is_looked_at():
+    backend, store, _ = await leading()
+    store.shown.put_nowait(Record("me", 0, LEASE_S, 8))
+    losing = asyncio.ensure_future(backend.lost())
+    await asyncio.sleep(60)
+    assert not losing.done()
+    store.shown.put_nowait(None)
+    assert await losing is None
+
+
+async def test_a_watch_that_fails_leaves_it_to_the_renewals():
+    backend, store, grant = await leading()
+    store.shown.put_nowait(ZeroDivisionError())
+    losing = asyncio.ensure_future(backend.lost())
+    await asyncio.sleep(1)
+    assert not losing.done()
+    losing.cancel()
+    assert (await backend.renew(grant)).token == grant.token
+
+
+async def test_a_renewal_without_an_answer_ends_when_the_record_is_shown_to_be_another_s():
+    backend, store, grant = await leading()
+    store.write_delay_s = 3600.0
+    renewing = asyncio.ensure_future(backend.renew(grant))
+    await asyncio.sleep(1)
+    store.shown.put_nowait(Record("you", 1, LEASE_S, 9))
+    with pytest.raises(LeadershipLost, match="held by you in term 1: our term 0 is over"):
+        await renewing
+    assert now() == 1
+
+
+async def test_a_renewal_goes_on_when_a_change_is_only_to_be_looked_at():
+    backend, store, grant = await leading()
+    store.write_delay_s = 2.0
+    renewing = asyncio.ensure_future(backend.renew(grant))
+    await asyncio.sleep(1)
+    store.shown.put_nowait(None)
+    assert (await renewing).token == grant.token
+    assert now() == 2
+
+
+async def test_a_renewal_that_took_long_to_fail_is_tried_again_at_once():
+    backend, store = make(Shelf())
+    grant = await backend.try_acquire()
+    assert grant is not None
+    slow = iter([4.0, 0.0])
+
+    async def write(claim: Claim, replacing: Record | None) -> Record | None:
+        if (delay_s := next(slow)) > 0:
+            await asyncio.sleep(delay_s)
+            raise ConnectionError("no answer")
+        return await ShelfStore.write(store, claim, replacing)
+
+    store.write = write  # type: ignore[method-assign]
+    await backend.renew(grant)
+    assert now() == 4
+
+
+# --- What makes no sense in a record ---------------------------------------------------------------------------------
+
+
+async def test_a_record_that_lasts_longer_than_a_day_is_reported_and_not_taken():
+    shelf = Shelf()
+    shelf.put("you", lease_s=86_401.0)
+    backend, _ = make(shelf)
+    with pytest.raises(LockError, match=r"shelf=a is held by you for 86401 s after each renewal.* by hand$"):
+        await backend.try_acquire()
+    shelf.put("you", lease_s=86_400.0)
+    assert await backend.try_acquire() is None
+    await asyncio.sleep(86_400)
+    assert await backend.try_acquire() is not None
+
+
+async def test_a_record_that_lasts_longer_than_a_day_is_waited_for_by_a_candidate_with_such_a_lease():
+    shelf = Shelf()
+    shelf.put("you", lease_s=100_000.0)
+    backend = RecordBackend(ShelfStore(shelf), identity="me", lease_s=100_000.0)
+    assert await backend.try_acquire() is None

@@ -232,7 +232,7 @@ class RecordBackend(Backend):
                     return self._over(seen.token, f"is {_described(record)}")
                 seen = record
         except Exception as error:  # noqa: BLE001 - watching only makes the loss known sooner: a renewal finds it too
-            self._logger.warning("watch_failed", error=error)
+            self._logger.debug("watch_failed", error=error)
             seen = None
         if seen is None:
             return await super().lost()

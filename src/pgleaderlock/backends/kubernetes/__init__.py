@@ -6,12 +6,14 @@
     async with Election(backend) as election: ...
 
 Needs ``pip install "pgleaderlock[kubernetes]"``, and a Role with get, create and update on leases of
-coordination.k8s.io; with list and watch too, a hand-over takes milliseconds instead of a poll of two seconds.
+coordination.k8s.io; with list and watch too, a hand-over takes milliseconds instead of a poll of two seconds, and a
+leader sees at once that its Lease was emptied, replaced or deleted by hand.
 
-Not promised: anything to those who delete the Lease. Contenders that knew it wait for
+Not promised: anything to those who delete the Lease or empty its holder. Contenders that knew a deleted one wait for
 its lease and go on from its transitions; one that starts just then, or client-go's, makes it anew at once, and until
-the former leader's next renewal there may be two. Nor anything beside an elector of client-go that has a shorter
-LeaseDuration than our ``lease_s``: some of its versions go by their own setting, not by what the Lease says.
+the former leader has seen it (without list and watch: until its next renewal) there may be two. Nor anything beside
+an elector of client-go that has a shorter LeaseDuration than our ``lease_s``: some of its versions go by their own
+setting, not by what the Lease says.
 """
 
 import os
