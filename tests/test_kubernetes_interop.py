@@ -12,16 +12,23 @@ import random
 import re
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pgleaderlock import ConnectionError, EventKind, FixedInterval, LeadershipLost, LossCause
-from pgleaderlock.backends.kubernetes import KubernetesBackend, LeaseStore
+from pgleaderlock.backends.kubernetes import (
+    ApiError,
+    KubernetesBackend,
+    LeaseObject,
+    LeaseStore,
+    default_request_timeout_s,
+)
 from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
 from pgleaderlock.backends.kubernetes.config import Cluster, read_kubeconfig
 from pgleaderlock.election import Election
@@ -93,6 +100,57 @@ async def running(backend: KubernetesBackend, **settings: Any) -> AsyncIterator[
         yield election
 
 
+RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+
+
+class WithoutWatch(HttpLeaseClient):
+    """As if RBAC allowed neither list nor watch."""
+
+    async def list(self, namespace: str, name: str) -> LeaseObject:
+        raise ApiError("forbidden", 403)
+
+    async def watch(self, namespace: str, name: str, resource_version: str) -> AsyncGenerator[LeaseObject, None]:
+        raise ApiError("forbidden", 403)
+        yield {}
+
+
+class Permission:
+    """What the user ``nobody`` may do with Leases, for as long as it is not withdrawn."""
+
+    def __init__(self, http: httpx.AsyncClient, headers: dict[str, str], name: str) -> None:
+        self._http = http
+        self._headers = headers
+        self._name = name
+
+    async def give(self, *verbs: str) -> None:
+        rules = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs}]
+        group = "rbac.authorization.k8s.io"
+        await self._make("roles", {"kind": "Role", "rules": rules})
+        reference = {"apiGroup": group, "kind": "Role", "name": self._name}
+        subjects = [{"apiGroup": group, "kind": "User", "name": "nobody"}]
+        await self._make("rolebindings", {"kind": "RoleBinding", "roleRef": reference, "subjects": subjects})
+
+    async def withdraw(self) -> None:
+        answer = await self._http.delete(f"{RBAC}/rolebindings/{self._name}", headers=self._headers)
+        assert answer.status_code in (200, 404), answer.text
+
+    async def _make(self, kind: str, content: dict[str, Any]) -> None:
+        body = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": self._name}, **content}
+        answer = await self._http.post(f"{RBAC}/{kind}", json=body, headers=self._headers)
+        assert answer.status_code == 201, answer.text
+
+
+@pytest.fixture
+async def permission(cluster: Cluster, lease: str) -> AsyncIterator[Permission]:
+    credential = await cluster.credentials.get()
+    client = HttpLeaseClient(cluster)
+    http = await client._connected(credential)
+    permission = Permission(http, {"Authorization": f"Bearer {credential.token}"}, lease)
+    yield permission
+    await permission.withdraw()
+    await client.close()
+
+
 class TestInterop:
     __test__ = bool(REAL and PEER)
 
@@ -105,6 +163,46 @@ class TestInterop:
         with pytest.raises(ConnectionError, match=r"RBAC does not allow it.* verb 'get' .*User \"nobody\" cannot get"):
             await refused.try_acquire()
         await refused.close()
+
+    async def test_a_leader_whose_holder_is_emptied_by_hand_stops_long_before_its_next_renewal(
+        self, cluster: Cluster, lease: str
+    ) -> None:
+        """The next renewal is due after 10 s, and a follower is there to take over at once."""
+        client = HttpLeaseClient(cluster)
+        async with (
+            running(ours(cluster, lease, lease_s=30), health_interval_s=10.0) as leader,
+            running(ours(cluster, lease, lease_s=30), health_interval_s=10.0) as follower,
+        ):
+            await until(lambda: leader.is_leader or follower.is_leader, 10)
+            old, new = (leader, follower) if leader.is_leader else (follower, leader)
+            await asyncio.sleep(1)  # both watch
+            there = await client.get("default", lease)
+            await client.replace("default", lease, {**there, "spec": {**there["spec"], "holderIdentity": ""}})
+            await until(lambda: not old.is_leader, 4)
+            await until(lambda: new.is_leader or old.is_leader, 10)
+            assert not (new.is_leader and old.is_leader)
+        await client.close()
+
+    @pytest.mark.parametrize("client", [HttpLeaseClient, WithoutWatch])
+    async def test_a_leader_whose_permission_is_withdrawn_is_succeeded_after_its_lease(
+        self, permission: Permission, cluster: Cluster, lease: str, client: type[HttpLeaseClient]
+    ) -> None:
+        """A follower that may not watch sees the last renewal one poll late, and counts from there."""
+        assert REAL is not None
+        lease_s = 6.0
+        await permission.give("get", "create", "update", "list", "watch")
+        store = LeaseStore(client(cluster, request_timeout_s=default_request_timeout_s(lease_s)), "default", lease)
+        async with contextlib.AsyncExitStack() as stack:
+            leader = Election(ours(as_user(REAL, "nobody"), lease, lease_s=lease_s))
+            assert await (await stack.enter_async_context(leader)).wait_for_leadership(10)
+            rival = await stack.enter_async_context(Election(KubernetesBackend(store, lease_s=lease_s)))
+            await asyncio.sleep(2 * lease_s)
+            withdrawn_at = time.monotonic()
+            await permission.withdraw()
+            await until(lambda: rival.is_leader, 20)
+            took_s = time.monotonic() - withdrawn_at
+            assert not leader.is_leader
+            assert took_s < lease_s + 1.2 * lease_s / 6 + 1.0
 
     @pytest.mark.parametrize("skew_s", SKEWS)
     async def test_a_peer_that_is_killed_is_succeeded_after_its_own_lease(
