@@ -77,6 +77,11 @@ class LeasedLockBackend(Backend):
         """As every PostgreSQL lock is labelled."""
         return self._labels
 
+    @property
+    def lease_s(self) -> float:
+        """Return the lease of both sessions."""
+        return self._lease.lease_s
+
     # --- The verbs ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
