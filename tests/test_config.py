@@ -368,6 +368,7 @@ SAMPLES: dict[str, tuple[str, str, str]] = {
     "registry.keep_days": ("1", "2", "3"),
     "metrics.port": ("1001", "1002", "1003"),
     "dashboard.port": ("1001", "1002", "1003"),
+    "dashboard.token": ("the-token-of-the-file", "the-token-of-a-variable", "the-token-of-a-flag"),
     "alerts": tuple(f'[{{ name = "{name}", condition = "up == 0", severity = "info" }}]' for name in "abc"),  # type: ignore[dict-item]
     "receivers": tuple(f'{{ webhook = {{ {name} = {{ url = "https://h/" }} }} }}' for name in "abc"),  # type: ignore[dict-item]
 }
@@ -734,6 +735,17 @@ def test_a_secret_is_in_no_text_that_a_configuration_gives(write, url):
     assert SECRET not in str([(each, each.text) for each in in_force(loaded)])
 
 
+def test_the_token_of_the_dashboard_is_shown_nowhere_and_must_be_one_that_a_header_can_carry(write):
+    token = f"{SECRET}-and-then-some"
+    loaded = load(write(f'[dashboard]\ntoken = "{token}"'), environ={})
+    assert loaded.config.dashboard.token is not None
+    assert loaded.config.dashboard.token.get_secret_value() == token
+    texts = [repr(loaded), loaded.config.model_dump_json(), str([(each, each.text) for each in in_force(loaded)])]
+    assert not [text for text in texts if SECRET in text]
+    for bad in ("short", "with a blank in the middle", "umläute-are-not-ascii"):
+        assert "dashboard.token: must have at least 16 characters" in said_of({"sets": [f"dashboard.token={bad}"]})
+
+
 @pytest.mark.parametrize(
     "url", [*WITH_SECRET, SECRET, f"redis://:{SECRET}@h", f"postgresql://u:{SECRET}@@h", f"{SECRET}://x"]
 )
@@ -1002,6 +1014,7 @@ TYPES = {
     "number": "whole number",
     "text": "text",
     "secret": "URL, never shown",
+    "token": "text, never shown",
     "roles": "list",
     "facts": "table",
     "tables": "tables",

@@ -15,6 +15,7 @@ __all__ = [
     "check_int",
     "check_number",
     "check_seconds",
+    "check_token",
     "quoted",
     "refuse_pickling",
     "shown",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 _PRINTABLE_BITS = 256
+_SHORTEST_TOKEN = 16
 _LONGEST_SHOWN = 240
 _MAY_HOLD_PASSWORD = re.compile(r"://.*@|passw(?:or)?d\s*=", re.DOTALL | re.IGNORECASE)
 _SHORTENED = reprlib.Repr()
@@ -100,3 +102,10 @@ def refuse_pickling(self: object, _protocol: object = None) -> NoReturn:
         f"{type(self).__name__} cannot be pickled or copied: it stands for this process and holds sessions of it. "
         "Pass the settings instead, and create one in the process that uses it"
     )
+
+
+def check_token(token: str) -> str:
+    """Return an operator's token if a header can carry it and it is long enough; an error does not repeat it."""
+    if len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+        raise ValueError(f"must have at least {_SHORTEST_TOKEN} characters, all printable ASCII and none a blank")
+    return token

@@ -6,7 +6,6 @@ is replaced in milliseconds when its process dies. Many roles (more than eight),
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -160,7 +159,10 @@ class Node:
             dsn, self.config.registry.schema_name, where=describe(check_dsn(dsn)), window_s=_WINDOW_S
         )
         metrics = None if not self.config.metrics.enabled else self._metrics_registry()
-        dashboard = Dashboard(source, host=wanted.host, port=wanted.port, elections=self.elections, metrics=metrics)
+        token = None if wanted.token is None else wanted.token.get_secret_value()
+        dashboard = Dashboard(
+            source, host=wanted.host, port=wanted.port, token=token, elections=self.elections, metrics=metrics
+        )
         await dashboard.start()
         self._dashboard = dashboard
 
@@ -186,8 +188,7 @@ class Node:
             await self._dashboard.close()
             self._dashboard = None
         if self._metrics_server is not None:
-            with contextlib.suppress(OSError):
-                self._metrics_server.close()
+            await asyncio.to_thread(self._metrics_server.close)
             self._metrics_server = None
 
     async def __aenter__(self) -> Self:

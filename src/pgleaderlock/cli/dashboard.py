@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import click
 
+from pgleaderlock._checks import check_token
 from pgleaderlock.backends import _dsn, open_backend
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
@@ -19,7 +20,6 @@ from pgleaderlock.errors import PgLeaderLockError
 __all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source"]
 
 TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
-_SHORTEST_TOKEN = 16
 _LOOK_EVERY_S = 1.0
 
 
@@ -38,10 +38,10 @@ def choose_token(*, allow_actions: bool) -> str | None:
     if not allow_actions:
         return None
     if TOKEN_VARIABLE in os.environ:
-        token = os.environ[TOKEN_VARIABLE]
-        if len(token) < _SHORTEST_TOKEN:
-            raise click.UsageError(f"${TOKEN_VARIABLE} must have at least {_SHORTEST_TOKEN} characters, or be unset.")
-        return token
+        try:
+            return check_token(os.environ[TOKEN_VARIABLE])
+        except ValueError as error:
+            raise click.UsageError(f"${TOKEN_VARIABLE} {error}; or unset it.") from error
     return secrets.token_urlsafe(24)
 
 

@@ -18,6 +18,7 @@ from pgleaderlock.config import relations
 from pgleaderlock.config.values import (
     About,
     BackendUrl,
+    DashboardToken,
     Duration,
     DurationOrZero,
     Host,
@@ -49,7 +50,7 @@ __all__ = [
     "RoleConfig",
 ]
 
-Kind = Literal["duration", "flag", "number", "text", "secret", "roles", "facts", "tables"]
+Kind = Literal["duration", "flag", "number", "text", "secret", "token", "roles", "facts", "tables"]
 """How a setting is written, in the file and as the text of a variable or a flag."""
 
 RELATIONS_LATER: Mapping[str, Any] = {"relations": "later"}
@@ -253,6 +254,12 @@ class DashboardConfig(_Section):
     enabled: bool = _setting(False, "flag", "Whether this node serves the dashboard.")  # noqa: FBT003
     port: Annotated[int, between(0, _LAST_PORT)] = _setting(8464, "number", "Where; 0 is any free port.")
     host: Host = _setting("127.0.0.1", "text", "On which address. There is no password: who reaches it, reads it.")
+    token: DashboardToken | None = _setting(
+        None,
+        "token",
+        "What lets an operator ask leaders to step down, in a page or a program; at least 16 characters.",
+        otherwise="none: the page only shows",
+    )
 
 
 class Config(_Section):

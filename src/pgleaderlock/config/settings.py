@@ -70,7 +70,7 @@ class Setting:
                 return dict(_read_fact(item) for item in _items(text))
             case "tables":
                 return _read_toml(text)
-            case "duration" | "text" | "secret":
+            case "duration" | "text" | "secret" | "token":
                 return text
 
     def value_in(self, config: Config) -> Any:

@@ -62,8 +62,8 @@ def _shown(setting: Setting, config: Config) -> Any:
     match setting.kind:
         case "duration" if value is not None:
             return show_duration(value)
-        case "secret" if value is not None:
-            return describe_store(value.get_secret_value() if isinstance(value, SecretStr) else value)
+        case "secret" | "token" if value is not None:
+            return _without_secrets(setting, value)
         case "roles":
             return [_role(role) for role in value]
         case "facts":
@@ -72,6 +72,12 @@ def _shown(setting: Setting, config: Config) -> Any:
             return _alerts(config) if setting.key == "alerts" else _receivers(config)
         case _:
             return value
+
+
+def _without_secrets(setting: Setting, value: SecretStr | str) -> str:
+    if setting.kind == "token":
+        return "(not shown)"
+    return describe_store(value.get_secret_value() if isinstance(value, SecretStr) else value)
 
 
 def _otherwise(config: Config) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, SecretStr
 
 from pgleaderlock import backends
+from pgleaderlock._checks import check_token
 from pgleaderlock._durations import parse_duration, show_duration
 from pgleaderlock.alerts.rules import check_prefix
 from pgleaderlock.backends import _dsn
@@ -21,6 +22,7 @@ from pgleaderlock.keys import LockKey
 __all__ = [
     "About",
     "BackendUrl",
+    "DashboardToken",
     "Duration",
     "DurationOrZero",
     "Host",
@@ -224,7 +226,14 @@ def _check_postgres(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _check_token(secret: SecretStr) -> SecretStr:
+    check_token(secret.get_secret_value())
+    return secret
+
+
 BackendUrl = Annotated[SecretStr, AfterValidator(_check_backend)]
 """Which store, as ``open_backend`` takes it, or a connection string of libpq's."""
 PostgresDsn = Annotated[SecretStr, AfterValidator(_check_postgres)]
 """Which PostgreSQL."""
+DashboardToken = Annotated[SecretStr, AfterValidator(_check_token)]
+"""What an operator sends with a request, as the value of a header."""
