@@ -97,10 +97,17 @@ class StagedSource:
         self.is_broken = False
         self.asked: list[str] = []
         self._shown: dict[str, int] = {}
-        self.news = asyncio.Event()
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def tell(self) -> None:
+        """Say that there is something new to look at. The dashboard has a thread of its own."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._news.set)
 
     async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """One look after another."""
+        self._loop = asyncio.get_running_loop()
         while True:
             if self.is_broken:
                 raise ConnectionError("connection refused: is the server running on db:5432?")
@@ -109,8 +116,8 @@ class StagedSource:
             is_first = not self._shown
             self._shown = {lock: len(lines) for lock, lines in look.lines.items()}
             yield look, [] if is_first else new
-            await self.news.wait()
-            self.news.clear()
+            await self._news.wait()
+            self._news.clear()
 
     async def ask_to_step_down(self, lock: str) -> None:
         """Remember who was asked."""
@@ -149,9 +156,9 @@ class PageServer:
         """Go away as a process does that is killed: what is open ends at once."""
 
         async def die() -> None:
-            if self.dashboard is not None:
-                for connection in list(self.dashboard._server.server_state.connections):
-                    connection.transport.abort()
+            if self.dashboard is not None and self.dashboard._server is not None:
+                for connection in list(self.dashboard._server._server.server_state.connections):
+                    self.dashboard._server.call_soon(connection.transport.abort)
                 await self.dashboard.close()
             self.dashboard = None
 
@@ -163,7 +170,7 @@ class PageServer:
         async def look() -> None:
             assert isinstance(self.source, StagedSource)
             self.source.is_broken = broken
-            self.source.news.set()
+            self.source.tell()
 
         self._call(look)
 
@@ -172,7 +179,7 @@ class PageServer:
 
         async def say() -> None:
             assert self.dashboard is not None
-            self.dashboard.board.streams.say(message(event, json.dumps(data)))
+            self.dashboard.say(message(event, json.dumps(data)))
 
         self._call(say)
 

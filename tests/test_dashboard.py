@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
@@ -158,7 +159,9 @@ def test_alerts_say_what_is_wrong_and_otherwise_that_nothing_is():
 
 
 def make_board(**settings: Any) -> Board:
-    return Board(kind="registry", where="here", can={"step_down": False, "demo": []}, **settings)
+    return Board(
+        kind="registry", where="here", can={"step_down": False, "demo": []}, **{"most_streams": 1000, **settings}
+    )
 
 
 def parsed(message: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
@@ -315,13 +318,51 @@ def test_a_terminal_shows_what_the_page_has_beside_its_roles():
 # --- Over HTTP ---------------------------------------------------------------------------------------------------
 
 
+class Looks:
+    """A queue that is filled by the test, and emptied on the dashboard's thread."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Look | Exception] = queue.SimpleQueue()
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def put_nowait(self, look: Look | Exception) -> None:
+        self._items.put(look)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def get(self) -> Look | Exception:
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._news.clear()
+            try:
+                return self._items.get_nowait()
+            except queue.Empty:
+                await self._news.wait()
+
+
+async def on_server(dashboard: Dashboard, call: Any) -> Any:
+    """Await something on the dashboard's own event loop."""
+    assert dashboard._server is not None
+    return await asyncio.wrap_future(dashboard._server.call(call))
+
+
+async def open_listener(dashboard: Dashboard) -> Any:
+    async def open_it() -> Any:
+        listener = dashboard.board.streams.open()
+        await listener.get()
+        return listener
+
+    return await on_server(dashboard, open_it())
+
+
 class FixedSource:
     """A source that shows what the test gives it."""
 
     kind, where, can_ask = "registry", "a test", True
 
     def __init__(self, *roles: RoleStatus) -> None:
-        self.looks: asyncio.Queue[Look | Exception] = asyncio.Queue()
+        self.looks = Looks()
         self.asked: list[str] = []
         self.looks.put_nowait(Look(200.0, 0.0, roles))
 
@@ -373,10 +414,9 @@ async def test_numbers_that_json_does_not_have_leave_the_answers_readable():
         raise AssertionError(constant)
 
     async with serving(source) as (dashboard, client):
-        listener = dashboard.board.streams.open()
-        await listener.get()
+        listener = await open_listener(dashboard)
         source.looks.put_nowait(Look(200.0, 0.0, [role], lines))
-        json.loads(parsed_text(await listener.get()), parse_constant=refuse)
+        json.loads(parsed_text(await on_server(dashboard, listener.get())), parse_constant=refuse)
         for path in ("state", "roles", "nodes", "alerts", "events", "roles/role"):
             answer = await client.get(f"/api/{path}")
             assert answer.status_code == 200
@@ -550,20 +590,21 @@ async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody
     source = FixedSource(RoleStatus("l", "role", leader()))
     async with serving(source) as (dashboard, client):
         port = int(dashboard.url.rstrip("/").rpartition(":")[2])
-        streams = [await open_stream(port) for _ in range(500)]
+        count = min(500, dashboard._limits.most_streams)  # where there are few descriptors, fewer
+        streams = [await open_stream(port) for _ in range(count)]
         lazy = streams[0]
         try:
             await asyncio.gather(*(read_until(reader, b"event: snapshot") for reader, _ in streams[1:]))
-            assert len(dashboard.board.streams) == 500
-            for number in range(60):  # more than a queue is long
+            assert len(dashboard.board.streams) >= count - 1
+            for number in range(40):  # more than a queue is long
                 about = {"big": "x" * 20_000, "number": number}
                 node = Leader("a", "a", number, 1.0, 1.0, 2.0, 1, "h", 1, "0", about, is_alive=True, read_at=1.0)
                 source.looks.put_nowait(Look(200.0 + number, 0.0, [RoleStatus("l", "role", node)]))
                 await until(lambda number=number: dashboard.board.roles[0]["leader"]["token"] == number)  # type: ignore[misc]
-            await asyncio.gather(*(read_until(reader, b'"number":59') for reader, _ in streams[1:50]))
+            await asyncio.gather(*(read_until(reader, b'"number":39') for reader, _ in streams[1:50]))
             assert all(len(listener._queue) <= 32 for listener in dashboard.board.streams._listeners)
             assert (await client.get("/healthz")).status_code == 200
-            await read_until(lazy[0], b'"number":59')
+            await read_until(lazy[0], b'"number":39')
         finally:
             for _, writer in streams:
                 writer.close()
@@ -664,8 +705,6 @@ async def test_a_registry_is_shown_live_and_its_leader_can_be_asked(postgres: Po
             await until(lambda: led_by() == "node-a", 20)
             await until(lambda: locks[1].state is not LockState.STOPPED)
             lock_name = dashboard.board.roles[0]["lock"]
-            listener = dashboard.board.streams.open()
-            await listener.get()
             headers = {"X-Pgleaderlock-Token": TOKEN}
             assert (await client.post("/api/step-down", json={"lock": lock_name}, headers=headers)).status_code == 202
             await until(lambda: led_by() == "node-b", 20)

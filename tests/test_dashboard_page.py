@@ -272,6 +272,15 @@ def test_a_silent_server_counts_as_gone(server, visitor):
     visitor.forgive("net::ERR_")
 
 
+def test_an_operators_page_is_live_where_anonymous_pages_have_no_place_left(server, visitor):
+    show(server, one_role())
+    assert server.dashboard is not None
+    server.dashboard.board.streams._most = 0
+    visitor.open(server.url, until="body[data-link=stale]")
+    visitor.open(f"{server.url}#token={TOKEN}", until=LIVE)
+    visitor.forgive("503")
+
+
 def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, visitor):
     show(server, one_role())
     page = visitor.open(server.url)

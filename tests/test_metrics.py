@@ -64,8 +64,8 @@ def watch_one(backend: ScriptedBackend | None = None, **settings: Any) -> tuple[
     return election, backend, Seen(registry)
 
 
-def get(port: int, accept: str = "text/plain") -> str:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+def get(port: int, accept: str = "text/plain", host: str = "127.0.0.1") -> str:
+    request = urllib.request.Request(f"http://{host}:{port}/metrics", headers={"Accept": accept})
     with urllib.request.urlopen(request, timeout=10) as answer:
         text: str = answer.read().decode()
         return text
@@ -771,8 +771,10 @@ def test_without_a_registry_the_global_one_is_served():
 
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
-    with serve_metrics(0, registry=CollectorRegistry()) as server:
-        assert server._server.server_address[0] == "127.0.0.1"
+    with serve_metrics(0) as server:
+        assert get(server.port)
+        with pytest.raises(OSError, match="refused"):
+            get(server.port, host="127.0.0.2")
 
 
 def test_a_closed_server_answers_no_more_frees_its_port_and_may_be_closed_again():

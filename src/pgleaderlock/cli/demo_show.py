@@ -177,7 +177,7 @@ def _say_on_page(dashboard: Dashboard, said: Said) -> None:
         "text": said.text,
         "alarm": said.is_alarm,
     }
-    dashboard.board.streams.say(message("demo", json.dumps(record)))
+    dashboard.say(message("demo", json.dumps(record)))
 
 
 def _fields(result: ActionResult) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from pgleaderlock.registry.reading import RoleStatus
 
 __all__ = ["Board", "dumps", "message"]
 
-_MOST_STREAMS = 1000
 _MOST_NEW_EVENTS = 200
 _JUDGED_FOR_S = 10.0
 
@@ -46,7 +45,7 @@ class _Past:
 class Board:
     """The picture, and everybody who looks at it."""
 
-    def __init__(self, *, kind: str, where: str, can: Json, most_streams: int = _MOST_STREAMS) -> None:
+    def __init__(self, *, kind: str, where: str, can: Json, most_streams: int = 0) -> None:
         self.streams = Streams(self._afresh, most_streams)
         self._kind, self._where = kind, where
         self._can = can
@@ -138,6 +137,14 @@ class Board:
         if self._snapshot[0] != self._number:
             self._snapshot = (self._number, self._encode())
         return f'{{"at":{self.now!r},', self._snapshot[1]
+
+    def part(self, name: str) -> tuple[str, ...]:
+        """Return one part of the whole as JSON, in texts of which those of the roles are shared."""
+        head = f'{{"at":{self.now!r},"source":{dumps(self._source())},"{name}":'
+        if name == "roles":
+            return head + "[", ",".join(self._texts.values()), "]}"
+        shown = {"nodes": self._nodes, "alerts": self._alerts, "events": self._events}[name]
+        return head, dumps(shown), "}"
 
     def _afresh(self) -> tuple[str, str, str]:
         """Return the message that tells everything. The long part of it is shared: see :class:`Streams`."""

@@ -4,10 +4,13 @@
   host, and is refused: only the address that was bound, this machine's own names and those that were allowed pass.
 - **Tokens.** Whatever changes something needs a header with the token. A browser sends no header of its own accord, and
   no other origin may make it do so: there is nothing to forge. Compared in constant time.
+- **Operators.** Whoever sends the token is not counted among the anonymous clients, whose connections and streams are
+  limited: they cannot keep an operator out.
 - **Content.** Scripts and styles come from here and from files alone; the page cannot be framed.
 """
 
 import hmac
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,9 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["TOKEN_HEADER", "Guard", "refusal"]
+from pgleaderlock._http import Classify, Visit
+
+__all__ = ["TOKEN_HEADER", "Guard", "classify", "is_operator", "refusal"]
 
 TOKEN_HEADER = "X-Pgleaderlock-Token"  # noqa: S105 - the name of it
+_TOKEN_LINE = re.compile(rb"^x-pgleaderlock-token:[ \t]*(.*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_STREAM_LINE = re.compile(rb"GET /events[? ]")
 _OWN_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _HEADERS = {
     "Content-Security-Policy": (
@@ -74,11 +81,32 @@ def _host(header: str) -> str:
     return (name if name and port.isdigit() else header).lower()
 
 
+def is_operator(headers: Headers, token: str | None) -> bool:
+    """Return whether a request carries the token. Without a token nobody is an operator."""
+    return token is not None and _is_same(headers.get(TOKEN_HEADER, "").encode(), token)
+
+
+def classify(token: str | None) -> Classify:
+    """Return how the server tells requests apart before it parses them."""
+
+    def whose(head: bytes) -> Visit:
+        sent = _TOKEN_LINE.search(head)
+        if token is not None and sent is not None and _is_same(sent[1], token):
+            return Visit.OPERATOR
+        return Visit.ANONYMOUS_STREAM if _STREAM_LINE.match(head) else Visit.ANONYMOUS
+
+    return whose
+
+
+def _is_same(sent: bytes, token: str) -> bool:
+    return hmac.compare_digest(sent, token.encode())
+
+
 def refusal(request: Request, token: str | None) -> Response | None:
     """Return why this request may change nothing, or None if it may."""
     if token is None:
         return JSONResponse({"error": "this dashboard only shows; start it with a token to allow more"}, 403)
-    if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
+    if not is_operator(request.headers, token):
         return JSONResponse({"error": f"{TOKEN_HEADER} is missing or wrong"}, 401)
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
         return JSONResponse({"error": "the body must be application/json"}, 415)

@@ -17,7 +17,7 @@ _LONGEST_QUEUE: Final = 32
 
 
 class TooManyListeners(Exception):  # noqa: N818 - what happened
-    """Nobody else can listen now."""
+    """Anonymous listeners have no place left."""
 
 
 class Listener:
@@ -69,21 +69,25 @@ class Streams:
         self._afresh = afresh
         self._most = most
         self._listeners: set[Listener] = set()
+        self._operators: set[Listener] = set()
 
     def __len__(self) -> int:
         return len(self._listeners)
 
-    def open(self) -> Listener:
-        """Begin to listen. The first thing to be heard is everything."""
-        if len(self._listeners) >= self._most:
+    def open(self, *, is_operator: bool = False) -> Listener:
+        """Begin to listen. The first thing to be heard is everything. An operator does not count towards the limit."""
+        if not is_operator and len(self._listeners) - len(self._operators) >= self._most:
             raise TooManyListeners
         listener = Listener(self._afresh)
         self._listeners.add(listener)
+        if is_operator:
+            self._operators.add(listener)
         return listener
 
     def close(self, listener: Listener) -> None:
         """Listen no more."""
         self._listeners.discard(listener)
+        self._operators.discard(listener)
 
     def say(self, message: str) -> None:
         """Tell everybody."""

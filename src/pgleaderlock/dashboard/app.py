@@ -14,12 +14,13 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from pgleaderlock.dashboard._board import Board, dumps
 from pgleaderlock.dashboard._exposition import exposition
-from pgleaderlock.dashboard._security import Guard, refusal
+from pgleaderlock.dashboard._security import Guard, is_operator, refusal
 from pgleaderlock.dashboard._sources import Source
-from pgleaderlock.dashboard._streams import Listener, TooManyListeners
+from pgleaderlock.dashboard._streams import Listener, Streams, TooManyListeners
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LockError, MissingExtra, PgLeaderLockError
 
@@ -84,8 +85,7 @@ class _Pages:
         """Return an endpoint for one part of the state."""
 
         async def answer(_request: Request) -> Response:
-            state = json.loads(self._board.snapshot())
-            return JSONResponse({each: state[each] for each in ("at", "source", name)})
+            return StreamingResponse(_pieces(self._board.part(name)), media_type="application/json")
 
         return answer
 
@@ -95,23 +95,13 @@ class _Pages:
                 return Response(dumps(role), media_type="application/json")
         return JSONResponse({"error": "there is no such role"}, 404)
 
-    async def events(self, _request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         try:
-            listener = self._board.streams.open()
+            listener = self._board.streams.open(is_operator=is_operator(request.headers, self._token))
         except TooManyListeners:
-            return JSONResponse({"error": "too many pages are open"}, 503, headers={"Retry-After": "5"})
-        return StreamingResponse(
-            self._tell(listener), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
-
-    async def _tell(self, listener: Listener) -> AsyncIterator[str]:
-        try:
-            yield "retry: 1000\n\n"
-            while (message := await listener.get()) is not None:
-                async for piece in _pieces(message):
-                    yield piece
-        finally:
-            self._board.streams.close(listener)
+            text = "too many pages are open; one that has the token still can be"
+            return JSONResponse({"error": text}, 503, headers={"Retry-After": "5"})
+        return _EventStream(self._board.streams, listener)
 
     # --- For load balancers, orchestrators and Prometheus ---
 
@@ -178,6 +168,27 @@ class _Pages:
             return JSONResponse({"error": str(error)}, 409)
         except PgLeaderLockError as error:
             return JSONResponse({"error": str(error)}, 503)
+
+
+class _EventStream(StreamingResponse):
+    """What one listener hears, until it is gone. Its place is free at once, and not when the garbage is collected."""
+
+    def __init__(self, streams: Streams, listener: Listener) -> None:
+        super().__init__(_tell(listener), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._streams, self._listener = streams, listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.close(self._listener)
+
+
+async def _tell(listener: Listener) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    while (message := await listener.get()) is not None:
+        async for piece in _pieces(message):
+            yield piece
 
 
 async def _pieces(parts: Sequence[str]) -> AsyncIterator[str]:

@@ -1,20 +1,21 @@
 """A dashboard that runs: a source that is followed, a board that it is shown on, an HTTP server in front.
 
-It lives on the caller's event loop and takes no signals for itself, so that it can stand beside elections.
+All three live on the thread and the event loop of the HTTP server (:mod:`pgleaderlock._http`), so that neither browsers
+nor a slow store can delay an election beside it. A leader is asked to step down through its store, which is safe from
+any thread. What the buttons of the demo do runs on the event loop that started the dashboard.
 """
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
-
-import uvicorn
+from typing import Any, Final, Self
 
 from pgleaderlock._checks import check_int
+from pgleaderlock._http import HttpServer, limits_for, listen
 from pgleaderlock._logging import get_logger
 from pgleaderlock.dashboard._board import Board
+from pgleaderlock.dashboard._security import classify
 from pgleaderlock.dashboard._sources import Source
 from pgleaderlock.dashboard.app import Action, make_app
 from pgleaderlock.election import Election
@@ -22,27 +23,9 @@ from pgleaderlock.errors import ConnectionError, LockError
 
 __all__ = ["Dashboard"]
 
+_MOST_CONNECTIONS: Final = 1000
 _BEAT_S = 3.0
 _AGAIN_S = 1.0
-_CLOSE_S = 1.0
-
-
-class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when it listens, which the original leaves to be guessed."""
-        try:
-            await super().startup(sockets)
-        finally:
-            self.listens.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the program's."""
-        yield
 
 
 class Dashboard:
@@ -64,24 +47,22 @@ class Dashboard:
             raise ValueError("host must not be empty, which would be every address of this machine: that is '0.0.0.0'")
         check_int("port", port, 0, 65535)
         self._source = source
-        self._host, self._port = host, port
+        self._host, self._port, self._token = host, port, token
+        self._limits = limits_for(_MOST_CONNECTIONS)
         can = {"step_down": source.can_ask and token is not None, "demo": sorted(actions or {}) if token else []}
-        self.board = Board(kind=source.kind, where=source.where, can=can)
-        """What the page shows."""
-        app = make_app(
-            self.board, source, token=token, hosts=(*hosts, host), elections=elections, actions=actions, metrics=metrics
+        self.board = Board(kind=source.kind, where=source.where, can=can, most_streams=self._limits.most_streams)
+        """What the page shows. It changes on the server's thread; look at it from any."""
+        self._app = make_app(
+            self.board,
+            source,
+            token=token,
+            hosts=(*hosts, host),
+            elections=elections,
+            actions={name: self._at_home(action) for name, action in (actions or {}).items()},
+            metrics=metrics,
         )
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                log_level="error",  # whoever sends nonsense writes no lines into our log
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._tasks: list[asyncio.Task[None]] = []
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._server: HttpServer | None = None
         self._logger = get_logger()
 
     @property
@@ -92,23 +73,34 @@ class Dashboard:
 
     async def start(self) -> None:
         """Listen, and begin to look. LockError if the address cannot be had."""
-        listening = self._listen()
-        self._port = listening.getsockname()[1]
-        serve = self._server.serve(sockets=[listening])
-        self._tasks = [asyncio.ensure_future(each) for each in (serve, self._look(), self._beat())]
-        await self._server.listens.wait()
+        try:
+            listening = listen(self._host, self._port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LockError(f"the dashboard cannot listen on {self._host}:{self._port}: {reason}") from error
+        self._home = asyncio.get_running_loop()
+        self._server = HttpServer(
+            self._app,
+            listening,
+            self._limits,
+            name="dashboard",
+            classify=classify(self._token),
+            beside=(self._look, self._beat),
+            on_close=self.board.streams.end,
+        )
+        self._port = self._server.port
+        self._server.start()
 
     async def close(self) -> None:
         """Stop: open streams are ended, each by itself; cut off by the server, they would be logged as errors."""
-        self.board.streams.end()
-        self._server.should_exit = self._server.force_exit = True
-        for task in self._tasks[1:]:
-            task.cancel()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_CLOSE_S + 2)
-            for task in late:
-                task.cancel()
-        self._tasks = []
+        if self._server is not None:
+            await asyncio.wrap_future(self._server.ask_to_end())
+            self._server = None
+
+    def say(self, message: str) -> None:
+        """Send a message to every open page, from any thread."""
+        if self._server is not None:
+            self._server.call_soon(self.board.streams.say, message)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -119,13 +111,17 @@ class Dashboard:
     ) -> None:
         await self.close()
 
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            return socket.create_server((self._host, self._port), family=family, backlog=1024)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise LockError(f"the dashboard cannot listen on {self._host}:{self._port}: {reason}") from error
+    def _at_home(self, action: Action) -> Action:
+        """Return the same action for the server's loop: it runs on the loop that started the dashboard."""
+
+        async def call(body: Mapping[str, Any]) -> str:
+            return await action(body)
+
+        async def run(body: Mapping[str, Any]) -> str:
+            assert self._home is not None  # noqa: S101 - there is no request before start()
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(body), self._home))
+
+        return run
 
     async def _look(self) -> None:
         """Follow the source; when its store goes away, say so, and try again until it is back."""

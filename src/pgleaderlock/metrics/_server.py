@@ -1,31 +1,34 @@
-"""The HTTP server for scrapes: that of ``prometheus_client``, with an end."""
+"""The HTTP server for scrapes: the application of ``prometheus_client``, served as the dashboard is."""
 
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
 
 from pgleaderlock._checks import check_int
+from pgleaderlock._http import HttpServer, limits_for, listen
 
 __all__ = ["MetricsServer", "serve_metrics"]
+
+_MOST_CONNECTIONS: Final = 64  # a few Prometheus servers; each answer is held in memory as a whole
 
 
 class MetricsServer:
     """An HTTP server for Prometheus to scrape, on a thread of its own. Also a context manager."""
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
-        self._server, self._thread = start_http_server(port, host, registry)
+        listening = listen(host, port)
+        self._server = HttpServer(make_asgi_app(registry), listening, limits_for(_MOST_CONNECTIONS), name="metrics")
+        self._server.start()
 
     @property
     def port(self) -> int:
         """Where it listens, which is how one learns a port that was free."""
-        return self._server.server_port
+        return self._server.port
 
     def close(self) -> None:
         """Stop listening. Takes up to half a second, so on an event loop ``await asyncio.to_thread(server.close)``."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def __enter__(self) -> Self:
         return self

@@ -223,7 +223,7 @@ new Connection("/events", {
     showLink();
     showTitle();
   },
-});
+}, () => control.token);
 
 // ---- time goes by
 

@@ -67,6 +67,10 @@ export class Control {
     byId("ask-yes").addEventListener("click", () => this.#stepDown());
   }
 
+  get token() {
+    return this.#token;
+  }
+
   update() {
     const { can } = this.#store;
     const isAnything = can.step_down || can.demo.length > 0;
