@@ -388,12 +388,10 @@ class ModelledPostgres:
                 self._hand_over(key)
 
     def _stuck_holders(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        wanted = set(zip(*parameters, strict=True))
-        holders = [
-            lock.owner for key, lock in self._locks.items() if lock.owner is not None and _columns(key) in wanted
-        ]
-        stuck = {f"{owner.pid} {owner.started}" for owner in holders if owner.waits_for_standby_since is not None}
-        return (sorted(stuck),)
+        asked = set(zip(*parameters, strict=True))
+        holders = {lock.owner for key, lock in self._locks.items() if lock.owner and _columns(key) in asked}
+        stuck = [each for each in holders if each.waits_for_standby_since is not None]
+        return (sorted(f"{each.pid} {each.started}" for each in stuck),)
 
     def _end_backend(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         pid, started = parameters

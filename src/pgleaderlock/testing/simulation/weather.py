@@ -105,5 +105,5 @@ WEATHERS = {
 }
 """Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
 
-INSIDE = ("storm", "squalls", "fog", "doldrums")
+INSIDE = ("storm", "squalls", "fog", "doldrums", "ended-pairs", "stepped-clocks", "absent-standby")
 """Those in which nothing may go wrong that must not."""
