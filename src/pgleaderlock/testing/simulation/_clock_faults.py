@@ -18,7 +18,7 @@ from pgleaderlock.testing.simulation.world import World
 __all__ = ["ClockFaults"]
 
 _STEP_S = 120.0
-_STEP = 12.0
+_STEP = 20.0
 """Seconds, or leases if that is more, by which a clock is set at most: further than anybody could wait."""
 _DOWN = 0.05
 """Leases that a restart takes."""

@@ -26,6 +26,8 @@ _BUSY = 0.4
 """Leases for which it is busy, at most."""
 _NOTICED = 0.1
 """Leases within which a leader that is awake has left LEADER, after both its sessions have ended."""
+_NEWCOMER_LATENCIES = 10
+"""Within so many latencies of the network a node that has both locks comes to lead."""
 _PAUSE = 1.15
 """Leases since another session of this node was ended by a fault whose news may be slow."""
 
@@ -36,6 +38,7 @@ class PairFaults:
     _world: World
     _checker: Checker
     _lease_s: float
+    _nodes: list[Node]
     _killed_at: dict[str, float]
 
     def _server_here(self) -> ModelledPostgres | None:
@@ -106,6 +109,26 @@ class PairFaults:
         if self._pair_of(node) is None or self.freeze(node, lasts_s) is False:
             return False
         return self.end_both(node)
+
+    def end_newcomer(self, _: Node, __: float = 0.0) -> bool | None:
+        """Freeze the next node that has both locks before it leads, or just after, and end both its sessions then.
+
+        Its last answers have arrived by then, and will be read when it goes on.
+        """
+        server = self._server_here()
+        if server is None or server.on_grant is not None:
+            return False
+        nodes = {node.name: node for node in self._nodes}
+
+        def look(owner: str) -> None:
+            if len(server.holders_of(owner)) == _PAIR:
+                server.on_grant = None
+                after_s = _NEWCOMER_LATENCIES * nodes[owner].cable.latency_s * self._world.random.random()
+                lasts_s = 0.5 * self._lease_s * self._world.random.random()
+                self._world.later(after_s, lambda: self.frozen_end_both(nodes[owner], lasts_s))
+
+        server.on_grant = look
+        return None
 
     def freeze(self, node: Node, lasts_s: float) -> bool | None:
         """Let a process stand still."""

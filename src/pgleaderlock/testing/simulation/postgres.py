@@ -262,6 +262,8 @@ class ModelledPostgres:
         self._last_pid = 100
         self._xid = self._flushed_xid = 700
         self._timeline = 1
+        self.on_grant: Callable[[str], None] | None = None
+        """Called with the owner of a session that was just granted a lock."""
         self.waits_for_standby = False
         """Whether commits wait for a synchronous standby that is not there."""
         self._ahead_s = 0.0  # how far the server's wall clock has been set forward, in all
@@ -312,6 +314,7 @@ class ModelledPostgres:
         if lock.owner in (None, session):
             lock.owner = session
             lock.count += 1
+            self._report_grant(session)
             return True
         if in_line:
             lock.line.append(session)
@@ -326,7 +329,12 @@ class ModelledPostgres:
         lock.owner, lock.count = None, 0
         if lock.line:
             lock.owner, lock.count = lock.line.popleft(), 1
+            self._report_grant(lock.owner)
             lock.owner.be_granted()
+
+    def _report_grant(self, session: ServerSession) -> None:
+        if self.on_grant is not None:
+            self.on_grant(session.client.owner)
 
     def draw_race(self) -> bool:
         """Whether this grant comes in the same moment as the time-out of its slice."""

@@ -54,7 +54,7 @@ _SESSIONS = _EVERYWHERE | {
     "lose_standby",
 }
 _KILLS = frozenset({"kill_session", "reset", "ambush"})
-_PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "slow_connects", "busy"})
+_PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "end_newcomer", "slow_connects", "busy"})
 _CLOCKS = frozenset(
     {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}
 )
