@@ -98,12 +98,16 @@ class ServerSession:
             None  # the answer to a commit that waits for a standby
         )
         self.waits_for_standby_since: float | None = None
+        self.client_left_at: float | None = None
+        """When its client hung up, which it reads once it has nothing else to do."""
 
     def receive(self, request: tuple[Ask, Sequence[Any]] | None) -> None:
         """Take in a statement, or a good-bye (None), which is read in its turn."""
         if self.is_over:
             self.server.answer_nobody(self._to_client, self.client)
             return
+        if request is None:
+            self.client_left_at = self.server.world.now
         self._requests.append(request)
         self._go_on()
 
@@ -173,11 +177,6 @@ class ServerSession:
         """Let the idle time-out that counts now come earlier, or later if this is negative."""
         if not self._is_busy and not self.is_over and self._idle is not None:
             self._limit_idleness_until(self._idle_ends_at - by_s)
-
-    @property
-    def has_lost_client(self) -> bool:
-        """Whether its client has hung up, which it will read once it has nothing else to do."""
-        return None in self._requests
 
     def _commit(self, ask: Ask, row: tuple[Any, ...] | None, *, writes: bool) -> None:
         """Answer, once a standby has confirmed what was written. Only its own end frees a session from that wait."""
@@ -526,7 +525,7 @@ class ModelledPostgres:
         """A session that holds a lock, waits for a standby, and has lost its client; and the lock."""
         for key, lock in self._locks.items():
             owner = lock.owner
-            if owner is not None and owner.waits_for_standby_since is not None and owner.has_lost_client:
+            if owner is not None and owner.waits_for_standby_since is not None and owner.client_left_at is not None:
                 return owner, _CAST.sub("", key)
         return None
 

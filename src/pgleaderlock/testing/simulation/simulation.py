@@ -197,7 +197,7 @@ class Simulation:
         dead = server.dead_holder()
         if dead is not None:
             session, lock = dead
-            self.checker.check_dead_holder(session.client.owner, lock, session.waits_for_standby_since or 0.0)
+            self.checker.check_dead_holder(session.client.owner, lock, session.client_left_at or 0.0)
 
     def run(self, seconds: float) -> None:
         """Let so much time pass."""
