@@ -308,9 +308,10 @@ def deeds(seed: int, *kinds: str) -> list[Deed]:
 
 
 def test_what_may_be_done_depends_on_the_promise_and_on_the_server():
-    assert parse_faults(None, "strict", can_restart=True) == tuple(FAULTS)
-    assert set(FAULTS) - set(parse_faults(None, "fast", can_restart=False)) == {"both", "restart"}
-    assert parse_faults("kill, freeze,kill", "fast", can_restart=False) == ("kill", "freeze")
+    assert parse_faults(None, can_restart=True, is_ours=True) == tuple(FAULTS)
+    assert set(FAULTS) - set(parse_faults(None, can_restart=True, is_ours=False)) == {"standby"}
+    assert set(FAULTS) - set(parse_faults(None, can_restart=False, is_ours=False)) == {"restart", "standby"}
+    assert parse_faults("kill, freeze,kill", can_restart=False, is_ours=False) == ("kill", "freeze")
 
 
 # --- The way to the server -------------------------------------------------------------------------------------------
@@ -516,7 +517,7 @@ def test_a_record_counts_what_the_page_shows():
     ("words", "complaint"),
     [
         (["--faults", "kill,dance"], "'dance' is nothing that can be done"),
-        (["--faults", "both"], "for --takeover strict only"),
+        (["--faults", "standby", "--dsn", "host=x"], "keeps its synchronous_standby_names"),
         (["--faults", "restart", "--dsn", "host=x"], "only with --restart-command"),
         (["--restart-command", "x"], "goes with --dsn"),
         (["--nodes", "1"], "1 is not in the range"),
@@ -679,6 +680,7 @@ def deed(kind: str) -> Deed:
     ("kind", "is_so"),
     [
         ("delay", lambda relay: relay.delay_s == 0.25),
+        ("connect", lambda relay: relay.connect_delay_s == 0.35 and relay.is_quick),
         ("throttle", lambda relay: relay.bytes_per_s == 2200.0),
         ("cut", lambda relay: relay.is_cut),
         ("drop", lambda relay: relay.is_dropping),
@@ -700,7 +702,7 @@ async def test_weather_is_made_once_noted_and_mended(postgres: Postgres, tmp_pat
 
 async def test_what_cannot_be_done_is_left_out_and_not_noted(postgres: Postgres, tmp_path: Path):
     async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "kill") as conductor:
-        for kind in ("kill", "freeze", "session", "witness", "reset", "clock"):
+        for kind in ("kill", "freeze", "session", "witness", "both", "apart", "standby", "reset", "clock"):
             assert not await conductor._do(deed(kind)), kind
         assert not (tmp_path / "faults.jsonl").exists()
 

@@ -24,30 +24,32 @@ _KINDS = (
     "session",
     "witness",
     "both",
+    "apart",
     "delay",
+    "connect",
     "throttle",
     "cut",
     "drop",
     "reset",
     "restart",
+    "standby",
     "clock",
 )
 
 
-def parse_faults(text: str | None, takeover: str, *, can_restart: bool) -> tuple[str, ...]:
+def parse_faults(text: str | None, *, can_restart: bool, is_ours: bool) -> tuple[str, ...]:
     """Return the faults that were asked for; by default all that may be done. ValueError says what may not."""
+    impossible = {kind for kind, is_possible in (("restart", can_restart), ("standby", is_ours)) if not is_possible}
     if text is None:
-        return tuple(
-            kind for kind in _KINDS if (kind != "both" or takeover == "strict") and (kind != "restart" or can_restart)
-        )
+        return tuple(kind for kind in _KINDS if kind not in impossible)
     words = list(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in words:
         if word not in _KINDS:
             raise ValueError(f"{word!r} is nothing that can be done here: {', '.join(_KINDS)}")
-    if "both" in words and takeover != "strict":
-        raise ValueError("a leader that loses both sessions at once is promised for --takeover strict only")
     if "restart" in words and not can_restart:
         raise ValueError("a server that is not ours is restarted only with --restart-command")
+    if "standby" in words and not is_ours:
+        raise ValueError("a server that is not ours keeps its synchronous_standby_names")
     return tuple(words)
 
 
@@ -143,7 +145,7 @@ def torture(
     if restart_command is not None and dsn is None:
         raise click.UsageError("--restart-command goes with --dsn: the server of its own is restarted anyway.")
     try:
-        kinds = parse_faults(faults, takeover, can_restart=dsn is None or restart_command is not None)
+        kinds = parse_faults(faults, can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
     except ValueError as error:
         raise click.UsageError(f"--faults: {error}.") from error
     if logs is not None and logs.exists() and any(logs.iterdir()):

@@ -3,8 +3,9 @@
 It decides nothing about who leads and judges nothing: it writes down what it did and when, and looks at the nodes' logs
 only to find out whom to harm.
 
-In ``takeover="fast"`` at most one session is ended by force within a lease, whoever's it is: a frozen leader that lost
-both of its sessions at once is the case that fast take-over does not promise, and that ``strict`` does.
+In ``takeover="fast"`` the sessions of a leader are ended one within a lease, or both where the news of that reaches its
+host at once. A leader that lost both behind a slow or broken network is the case that fast take-over does not promise,
+and that ``strict`` does.
 """
 
 import asyncio
@@ -31,8 +32,11 @@ _LOOK_EVERY_S = 0.02
 _REPLACED_AFTER_S = 0.2
 _MOST_STILLBORN = 2
 _LEAVE_S = 4.0
-_SESSION_KINDS = frozenset({"session", "witness", "both", "reset"})
-_WEATHER_KINDS = frozenset({"delay", "throttle", "cut", "drop"})
+_SESSION_KINDS = frozenset({"session", "witness", "both", "apart", "reset"})
+_WEATHER_KINDS = frozenset({"delay", "connect", "throttle", "cut", "drop"})
+_APART_S = 0.5
+_CONNECT_S = 2.0
+_CONNECT_LEASES = 0.7
 
 
 class Conductor:
@@ -48,6 +52,7 @@ class Conductor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: Exception | None = None
         self._session_ended_at = -1e9
+        self._is_without_standby = False
         self._began_at = 0.0
         self.done: dict[str, int] = {}
         """How often each kind was done."""
@@ -126,6 +131,8 @@ class Conductor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._is_without_standby:
+            await self._find_standby()
         for member in self._members:
             member.was_killed = False
             member.ask_to_end()
@@ -165,6 +172,9 @@ class Conductor:
             "freeze": self._freeze,
             "reset": self._reset,
             "restart": self._restart,
+            "standby": self._lose_standby,
+            "both": self._end_pair,
+            "apart": self._end_pair,
             "clock": self._jump,
         }
         return await doing.get(deed.kind, self._end_session)(deed, member)
@@ -199,6 +209,8 @@ class Conductor:
         if deed.kind == "delay":
             relay.delay_s = deed.strength * self._options.lease_s / 2
             detail = f"{relay.delay_s * 1000:.0f} ms each way"
+        elif deed.kind == "connect":
+            detail = self._slow_connects(relay, deed)
         elif deed.kind == "throttle":
             relay.bytes_per_s = 200 + 4000 * deed.strength
             detail = f"{relay.bytes_per_s:.0f} bytes/s"
@@ -211,6 +223,45 @@ class Conductor:
             relay.drop()
         self._spawn(_later(deed.lasts_s, relay.heal))
         return True
+
+    def _slow_connects(self, relay: FaultyRelay, deed: Deed) -> str:
+        relay.connect_delay_s = deed.strength * min(_CONNECT_S, _CONNECT_LEASES * self._options.lease_s)
+        return f"{relay.connect_delay_s * 1000:.0f} ms for a new connection"
+
+    async def _end_pair(self, deed: Deed, _member: Member) -> bool:
+        """End both sessions of the leader, at once or one a little after the other, in either order."""
+        pair = await self._ground.find_pair()
+        owner = next((each for each in self._members if pair and f":{each.pid}" in pair[0][0]), None)
+        if owner is None or not (self._options.takeover == "strict" or owner.weather.is_quick):
+            return False
+        at, detail = clock(), ""
+        if deed.kind == "apart" and owner.weather.is_fair and deed.jump_s > 0:  # at half of the times
+            detail = self._slow_connects(owner.weather, deed)
+            self._spawn(_later(deed.lasts_s, owner.weather.heal))
+        apart_s = 0.0 if deed.kind == "both" else _APART_S * deed.lasts_s / (1.6 * self._options.lease_s)
+        for place, (name, pid) in enumerate(pair if deed.strength < 1 / 2 else reversed(pair)):
+            if place and apart_s:
+                await asyncio.sleep(apart_s)
+                if not (self._options.takeover == "strict" or owner.weather.is_quick):
+                    break
+            await self._ground.end_backend(name, pid)
+        self._session_ended_at = clock()
+        self._note(deed.kind, owner, at, clock() - at, detail)
+        return True
+
+    async def _lose_standby(self, deed: Deed, _member: Member) -> bool:
+        if not self._ground.is_ours or self._is_without_standby:
+            return False
+        self._is_without_standby = True
+        self._note("standby", None, clock(), deed.lasts_s)
+        await self._ground.set_standby(is_absent=True)
+        self._spawn(self._find_standby(deed.lasts_s))
+        return True
+
+    async def _find_standby(self, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
+        await self._ground.set_standby(is_absent=False)
+        self._is_without_standby = False
 
     async def _reset(self, deed: Deed, member: Member) -> bool:
         at = clock()

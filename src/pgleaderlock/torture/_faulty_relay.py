@@ -105,6 +105,11 @@ class FaultyRelay(Relay):
         """Whether there is no weather."""
         return not (self.delay_s or self.connect_delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether what is said on the connections that exist arrives at once."""
+        return not (self.delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
+
     async def start(self) -> None:
         """Listen."""
         if self._target.path is not None:

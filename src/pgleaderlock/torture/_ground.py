@@ -46,6 +46,13 @@ SELECT a.application_name, pg_terminate_backend(l.pid) FROM pg_locks AS l JOIN p
 """
 
 
+_HOLDERS = _END_HOLDER.replace("pg_terminate_backend(l.pid)", "l.pid")
+_END_BACKEND = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE pid = %s AND application_name = %s AND usename = current_user
+"""
+
+
 class Ground:
     """A server: ours, which may be restarted, or a user's."""
 
@@ -115,6 +122,21 @@ class Ground:
         keys = {"session": [self.key], "witness": [witness_key(self.key)], "both": [self.key, witness_key(self.key)]}
         return [str(row[0]) for key in keys[kind] for row in await self._ask(_END_HOLDER, lock_columns(key))]
 
+    async def find_pair(self) -> list[tuple[str, int]]:
+        """Return what both sessions of the leader call themselves, and their pids; the lock's first. Else nothing."""
+        keys = self.key, witness_key(self.key)
+        pair = [(str(row[0]), int(row[1])) for key in keys for row in await self._ask(_HOLDERS, lock_columns(key))]
+        return pair if len(pair) == len(keys) and pair[0][0] == pair[1][0] else []
+
+    async def end_backend(self, name: str, pid: int) -> bool:
+        """End one of our nodes' sessions."""
+        return bool(await self._ask(_END_BACKEND, (pid, name)))
+
+    async def set_standby(self, *, is_absent: bool) -> None:
+        """Let commits wait for a standby that is not there, or let them go on. On a server of our own only."""
+        await self._ask(f"ALTER SYSTEM SET synchronous_standby_names = '{'absent' if is_absent else ''}'")
+        await self._ask("SELECT pg_reload_conf()")
+
     async def restart(self, *, crash: bool) -> None:
         """Restart the server. LockError if it does not come back."""
         if self._server is not None:
@@ -144,12 +166,13 @@ class Ground:
             self._connection = await self._connector.connect()
         return self._connection
 
-    async def _ask(self, statement: str, values: tuple[int, ...] = ()) -> list[Any]:
+    async def _ask(self, statement: str, values: tuple[int | str, ...] = ()) -> list[Any]:
         """Ask the server; nothing, if it cannot be asked now, as while it is restarted."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 connection = await self._connected()
-                return await (await connection.execute(statement, values)).fetchall()
+                cursor = await connection.execute(statement, values or None)
+                return await cursor.fetchall() if cursor.description else []
         except (psycopg.Error, ConnectionError, TimeoutError):
             return []
 

@@ -18,17 +18,20 @@ FAULTS = {
     "session": "the server ends the session that holds the lock",
     "witness": "the server ends the session that holds the second lock",
     "both": "the server ends both at once",
+    "apart": "the server ends one of them, and the other up to half a second later",
     "delay": "a node's way to the server is slow",
+    "connect": "new connections of a node are slow, and those that exist are quick",
     "throttle": "a node's way to the server is narrow",
     "cut": "a node is cut off, and what it said arrives late",
     "drop": "a node's connections fall silent for ever, half open",
     "reset": "a connection of a node is broken off",
     "restart": "the server is restarted",
+    "standby": "commits wait for a synchronous standby that is not there",
     "clock": "a node's wall clock jumps",
 }
 """Everything that can be done, and what it is."""
 
-_WEIGHTS = {"kill": 4, "freeze": 5, "session": 3, "witness": 2, "restart": 0.6, "clock": 1}
+_WEIGHTS = {"kill": 4, "freeze": 5, "session": 3, "witness": 2, "apart": 3, "restart": 0.6, "standby": 0.6, "clock": 1}
 _TO_LEADER = 0.7
 _AT_ONCE = 0.2
 _JUMPS_S = (-86_400, -3600, -5, 5, 3600, 86_400)
