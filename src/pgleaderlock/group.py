@@ -154,7 +154,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         }
 
     async def _open_session(self) -> Session:
-        return PsycopgSession(await self._connector.connect(), self._connector.explain)
+        return PsycopgSession(await self._connector.connect(pins=False), self._connector.explain)
 
     # --- A mapping of roles --------------------------------------------------------------------------------------
 

@@ -4,25 +4,27 @@
 -- the last, on which timeline, for how long its holder could go on believing, and whether it said good-bye. A
 -- successor writes it before it leads; `lock.fence(...)` compares with it inside the user's own transaction.
 --
+-- Every name is qualified: run by hand, it must mean the same whatever the search_path is.
+--
 -- Applied by `pgleaderlock schema apply`, or by the first contender with term_table=True that may. Can be repeated.
 
 -- IF NOT EXISTS would ask for a right on the database even where the schema is there.
 DO $make$ BEGIN
-    IF to_regnamespace('{schema}') IS NULL THEN
+    IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN
         CREATE SCHEMA {schema};
     END IF;
 END $make$;
 
 CREATE TABLE IF NOT EXISTS {schema}.terms (
-    lock         text        PRIMARY KEY,
-    role         text,
+    lock         pg_catalog.text        PRIMARY KEY,
+    role         pg_catalog.text,
     token        bigint      NOT NULL,
     lease_s      double precision NOT NULL,
     timeline     integer     NOT NULL,
-    holder       text        NOT NULL,
+    holder       pg_catalog.text        NOT NULL,
     backend_pid  integer     NOT NULL,
-    acquired_at  timestamptz NOT NULL,
-    released_at  timestamptz
+    acquired_at  pg_catalog.timestamptz NOT NULL,
+    released_at  pg_catalog.timestamptz
 );
 
 COMMENT ON TABLE {schema}.terms IS 'pgleaderlock: the last term of each lock';
@@ -34,13 +36,13 @@ COMMENT ON COLUMN {schema}.terms.released_at IS 'set by a clean release, after w
 
 -- Leases for those who cannot hold a session (postgresql+lease://): the row itself is the lease.
 CREATE TABLE IF NOT EXISTS {schema}.leases (
-    role         text        PRIMARY KEY,
-    holder       text        NOT NULL,
+    role         pg_catalog.text        PRIMARY KEY,
+    holder       pg_catalog.text        NOT NULL,
     token        bigint      NOT NULL,
     lease_s      double precision NOT NULL,
-    version      uuid        NOT NULL,
-    acquired_at  timestamptz NOT NULL,
-    renewed_at   timestamptz NOT NULL
+    version      pg_catalog.uuid        NOT NULL,
+    acquired_at  pg_catalog.timestamptz NOT NULL,
+    renewed_at   pg_catalog.timestamptz NOT NULL
 );
 
 COMMENT ON TABLE {schema}.leases IS 'pgleaderlock: leases that need no session. Do not delete rows: tokens go on from them';
@@ -51,14 +53,14 @@ COMMENT ON COLUMN {schema}.leases.version IS 'another with every write; a write 
 -- a moment after the fact; all times are by this server's clock, as each node reckons it from the round trips of its own.
 
 CREATE TABLE IF NOT EXISTS {schema}.nodes (
-    instance     uuid        PRIMARY KEY,
-    node         text        NOT NULL,
-    host         text        NOT NULL,
+    instance     pg_catalog.uuid        PRIMARY KEY,
+    node         pg_catalog.text        NOT NULL,
+    host         pg_catalog.text        NOT NULL,
     process_id   integer     NOT NULL,
-    version      text        NOT NULL,
-    about        jsonb       NOT NULL,
-    started_at   timestamptz NOT NULL,
-    seen_at      timestamptz NOT NULL,
+    version      pg_catalog.text        NOT NULL,
+    about        pg_catalog.jsonb       NOT NULL,
+    started_at   pg_catalog.timestamptz NOT NULL,
+    seen_at      pg_catalog.timestamptz NOT NULL,
     heartbeat_s  double precision NOT NULL
 );
 
@@ -66,30 +68,30 @@ COMMENT ON TABLE {schema}.nodes IS 'pgleaderlock: processes that take part in el
 COMMENT ON COLUMN {schema}.nodes.seen_at IS 'older than three heartbeats: dead, or cut off from this database';
 
 CREATE TABLE IF NOT EXISTS {schema}.candidates (
-    instance     uuid        NOT NULL,
-    lock         text        NOT NULL,
-    role         text        NOT NULL,
-    state        text        NOT NULL,
-    since        timestamptz NOT NULL,
+    instance     pg_catalog.uuid        NOT NULL,
+    lock         pg_catalog.text        NOT NULL,
+    role         pg_catalog.text        NOT NULL,
+    state        pg_catalog.text        NOT NULL,
+    since        pg_catalog.timestamptz NOT NULL,
     PRIMARY KEY (instance, lock)
 ) WITH (fillfactor = 70);
 
 COMMENT ON TABLE {schema}.candidates IS 'pgleaderlock: which node stands for which role, and in what state';
 
 CREATE TABLE IF NOT EXISTS {schema}.leaders (
-    lock         text        PRIMARY KEY,
-    role         text        NOT NULL,
-    instance     uuid        NOT NULL,
-    node         text        NOT NULL,
+    lock         pg_catalog.text        PRIMARY KEY,
+    role         pg_catalog.text        NOT NULL,
+    instance     pg_catalog.uuid        NOT NULL,
+    node         pg_catalog.text        NOT NULL,
     token        bigint,
-    acquired_at  timestamptz NOT NULL,
-    renewed_at   timestamptz NOT NULL,
-    lease_until  timestamptz,
+    acquired_at  pg_catalog.timestamptz NOT NULL,
+    renewed_at   pg_catalog.timestamptz NOT NULL,
+    lease_until  pg_catalog.timestamptz,
     backend_pid  integer,
-    host         text        NOT NULL,
+    host         pg_catalog.text        NOT NULL,
     process_id   integer     NOT NULL,
-    version      text        NOT NULL,
-    about        jsonb       NOT NULL
+    version      pg_catalog.text        NOT NULL,
+    about        pg_catalog.jsonb       NOT NULL
 ) WITH (fillfactor = 50);
 
 COMMENT ON TABLE {schema}.leaders IS 'pgleaderlock: who leads each role, as its leader said last; removed on a graceful hand-over';
@@ -97,18 +99,18 @@ COMMENT ON COLUMN {schema}.leaders.lease_until IS 'until when the leader believe
 
 CREATE TABLE IF NOT EXISTS {schema}.history (
     id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    lock         text        NOT NULL,
-    role         text        NOT NULL,
-    node         text        NOT NULL,
-    instance     uuid        NOT NULL,
+    lock         pg_catalog.text        NOT NULL,
+    role         pg_catalog.text        NOT NULL,
+    node         pg_catalog.text        NOT NULL,
+    instance     pg_catalog.uuid        NOT NULL,
     number       bigint,
-    event        text        NOT NULL,
-    cause        text,
+    event        pg_catalog.text        NOT NULL,
+    cause        pg_catalog.text,
     token        bigint,
-    at           timestamptz NOT NULL,
+    at           pg_catalog.timestamptz NOT NULL,
     within_s     double precision NOT NULL,
     missing      integer     NOT NULL DEFAULT 0,
-    detail       text,
+    detail       pg_catalog.text,
     UNIQUE (instance, number)
 );
 
@@ -151,13 +153,13 @@ COMMENT ON COLUMN {schema}.asks.answer IS 'obeyed or refused; null while no lead
 -- tick_jobs.through and writes its rows in one statement, which a term that is over cannot get through.
 
 CREATE TABLE IF NOT EXISTS {schema}.tick_jobs (
-    lock         text        NOT NULL,
-    job          text        NOT NULL,
-    role         text,
-    schedule     text        NOT NULL,
+    lock         pg_catalog.text        NOT NULL,
+    job          pg_catalog.text        NOT NULL,
+    role         pg_catalog.text,
+    schedule     pg_catalog.text        NOT NULL,
     token        bigint      NOT NULL,
-    since        timestamptz NOT NULL,
-    through      timestamptz NOT NULL,
+    since        pg_catalog.timestamptz NOT NULL,
+    through      pg_catalog.timestamptz NOT NULL,
     PRIMARY KEY (lock, job)
 ) WITH (fillfactor = 50);
 
@@ -166,21 +168,21 @@ COMMENT ON COLUMN {schema}.tick_jobs.token IS 'the newest term that took the job
 COMMENT ON COLUMN {schema}.tick_jobs.through IS 'every slot up to here is accounted for';
 
 CREATE TABLE IF NOT EXISTS {schema}.ticks (
-    lock         text        NOT NULL,
-    job          text        NOT NULL,
-    slot         timestamptz NOT NULL,
+    lock         pg_catalog.text        NOT NULL,
+    job          pg_catalog.text        NOT NULL,
+    slot         pg_catalog.timestamptz NOT NULL,
     attempt      integer     NOT NULL,
-    state        text        NOT NULL,
+    state        pg_catalog.text        NOT NULL,
     token        bigint      NOT NULL,
-    holder       text        NOT NULL,
-    claimed_at   timestamptz NOT NULL,
-    ended_at     timestamptz,
-    skipped_from timestamptz,
-    detail       text,
+    holder       pg_catalog.text        NOT NULL,
+    claimed_at   pg_catalog.timestamptz NOT NULL,
+    ended_at     pg_catalog.timestamptz,
+    skipped_from pg_catalog.timestamptz,
+    detail       pg_catalog.text,
     PRIMARY KEY (lock, job, slot, attempt)
 ) WITH (fillfactor = 70);
 
-CREATE INDEX IF NOT EXISTS ticks_running ON {schema}.ticks (lock, job) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS ticks_running ON {schema}.ticks (lock, job) WHERE state OPERATOR(pg_catalog.=) 'running';
 
 COMMENT ON TABLE {schema}.ticks IS 'pgleaderlock: the runs of scheduled jobs, a row per slot and attempt; pruned by whoever leads';
 COMMENT ON COLUMN {schema}.ticks.state IS 'running, done, failed, killed, repeated (killed, and run again as the next attempt) or skipped';

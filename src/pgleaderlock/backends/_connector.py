@@ -9,6 +9,7 @@ import psycopg
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection, is_psycopg, open_connection, take_over
 from pgleaderlock.backends._pg_advice import advice_for
+from pgleaderlock.backends._search_path import pin
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
@@ -62,8 +63,12 @@ class Connector:
             self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
             self._connect = self._connect_by_dsn
 
-    async def connect(self) -> Any:
-        """Return an open connection: psycopg's, made autocommit, or whatever else the caller's factory makes."""
+    async def connect(self, *, pins: bool = True) -> Any:
+        """Return an open connection: psycopg's, made autocommit and pinned, or what else the caller's factory makes.
+
+        Only a :class:`~._psycopg_session.PsycopgSession`, which pins with its first statement, is made of one that is
+        not pinned yet.
+        """
         connection, error = await self._attempt()
         if error is not None:
             # Raised here, where the driver's exception is not being handled: it would come along as the context.
@@ -76,7 +81,15 @@ class Connector:
         if is_psycopg(connection):
             take_over(connection)
             await self._make_autocommit(connection)
+            if pins:
+                await self._pin(connection)
         return connection
+
+    async def _pin(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        try:
+            await pin(connection)
+        except psycopg.Error as error:
+            raise self.explain("the session could not be set up", error) from error
 
     async def _attempt(self) -> tuple[Any, Exception | None]:
         try:

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from pgleaderlock.backends import _dsn
-from pgleaderlock.backends._driver import open_connection, take_over
+from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
@@ -29,21 +29,15 @@ _READ_ONLY_WORDS = ("session is read-only", "hot standby mode")  # libpq's own, 
 async def connect(parts: Mapping[str, str], lease: Lease) -> psycopg.AsyncConnection[Any]:
     """Open a connection in bounded time; ConnectionError, without secrets, when there is none."""
     conninfo = _dsn.with_defaults(parts, lease_s=lease.lease_s)
-    open_one = psycopg.AsyncConnection.connect
     what = f"cannot connect ({_dsn.describe(parts)})"
     try:
         async with asyncio.timeout(_CONNECT_BOUND_S):
             # Nothing is prepared, because a pooler may not know where it was.
-            connection: psycopg.AsyncConnection[Any] = await open_connection(
-                lambda: open_one(conninfo, autocommit=True, prepare_threshold=None, row_factory=tuple_row)
-            )
+            return await open_pinned(conninfo, prepare_threshold=None, row_factory=tuple_row)
     except TimeoutError:
         error = ConnectionError(f"{what}: no answer within {_CONNECT_BOUND_S:g} s")
     except psycopg.Error as refused:
         error = ConnectionError(f"{what}: {told(refused, parts)}")
-    else:
-        take_over(connection)
-        return connection
     raise error  # here, where the driver's exception is not being handled: its frames know the password
 
 

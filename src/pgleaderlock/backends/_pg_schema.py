@@ -4,7 +4,7 @@ import psycopg
 from psycopg import sql
 
 from pgleaderlock.backends import _dsn
-from pgleaderlock.backends._driver import open_connection, take_over
+from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.errors import ConnectionError
 
@@ -27,19 +27,17 @@ _GRANT_ASKS = (
 )
 
 
-async def make_tables(dsn: str, schema: str, grantee: str | None, operator: str | None = None) -> None:
+async def make_tables(
+    dsn: str, schema: str, grantee: str | None, operator: str | None = None, *, owner: str | None = None
+) -> None:
     """Make what is not there, let ``grantee`` take part in elections, and ``operator`` look and ask.
 
     ConnectionError says what the database objected to.
     """
     parts = _dsn.check_dsn(dsn)
     try:
-        connection = await open_connection(
-            lambda: psycopg.AsyncConnection.connect(_dsn.with_defaults(parts), autocommit=True)
-        )
-        take_over(connection)
-        async with connection:
-            await connection.execute(create_sql(schema).encode())
+        async with await open_pinned(_dsn.with_defaults(parts)) as connection:
+            await connection.execute(create_sql(schema, owner).encode())
             for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
                 if user is not None:
                     names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(user)}

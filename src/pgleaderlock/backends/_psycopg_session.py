@@ -10,6 +10,7 @@ from psycopg.rows import tuple_row
 
 from pgleaderlock.backends._driver import take_over
 from pgleaderlock.backends._hangup import HangupProbe
+from pgleaderlock.backends._search_path import PIN, PINNED
 from pgleaderlock.backends.session import OnEnd, ServerFacts
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
@@ -36,6 +37,7 @@ class PsycopgSession:
         self._connection = connection
         self._explain = explain
         self._facts = ServerFacts(connection.info.server_version, connection.info.backend_pid)
+        self._is_pinned = False
         self._last_words: tuple[str, str] | None = None  # SQLSTATE and message
         self._notified = asyncio.Event()
         self._on_end: OnEnd | None = None
@@ -73,11 +75,7 @@ class PsycopgSession:
         try:
             async with asyncio.timeout(bound_s) as timeout:
                 self._bound = timeout, bound_s
-                cursor = self._connection.cursor(row_factory=tuple_row)  # a caller's own may make anything of a row
-                await cursor.execute(statement, parameters or None)
-                while cursor.nextset():
-                    pass
-                return await cursor.fetchone() if cursor.description else None
+                return await self._fetch(statement, parameters)
         except TimeoutError:
             raise self._end(self._silence()) from None
         except psycopg.Error as error:
@@ -88,6 +86,22 @@ class PsycopgSession:
             raise
         finally:
             self._bound = None
+
+    async def _fetch(self, statement: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Run it; until the session is pinned for good, behind the pin for one transaction, in the same message."""
+        if self._is_pinned:
+            cursor = self._connection.cursor(row_factory=tuple_row)  # a caller's own may make anything of a row
+            await cursor.execute(statement, parameters or None)
+        else:
+            # Bound by the client: with parameters beside it, a message has room for one statement only.
+            cursor = psycopg.AsyncClientCursor(self._connection, row_factory=tuple_row)
+            await cursor.execute(PIN + statement, parameters or None)
+        while cursor.nextset():
+            pass
+        row = await cursor.fetchone() if cursor.description else None
+        if PINNED in statement and row is not None and row[0] is not None:  # the set-up, which did not refuse
+            self._is_pinned = True
+        return row
 
     async def listen(self, channel: str) -> None:
         """What comes during a call is heard too."""

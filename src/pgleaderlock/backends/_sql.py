@@ -3,6 +3,7 @@
 Only numbers are ever filled in, because ``DO`` takes no parameters.
 """
 
+from pgleaderlock.backends._search_path import PINNED
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.keys import LockKey
 
@@ -37,7 +38,7 @@ OLDEST_VERSION = 130000  # pg_current_xact_id
 # The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
 _SET_UP = """
 SELECT CASE WHEN pg_backend_pid() = %s::int AND NOT pg_is_in_recovery() THEN ARRAY[
-           set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
+           {pinned}, set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
            set_config('default_transaction_read_only', 'off', false),
            set_config('default_transaction_isolation', 'read committed', false),
            set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
@@ -103,7 +104,7 @@ def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
     if version >= _TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = 0
     more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
-    return _SET_UP.format(more=more, facts=_FACTS if with_facts else "")
+    return _SET_UP.format(pinned=PINNED, more=more, facts=_FACTS if with_facts else "")
 
 
 def _network_limits(lease: Lease) -> dict[str, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pgleaderlock._checks import check_flag, check_seconds, quoted
+from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.base import leased_grant
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Grant
@@ -70,6 +71,8 @@ class Lease:
     """Whether each term is written down before it begins."""
     schema: str = DEFAULT_SCHEMA
     """Where the term table is."""
+    schema_owner: str | None = None
+    """Whose it may be, besides our own user's and a superuser's."""
     fence_wait_s: float | None = None
     """How long a new term waits for the fenced transactions of the last; by default the lease."""
     statement_timeout_s: float | None = None
@@ -87,6 +90,7 @@ class Lease:
             check_flag(name, getattr(self, name))
         self._check_takeover()
         check_schema(self.schema)
+        check_owner(self.schema_owner)
 
     def _check_takeover(self) -> None:
         if self.takeover not in ("fast", "strict"):

@@ -26,6 +26,7 @@ from psycopg import sql
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import close_connection
+from pgleaderlock.backends._ownership import check_owner, refusal, tables_sql
 from pgleaderlock.backends._pg_listener import Listener
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.backends.record import Claim, Record, RecordStore
@@ -79,12 +80,14 @@ class LeaseRowStore(RecordStore):
         *,
         lease_s: float = 15.0,
         schema: str = DEFAULT_SCHEMA,
+        schema_owner: str | None = None,
         listen_dsn: str | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
         self._key = LockKey.named(role)
         self._role = role
         self._schema = check_schema(schema)
+        self._owner = check_owner(schema_owner)
         self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
         self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
         self._poll_s = check_seconds("poll_s", poll_s)
@@ -159,7 +162,9 @@ class LeaseRowStore(RecordStore):
             if error.sqlstate not in _NO_TABLE:
                 raise await self._failed(error) from error
         try:
-            await (await self._connect()).execute(create_sql(self._schema).encode())
+            connection = await self._connect()
+            await connection.execute(create_sql(self._schema, self._owner).encode())
+            await self._refuse_strangers(connection)
             return await self._run(statement, parameters)
         except psycopg.Error as error:
             raise await self._failed(error) from error
@@ -175,8 +180,21 @@ class LeaseRowStore(RecordStore):
         if self._connection is None or self._connection.closed:
             connection: psycopg.AsyncConnection[Any] = await self._connector.connect()
             connection.prepare_threshold = None  # a prepared statement would be on another session
+            await self._refuse_strangers(connection)
             self._connection = connection
         return self._connection
+
+    async def _refuse_strangers(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Close the connection and raise if the table is a stranger's, before anything of theirs can run."""
+        try:
+            cursor = await connection.execute(tables_sql(self._schema, ["leases"], self._owner).encode())
+            _, problems, user = await cursor.fetchone() or (False, ["it cannot be looked at"], "?")
+        except psycopg.Error as error:
+            await close_connection(connection)
+            raise self._connector.explain("the lease row cannot be used", error) from error
+        if problems:
+            await close_connection(connection)
+            raise refusal(self._schema, problems, user, self._connector.where)
 
     async def _failed(self, error: psycopg.Error) -> ConnectionError:
         connection, self._connection = self._connection, None

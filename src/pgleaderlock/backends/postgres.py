@@ -50,7 +50,7 @@ class PostgresBackend(Backend):
         """Connect, unless connected; the first time, look at what the connection is."""
         self._warn_of_default_database()
         if self._chosen is None:
-            connection = await self._connector.connect()
+            connection = await self._connector.connect(pins=False)
             if is_psycopg(connection):
                 self._first, self._chosen = connection, self._leased()
             else:
@@ -149,7 +149,7 @@ class PostgresBackend(Backend):
     async def _open_session(self) -> Session:
         connection, self._first = self._first, None
         if connection is None:
-            connection = await self._connector.connect()
+            connection = await self._connector.connect(pins=False)
         if not is_psycopg(connection):
             await close_connection(connection)
             raise ConnectionError(

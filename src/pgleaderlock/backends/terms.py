@@ -22,10 +22,12 @@ whoever promotes the other.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from importlib import resources
 
 from pgleaderlock._checks import visible
+from pgleaderlock.backends._ownership import guard_sql, problems_sql, refusal
 from pgleaderlock.backends._pg_activity import holder_of, holder_query
 from pgleaderlock.backends._sql import numbers
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, Lease, check_schema, fence_key
@@ -33,27 +35,31 @@ from pgleaderlock.backends.session import Session
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.keys import LockKey
 
-__all__ = ["NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
+__all__ = ["LIMIT_IDLENESS", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
 
 NOT_THE_NEWEST = "PGL01"
 """The SQLSTATE with which a fence fails a transaction."""
 
 _FIRST_TIMELINE = 1
 
+# Asked before the first look into the table: what hangs on it would run with our rights.
 _LOOK_FOR_TABLE = """
 SELECT c.oid IS NOT NULL,
        coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
        CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
             ELSE has_schema_privilege(n.oid, 'CREATE') END,
-       current_user, current_database()
+       current_user, current_database(), {problems}
   FROM (SELECT) AS nothing
-  LEFT JOIN pg_namespace AS n ON n.nspname = %s
+  LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
 """
 
 # Two contenders that create a schema at once collide in spite of IF NOT EXISTS, so one waits for the other.
-_CREATE = "BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint); {schema_sql}; COMMIT; SELECT 1"
+_CREATE = """
+BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint); {guard} {schema_sql}; COMMIT; SELECT 1
+"""
+_TABLE_NAME = re.compile(r"CREATE TABLE IF NOT EXISTS \{schema\}\.(\w+)")
 
 # The name of the file that is being written begins with the timeline; the control file may lag after a promotion.
 _TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int"
@@ -100,12 +106,21 @@ END $mark$;
 COMMIT;
 """
 
+# It runs in sessions of users, whose search_path is their own: there, an unqualified name or operator may be another's.
+LIMIT_IDLENESS = """
+    PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', CASE
+              WHEN s.setting OPERATOR(pg_catalog.=) '0' OR s.setting::bigint OPERATOR(pg_catalog.>) {lease_ms}
+              THEN '{lease_ms}' ELSE s.setting END, true)
+       FROM pg_catalog.pg_settings AS s
+      WHERE s.name OPERATOR(pg_catalog.=) 'idle_in_transaction_session_timeout';"""
+"""In such a session, in PL/pgSQL: a transaction that is left idle for longer than a lease ends, if not before."""
+
 _FENCE = """
-DO $fence$ BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', least({lease_ms}, nullif(setting::int, 0))::text, true)
-       FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout';
-    PERFORM pg_advisory_xact_lock_shared({fence});
-    PERFORM 1 FROM {table} WHERE lock = '{lock}' AND token = {token} AND released_at IS NULL FOR SHARE;
+DO $fence$ BEGIN{limit_idleness}
+    PERFORM pg_catalog.pg_advisory_xact_lock_shared({fence});
+    PERFORM 1 FROM {table} AS t
+      WHERE t.lock OPERATOR(pg_catalog.=) '{lock}' AND t.token OPERATOR(pg_catalog.=) {token}
+        AND t.released_at IS NULL FOR SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = '{not_the_newest}',
             MESSAGE = 'pgleaderlock: token {token} of lock {lock} is not the newest: leadership has ended, '
@@ -118,13 +133,20 @@ END $fence$
 
 def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
     """Return the statements that make the tables, as ``pgleaderlock schema apply`` runs them."""
-    text = resources.files("pgleaderlock").joinpath("schema.sql").read_text("utf-8")
-    return text.replace("{schema}", _quoted(schema))
+    return _schema_text().replace("{schema}", _quoted(schema))
 
 
-def create_sql(schema: str) -> str:
-    """Return them as one transaction, of which two may run at once."""
-    return _CREATE.format(schema_sql=schema_sql(schema))
+def create_sql(schema: str, owner: str | None = None) -> str:
+    """Return them as one transaction, of which two may run at once; it refuses to add to what is a stranger's.
+
+    For a session that is pinned. What a stranger makes while it runs it cannot see: look at the tables afterwards.
+    """
+    guard = guard_sql(check_schema(schema), _TABLE_NAME.findall(_schema_text()), owner)
+    return _CREATE.format(schema_sql=schema_sql(schema), guard=guard)
+
+
+def _schema_text() -> str:
+    return resources.files("pgleaderlock").joinpath("schema.sql").read_text("utf-8")
 
 
 def _quoted(schema: str) -> str:
@@ -172,11 +194,11 @@ class Terms:
 
     async def make_ready(self, session: Session) -> None:
         """See that the table can be used; make it where this user may, and say what to do where not."""
-        bound_s = self._lease.answer_bound_s
-        row = await session.fetch(_LOOK_FOR_TABLE, (self._lease.schema,), bound_s=bound_s)
-        exists, usable, creatable, user, database = row or (False, False, False, "?", "?")
+        exists, usable, creatable, user, database = await self._look_for_table(session)
         if not exists and creatable:
-            await session.fetch(create_sql(self._lease.schema), bound_s=self._lease.lease_s)
+            create = create_sql(self._lease.schema, self._lease.schema_owner)
+            await session.fetch(create, bound_s=self._lease.lease_s)
+            await self._look_for_table(session)
         elif not usable:
             trouble = f"may not read and write {self._table}" if exists else f"may not create {self._table}, needed by"
             named = "" if self._lease.schema == DEFAULT_SCHEMA else f" --schema {self._lease.schema}"
@@ -185,6 +207,19 @@ class Terms:
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
                 f"({self._where}): as its owner, run {advice}"
             )
+
+    async def _look_for_table(self, session: Session) -> tuple[bool, bool, bool, str, str]:
+        """Return whether it is there, usable and creatable, by whom and where; raise if it is a stranger's."""
+        schema = self._lease.schema
+        problems = problems_sql(schema, ["terms"], self._lease.schema_owner)
+        statement = _LOOK_FOR_TABLE.format(schema=schema, problems=problems)
+        row = await session.fetch(statement, bound_s=self._lease.answer_bound_s)
+        if row is None:
+            raise ConnectionError(f"the server did not say whether there is a {self._table} ({self._where})")
+        exists, usable, creatable, user, database, found = row
+        if found:
+            raise refusal(schema, found, user, self._where)
+        return exists, usable, creatable, user, database
 
     async def read(self, session: Session) -> Past:
         """Return what is known of the past."""
@@ -233,7 +268,8 @@ class Terms:
 
     def fence_sql(self, token: int) -> str:
         """Return the statement that fails its transaction unless this token is still the newest."""
-        return self._sql(_FENCE, token, lease_ms=self._lease.lease_ms, not_the_newest=NOT_THE_NEWEST)
+        limit = LIMIT_IDLENESS.format(lease_ms=self._lease.lease_ms)
+        return self._sql(_FENCE, token, limit_idleness=limit, not_the_newest=NOT_THE_NEWEST)
 
     @property
     def _table(self) -> str:

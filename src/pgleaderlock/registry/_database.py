@@ -14,7 +14,9 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from pgleaderlock.backends import _dsn
-from pgleaderlock.backends._driver import close_connection, open_connection, take_over
+from pgleaderlock.backends._driver import close_connection
+from pgleaderlock.backends._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.lease import check_schema
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.clock import Clock
@@ -24,12 +26,12 @@ __all__ = ["TABLES", "Database", "Notification", "Row"]
 
 Row = tuple[Any, ...]
 TABLES = ("nodes", "candidates", "leaders", "history")
+_LATER_TABLES = ("asks",)  # which a schema of an earlier version has not
 _CALL_S = 10.0
 _MOST_SENDERS = 1000
 # A server does not notice that we hang up while it waits for a lock: without these, sessions would pile up there.
 _LIMITS = "SELECT set_config('lock_timeout', '5s', false), set_config('statement_timeout', '8s', false)"
 
-_MISSING = "SELECT count(*) < %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
 
 
@@ -47,14 +49,17 @@ class Notification:
 class Database:
     """One connection to the database of the registry, or none."""
 
-    def __init__(self, dsn: str, schema: str, clock: Clock) -> None:
+    def __init__(self, dsn: str, schema: str, clock: Clock, *, owner: str | None = None) -> None:
         self._parts = _dsn.check_dsn(dsn)
         self._schema = check_schema(schema)
+        self._owner = check_owner(owner)
         self._clock = clock
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._heard: dict[int, Notification] = {}
         self.heard_count = 0
         """How many notifications came, ever."""
+        self.has_tables = False
+        """Whether there was a registry when the connection was opened."""
 
     @property
     def where(self) -> str:
@@ -70,17 +75,23 @@ class Database:
         """Connect, make the tables unless they are there, and listen."""
         await self.close()
         async with self._bounded("cannot connect"):
-            conninfo = _dsn.with_defaults(self._parts)
-            self._connection = connection = await open_connection(
-                lambda: psycopg.AsyncConnection.connect(conninfo, autocommit=True)
-            )
-            take_over(connection)
+            self._connection = connection = await open_pinned(_dsn.with_defaults(self._parts))
             await connection.execute(_LIMITS)
             connection.add_notify_handler(lambda each: self._hear(each.pid, each.payload))
-            if makes_tables and (await self._fetch(_MISSING, (len(TABLES), self._schema, list(TABLES))))[0][0]:
-                await connection.execute(create_sql(self._schema).encode())
+            self.has_tables = await self._look_for_tables()
+            if makes_tables and not self.has_tables:
+                await connection.execute(create_sql(self._schema, self._owner).encode())
+                self.has_tables = await self._look_for_tables()
             if listen_to is not None:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(listen_to)))
+
+    async def _look_for_tables(self) -> bool:
+        """Whether all are there; ConnectionError if they are a stranger's, before anything of theirs can run."""
+        statement = tables_sql(self._schema, TABLES, self._owner, optional=_LATER_TABLES)
+        ((are_there, problems, user),) = await self._fetch(statement)
+        if problems:
+            raise refusal(self._schema, problems, user, self.where)
+        return bool(are_there)
 
     async def stop_listening(self) -> None:
         """Have no notifications sent here any more."""

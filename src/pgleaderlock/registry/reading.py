@@ -12,7 +12,7 @@ from typing import Any
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.registry._database import TABLES, Database, Row
+from pgleaderlock.registry._database import Database, Row
 from pgleaderlock.registry._sql import CHANGE_CHANNEL
 from pgleaderlock.registry.asking import Answer, Asked, Asker
 from pgleaderlock.registry.audit import Line
@@ -88,7 +88,6 @@ SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch 
 _EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
 _LOOK_EVERY_S = 1.0
-_EXISTS = "SELECT count(*) = %s FROM pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +239,15 @@ def _listed(roles: Roles) -> list[str] | None:
 
 
 @contextlib.asynccontextmanager
-async def open_reader(dsn: str, schema: str = DEFAULT_SCHEMA) -> AsyncIterator[RegistryReader]:
+async def open_reader(
+    dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
+) -> AsyncIterator[RegistryReader]:
     """Open the registry for reading; ConnectionError if there is none."""
     check_schema(schema)
-    database = Database(dsn, schema, suspend_aware_clock)
+    database = Database(dsn, schema, suspend_aware_clock, owner=schema_owner)
     try:
         await database.open(listen_to=CHANGE_CHANNEL, makes_tables=False)
-        if not (await database.fetch(_EXISTS, (len(TABLES), schema, list(TABLES))))[0][0]:
+        if not database.has_tables:
             raise ConnectionError(
                 f"there is no registry in schema {schema} ({database.where}): the first node that has one configured "
                 "makes it, or pgleaderlock schema apply"

@@ -70,6 +70,7 @@ class Registry:
         node: str | None = None,
         about: Mapping[str, Any] | None = None,
         schema: str = DEFAULT_SCHEMA,
+        schema_owner: str | None = None,
         heartbeat_s: float = 5.0,
         keep_days: int = 30,
         accept_asks: bool = True,
@@ -77,7 +78,7 @@ class Registry:
     ) -> None:
         self.node = _presentable("node", node or f"{socket.gethostname()}:{os.getpid()}")
         self.schema = schema
-        self._database = Database(dsn, schema, clock)
+        self._database = Database(dsn, schema, clock, owner=schema_owner)
         self._sql = statements(schema)
         self._heartbeat_s = check_seconds("heartbeat_s", heartbeat_s)
         self._keep_days = check_int("keep_days", keep_days, 1, 36500)

@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._driver import close_connection, is_psycopg
+from pgleaderlock.backends._ownership import check_owner, refusal, tables_sql
 from pgleaderlock.backends.lease import check_schema
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.errors import ConnectionError
@@ -20,7 +21,7 @@ from pgleaderlock.errors import ConnectionError
 __all__ = ["LedgerConnection", "Row"]
 
 Row = tuple[Any, ...]
-_TABLES = ("tick_jobs", "ticks")
+_TABLES = ("tick_jobs", "ticks", "terms")  # a claim looks at the term row too
 _CALL_S = 10.0
 # Waits for a lock must be short, because all jobs share the connection; and if this process is frozen between two
 # statements, a successor must not wait for it for long.
@@ -29,16 +30,18 @@ SELECT set_config('lock_timeout', '500ms', false), set_config('statement_timeout
        set_config('idle_in_transaction_session_timeout', '1s', false), set_config('TimeZone', 'UTC', false),
        set_config('default_transaction_isolation', 'read committed', false)
 """
-_MISSING = "SELECT count(*) < %(number)s FROM pg_tables WHERE schemaname = %(schema)s AND tablename = ANY(%(names)s)"
 
 
 class LedgerConnection:
     """One connection to the database of the ledger, or none. One statement at a time."""
 
-    def __init__(self, connector: Connector, schema: str) -> None:
+    def __init__(self, connector: Connector, schema: str, *, owner: str | None = None) -> None:
         self._connector = connector
         self._schema = check_schema(schema)
+        self._owner = check_owner(owner)
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self.has_tables = False
+        """Whether there was a ledger when the connection was opened."""
 
     @property
     def where(self) -> str:
@@ -58,13 +61,10 @@ class LedgerConnection:
                 )
             self._connection = connection
             await self._fetch(_LIMITS, {})
-            if makes_tables and await self._lacks_tables():
+            self.has_tables = await self._look_for_tables()
+            if makes_tables and not self.has_tables:
                 await self._make_tables(connection)
-
-    async def has_tables(self) -> bool:
-        """Whether there is a ledger."""
-        async with self._bounded("did not answer"):
-            return not await self._lacks_tables()
+                self.has_tables = await self._look_for_tables()
 
     async def close(self) -> None:
         """Give the connection up. Does not raise, does not hang."""
@@ -83,13 +83,16 @@ class LedgerConnection:
             rows = await self._fetch(first, parameters)
             return rows, await self._fetch(second, parameters) if rows else []
 
-    async def _lacks_tables(self) -> bool:
-        names = {"number": len(_TABLES), "schema": self._schema, "names": list(_TABLES)}
-        return bool((await self._fetch(_MISSING, names))[0][0])
+    async def _look_for_tables(self) -> bool:
+        """Whether all are there; ConnectionError if they are a stranger's, before anything of theirs can run."""
+        ((are_there, problems, user),) = await self._fetch(tables_sql(self._schema, _TABLES, self._owner), {})
+        if problems:
+            raise refusal(self._schema, problems, user, self.where)
+        return bool(are_there)
 
     async def _make_tables(self, connection: psycopg.AsyncConnection[Any]) -> None:
         try:
-            await connection.execute(create_sql(self._schema).encode())
+            await connection.execute(create_sql(self._schema, self._owner).encode())
         except psycopg.errors.InsufficientPrivilege as error:
             explained = self._connector.explain("cannot make its tables", error)
             raise ConnectionError(

@@ -12,7 +12,7 @@ own row, and is answered as the first time.
 """
 
 from pgleaderlock.backends.lease import check_schema
-from pgleaderlock.backends.terms import NOT_THE_NEWEST
+from pgleaderlock.backends.terms import LIMIT_IDLENESS, NOT_THE_NEWEST
 
 __all__ = ["NOW", "PRUNED_AT_ONCE", "done_sql", "statements"]
 
@@ -123,14 +123,15 @@ _STATEMENTS = {
     "time": _TIME,
 }
 
+# In sessions of users, so nothing is looked up by their search_path.
 # The text of a job's name travels in hexadecimal digits: DO takes no parameters, and nothing in it can end a quote.
 _DONE = """
-DO $done$ BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', least({lease_ms}, nullif(setting::int, 0))::text, true)
-       FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout';
-    UPDATE {schema}.ticks SET state = 'done', ended_at = clock_timestamp()
-     WHERE lock = '{lock}' AND job = convert_from(decode('{job}', 'hex'), 'UTF8') AND slot = '{slot}'
-       AND attempt = {attempt} AND token = {token} AND state = 'running';
+DO $done$ BEGIN{limit_idleness}
+    UPDATE {schema}.ticks AS t SET state = 'done', ended_at = pg_catalog.clock_timestamp()
+     WHERE t.lock OPERATOR(pg_catalog.=) '{lock}'
+       AND t.job OPERATOR(pg_catalog.=) pg_catalog.convert_from(pg_catalog.decode('{job}', 'hex'), 'UTF8')
+       AND t.slot OPERATOR(pg_catalog.=) '{slot}' AND t.attempt OPERATOR(pg_catalog.=) {attempt}
+       AND t.token OPERATOR(pg_catalog.=) {token} AND t.state OPERATOR(pg_catalog.=) 'running';
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = '{not_the_newest}',
             MESSAGE = 'pgleaderlock: the slot {slot} of lock {lock} is no longer claimed by token {token}',
@@ -158,6 +159,6 @@ def done_sql(schema: str, *, lock: str, job: str, slot: str, attempt: int, token
         slot=slot,
         attempt=attempt,
         token=token,
-        lease_ms=lease_ms,
+        limit_idleness=LIMIT_IDLENESS.format(lease_ms=lease_ms),
         not_the_newest=NOT_THE_NEWEST,
     )

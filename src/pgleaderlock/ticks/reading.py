@@ -81,13 +81,15 @@ class LedgerReader:
 
 
 @contextlib.asynccontextmanager
-async def open_ledger(dsn: str, schema: str = DEFAULT_SCHEMA) -> AsyncIterator[LedgerReader]:
+async def open_ledger(
+    dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
+) -> AsyncIterator[LedgerReader]:
     """Open the ledger for reading; ConnectionError if there is none."""
     connector = Connector(LockKey.bigint(0), dsn=dsn, named="the tick ledger")
-    connection = LedgerConnection(connector, check_schema(schema))
+    connection = LedgerConnection(connector, check_schema(schema), owner=schema_owner)
     try:
         await connection.open(makes_tables=False)
-        if not await connection.has_tables():
+        if not connection.has_tables:
             raise ConnectionError(
                 f"there is no tick ledger in schema {schema} ({connection.where}): the first leader with scheduled "
                 "work makes it, or pgleaderlock schema apply"

@@ -62,7 +62,8 @@ class Scheduler:
         self._lease = lease
         named = f"the tick ledger of {key.described}"
         connector = Connector(key, dsn=dsn, connect_fn=connect_fn, named=named)
-        self._ledger = Ledger(LedgerConnection(connector, lease.schema), key, lease, host.logger)
+        connection = LedgerConnection(connector, lease.schema, owner=lease.schema_owner)
+        self._ledger = Ledger(connection, key, lease, host.logger)
         self._names: set[str] = set()
 
     def add(self, schedule: Schedule, fn: Callable[..., Any], name: str | None, policy: JobPolicy) -> None:

@@ -415,7 +415,7 @@ class ModelledPostgres:
         return None
 
     def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
-        return True, True, True, "model", "model"
+        return True, True, True, "model", "model", []
 
     # --- A group's statements ----------------------------------------------------------------------------------
 
