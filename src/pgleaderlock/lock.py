@@ -65,6 +65,7 @@ class LeaderLock(Scheduled, Election):
         fence_wait_s: float | None = None,
         hard_fence: bool = False,
         drain_s: float = 10.0,
+        schema_owner: str | None = None,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
         times = choose_times(lease_s, health_interval_s)
@@ -78,6 +79,7 @@ class LeaderLock(Scheduled, Election):
             takeover=takeover,
             term_table=term_table,
             schema=schema,
+            schema_owner=schema_owner,
             fence_wait_s=fence_wait_s,
         )
         self._postgres = PostgresBackend(self._key, lease, clock, dsn=dsn, connect_fn=connect_fn)

@@ -91,7 +91,7 @@ class Node:
         election = self.config.election
         options: dict[str, Any] = {"lease_s": election.lease_s}
         if str(election.url).startswith("postgresql+lease://"):
-            options |= {"role": role.name, "schema": election.schema_name}
+            options |= {"role": role.name, "schema": election.schema_name, "schema_owner": election.schema_owner}
         return Election(
             open_backend(str(election.url_of(role)), **options),
             retry_strategy=election.retry_strategy(),
@@ -108,6 +108,7 @@ class Node:
             node=config.cluster.node,
             about=config.cluster.about,
             schema=config.registry.schema_name,
+            schema_owner=config.registry.schema_owner,
             heartbeat_s=config.registry.heartbeat,
             keep_days=config.registry.keep_days,
             accept_asks=config.registry.accept_asks,
@@ -156,7 +157,11 @@ class Node:
 
         dsn, wanted = self.config.registry_dsn or str(self._dsn), self.config.dashboard
         source = RegistrySource(
-            dsn, self.config.registry.schema_name, where=describe(check_dsn(dsn)), window_s=_WINDOW_S
+            dsn,
+            self.config.registry.schema_name,
+            where=describe(check_dsn(dsn)),
+            window_s=_WINDOW_S,
+            schema_owner=self.config.registry.schema_owner,
         )
         metrics = None if not self.config.metrics.enabled else self._metrics_registry()
         token = None if wanted.token is None else wanted.token.get_secret_value()

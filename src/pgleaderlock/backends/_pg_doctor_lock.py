@@ -6,11 +6,12 @@ Only contenders that do not agree are warned about. Nothing else shows them to e
 from collections.abc import Sequence
 
 from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._ownership import problems_sql
 from pgleaderlock.backends._pg_activity import Contender, contenders
 from pgleaderlock.backends._pg_doctor_findings import Finding, Note, Verdict, together
 from pgleaderlock.backends._pg_doctor_site import Site
 from pgleaderlock.backends._pg_standby import REMEDY, described, standby_waits
-from pgleaderlock.backends.lease import witness_key
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, witness_key
 
 __all__ = ["check_lock", "check_term_table"]
 
@@ -20,7 +21,8 @@ SELECT c.oid IS NOT NULL,
        coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
        CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-            ELSE has_schema_privilege(n.oid, 'CREATE') END
+            ELSE has_schema_privilege(n.oid, 'CREATE') END,
+       {problems}
   FROM (SELECT) AS here
   LEFT JOIN pg_namespace AS n ON n.nspname = 'pgleaderlock'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
@@ -29,7 +31,11 @@ SELECT c.oid IS NOT NULL,
 
 async def check_term_table(site: Site, name: str) -> Finding:
     """See whether term_table=True would work."""
-    is_there, is_usable, can_create = await site.ask(_TERM_TABLE)
+    problems_of_terms = problems_sql(DEFAULT_SCHEMA, ["terms"], None)
+    is_there, is_usable, can_create, problems = await site.ask(_TERM_TABLE.format(problems=problems_of_terms))
+    if problems:
+        found = f"pgleaderlock.terms will be refused, code of another role could run there: {'; '.join(problems)}"
+        return Finding(name, Verdict.WARNING, found, "with term_table=True, name a role that you trust as schema_owner")
     advice = f"needed only with term_table=True: as its owner, pgleaderlock schema apply --grant-to {site.user}"
     if is_there and is_usable:
         return Finding(name, Verdict.INFO, "pgleaderlock.terms is there, and this user may use it")

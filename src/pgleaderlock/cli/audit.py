@@ -33,7 +33,7 @@ _EVERYTHING = 10_000_000
 
 async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
     """Print what was found, and return the exit code: 1 if two terms ever overlapped."""
-    async with opened(dsn, place.schema) as reader:
+    async with opened(dsn, place) as reader:
         known = await find_role(reader, role, lock)
         which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
         audits = await _audit(reader, which, since)

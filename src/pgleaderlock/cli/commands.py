@@ -31,6 +31,8 @@ from pgleaderlock.cli.options import (
     lease_options,
     lock_options,
     schema_option,
+    schema_owner,
+    schema_owner_option,
     seconds_option,
 )
 from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, key_in
@@ -209,6 +211,7 @@ def acquire(
     metavar="NAME",
     help="Where the registry is, or the rows of postgresql+lease://. [default: pgleaderlock, or what --config says]",
 )
+@schema_owner_option
 @config_option
 def status(
     *,
@@ -245,7 +248,7 @@ def status(
         return
     url, dsn = as_dsn(url, dsn)
     if check_url(url, dsn, key1=key1, key2=key2) is not None:
-        asyncio.run(show_status(in_store(str(url), role, schema), as_json=as_json))
+        asyncio.run(show_status(in_store(str(url), role, schema, schema_owner()), as_json=as_json))
         return
     if not names_lock:
         show_all_roles(find_place(dsn, None, schema, None), as_json=as_json)
@@ -307,6 +310,7 @@ def schema_show(*, schema: str) -> None:
 @schema.command("apply", epilog=exit_codes.EXIT_CODES_HELP)
 @dsn_option
 @schema_option
+@schema_owner_option
 @click.option("--grant-to", "grantee", metavar="USER", help="Let this user take part in elections with it.")
 @click.option(
     "--grant-asks-to", "operator", metavar="USER", help="Let this user read the registry and ask leaders to step down."
@@ -315,7 +319,7 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator:
     """Make the table, unless it is there. May be repeated."""
     statements_of(schema)
     with open_database(dsn) as database:
-        asyncio.run(apply_schema(database.dsn, schema, grantee, operator))
+        asyncio.run(apply_schema(database.dsn, schema, grantee, operator, owner=schema_owner()))
 
 
 cli.add_command(exec_command)

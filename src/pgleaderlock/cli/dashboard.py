@@ -48,7 +48,9 @@ def choose_token(*, allow_actions: bool) -> str | None:
 def registry_source(dsn: str, place: Place, window_s: float) -> Source:
     """Return the registry of a database."""
     where = _dsn.describe(_dsn.check_dsn(dsn))
-    return RegistrySource(dsn, place.schema, where=where, window_s=window_s, roles=place.roles)
+    return RegistrySource(
+        dsn, place.schema, where=where, window_s=window_s, roles=place.roles, schema_owner=place.owner
+    )
 
 
 def store_source(urls: Iterable[str], window_s: float) -> Source:

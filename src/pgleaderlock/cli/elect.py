@@ -13,6 +13,7 @@ from pgleaderlock.backends import open_backend
 from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.options import schema_owner
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
@@ -124,7 +125,7 @@ def elected(
         election = _election_by_url(str(url), role, common, lease.lease_s, schema)
         show_logs(log_level)
         _warn_of_memory(str(url))
-        yield election, in_store(str(url), role, schema)
+        yield election, in_store(str(url), role, schema, schema_owner())
         return
     key = choose_key(key1, key2, role)
     _check_takeover(lease.takeover, term_table=lease.term_table)
@@ -137,6 +138,7 @@ def elected(
         takeover=lease.takeover,
         term_table=lease.term_table,
         schema=lease.schema,
+        schema_owner=schema_owner(),
         **common,
     )
     _check_by_making(make_lock)
@@ -152,6 +154,7 @@ def _warn_of_memory(url: str) -> None:
 
 def _election_by_url(url: str, role: str | None, common: Common, lease_s: float, schema: str | None) -> Election:
     try:
-        return Election(open_backend(url, role=role, lease_s=lease_s, **store_options(url, schema)), **common)
+        options = store_options(url, schema, schema_owner())
+        return Election(open_backend(url, role=role, lease_s=lease_s, **options), **common)
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error

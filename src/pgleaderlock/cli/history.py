@@ -23,7 +23,7 @@ async def show_history(
     dsn: str, place: Place, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
 ) -> None:
     """Print the newest lines of one role or of all."""
-    async with opened(dsn, place.schema) as reader:
+    async with opened(dsn, place) as reader:
         known = await find_role(reader, *named)
         since_at = since.resolve(await reader.now())
         which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}

@@ -18,7 +18,7 @@ from pgleaderlock.cli.argv_secrets import URL_VARIABLE
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import dsn_option, seconds_option
+from pgleaderlock.cli.options import dsn_option, schema_owner_option, seconds_option
 from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
@@ -62,6 +62,7 @@ def _place_options(command: F) -> F:
             metavar="NAME",
             help=f"Where the registry's tables are. [default: {DEFAULT_SCHEMA}, or what --config says]",
         ),
+        schema_owner_option,
         config_option,
     )
     for option in reversed(options):
@@ -181,9 +182,7 @@ def ticks(
     key = _key_of(role, lock, config_file)
     place = find_place(dsn, url, schema, config_file)
     with open_database(place.dsn) as database:
-        asyncio.run(
-            show_ticks(database.dsn, place.schema, job=job, lock=key, since=since, limit=limit, as_json=as_json)
-        )
+        asyncio.run(show_ticks(database.dsn, place, job=job, lock=key, since=since, limit=limit, as_json=as_json))
 
 
 def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> LockKey | None:

@@ -8,6 +8,7 @@ import click
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, URL_VARIABLE
 
@@ -18,6 +19,8 @@ __all__ = [
     "lock_options",
     "naming_options",
     "schema_option",
+    "schema_owner",
+    "schema_owner_option",
     "seconds_option",
 ]
 
@@ -77,6 +80,31 @@ def _check_option_url(context: click.Context, _option: click.Parameter, value: s
 schema_option = click.option(
     "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="Where the term table is."
 )
+
+_OWNER = "pgleaderlock.schema_owner"
+
+
+def _keep_owner(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    try:
+        context.meta[_OWNER] = check_owner(value)
+    except ValueError as error:
+        raise click.UsageError(str(error), context) from error
+
+
+# No argument of the commands: whatever opens tables asks schema_owner().
+schema_owner_option = click.option(
+    "--schema-owner",
+    metavar="ROLE",
+    expose_value=False,
+    callback=_keep_owner,
+    help="Use tables of this role there, besides those of our own user and of a superuser.",
+)
+
+
+def schema_owner() -> str | None:
+    """Return the role that the command line trusts with the tables."""
+    owner: str | None = click.get_current_context().meta.get(_OWNER)
+    return owner
 
 
 def dsn_option(command: F) -> F:
@@ -148,6 +176,7 @@ def lease_options(command: F) -> F:
         ),
         click.option("--term-table", is_flag=True, help="Write each term down, for strict take-over and fencing."),
         schema_option,
+        schema_owner_option,
     )
     for option in reversed(options):
         command = option(command)

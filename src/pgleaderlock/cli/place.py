@@ -17,6 +17,7 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.elect import choose_key
+from pgleaderlock.cli.options import schema_owner
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.keys import LockKey
 
@@ -38,16 +39,19 @@ class Place:
     schema: str
     roles: tuple[str, ...] | None = None
     """Only these; None is all of them."""
+    owner: str | None = None
+    """Whose tables are used, besides our own user's and a superuser's."""
 
 
 def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
     """Return where to look. What cannot be meant is wrong usage."""
     config = config_in_force(config_file)
     if config is None:
-        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA))
+        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), owner=schema_owner())
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
     roles = tuple(role.name for role in config.election.roles) or None
-    return Place(found, _checked(schema or config.registry.schema_name), roles)
+    owner = schema_owner() or config.registry.schema_owner
+    return Place(found, _checked(schema or config.registry.schema_name), roles, owner)
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":
@@ -69,7 +73,12 @@ def find_target(config: "Config", key1: int | None, key2: int | None, role: str 
         names = ", ".join(each.name for each in election.roles) or "none"
         raise click.UsageError(f"in this store the configuration says which locks there are: --role is one of {names}.")
     rows = election.postgres_dsn is not None
-    return in_store(str(election.url_of(known)), role if rows else None, election.schema_name if rows else None)
+    return in_store(
+        str(election.url_of(known)),
+        role if rows else None,
+        election.schema_name if rows else None,
+        schema_owner() or election.schema_owner,
+    )
 
 
 def key_in(config: "Config | None", role: str | None) -> LockKey | None:

@@ -45,7 +45,7 @@ _WHO_IS_IN_IT = (  # an empty registry does not mean that nobody leads: most loc
 
 async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
     """Print all roles that are wanted, as the registry shows them now."""
-    async with opened(dsn, place.schema) as reader:
+    async with opened(dsn, place) as reader:
         roles = await reader.status(roles=place.roles)
     if as_json:
         for role in roles:
@@ -67,10 +67,10 @@ def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:
 
 
 @contextlib.asynccontextmanager
-async def opened(dsn: str, schema: str) -> AsyncIterator[RegistryReader]:
+async def opened(dsn: str, place: Place) -> AsyncIterator[RegistryReader]:
     """Open the registry; UnreachableError, also from within the block, if it does not answer."""
     try:
-        async with open_reader(dsn, schema) as reader:
+        async with open_reader(dsn, place.schema, schema_owner=place.owner) as reader:
             yield reader
     except ConnectionError as error:
         raise unreachable(error) from error

@@ -22,11 +22,13 @@ def statements_of(schema: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-async def apply_schema(dsn: str, schema: str, grantee: str | None, operator: str | None = None) -> None:
+async def apply_schema(
+    dsn: str, schema: str, grantee: str | None, operator: str | None = None, *, owner: str | None
+) -> None:
     """Make the table and say so; UnreachableError if the database does not let us."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            await make_tables(dsn, schema, grantee, operator)
+            await make_tables(dsn, schema, grantee, operator, owner=owner)
     except ConnectionError as error:
         raise UnreachableError(str(error)) from error
     except TimeoutError as error:

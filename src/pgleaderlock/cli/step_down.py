@@ -62,7 +62,7 @@ class Wish:
 
 async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
     """Ask, wait, and tell; return the exit code."""
-    async with opened(dsn, place.schema) as reader:
+    async with opened(dsn, place) as reader:
         known = await find_role(reader, wish.role, wish.lock)
         if known is None:
             raise click.UsageError("say whose leader: --role, or --lock.")

@@ -62,21 +62,21 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
     return Target(key.name or str(key), key.described, key_fields(key), look, advice)
 
 
-def store_options(url: str, schema: str | None) -> dict[str, Any]:
+def store_options(url: str, schema: str | None, owner: str | None) -> dict[str, Any]:
     """Return what a backend is told besides: only lease rows have a schema, and must not look in another."""
-    if schema is None:
-        return {}
-    if not url.lower().startswith("postgresql+lease://"):
-        raise click.UsageError("--schema is about tables of PostgreSQL: this store has none.")
-    return {"schema": schema}
+    options = {name: value for name, value in (("schema", schema), ("schema_owner", owner)) if value is not None}
+    if options and not url.lower().startswith("postgresql+lease://"):
+        flag = next(iter(options)).replace("_", "-")
+        raise click.UsageError(f"--{flag} is about tables of PostgreSQL: this store has none.")
+    return options
 
 
-def in_store(url: str, role: str | None, schema: str | None = None) -> Target:
+def in_store(url: str, role: str | None, schema: str | None = None, owner: str | None = None) -> Target:
     """The lock that this URL names, in whatever store."""
     if role is not None and "://" in role:
         raise click.UsageError("--role takes a name, and this is a connection string.")
     try:
-        backend = open_backend(url, role=role, **store_options(url, schema))  # to be asked, not to compete
+        backend = open_backend(url, role=role, **store_options(url, schema, owner))  # to be asked, not to compete
     except (ValueError, TypeError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error
 

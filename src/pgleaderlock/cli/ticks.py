@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import print_record, unreachable
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
@@ -22,12 +23,12 @@ _STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "y
 
 
 async def show_ticks(
-    dsn: str, schema: str, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
+    dsn: str, place: Place, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
 ) -> None:
     """Print the newest of one job or of all."""
     named = None if lock is None else str(lock)
     try:
-        async with open_ledger(dsn, schema) as ledger:
+        async with open_ledger(dsn, place.schema, schema_owner=place.owner) as ledger:
             since_at = since.resolve(await ledger.now())
             ticks = await ledger.ticks(job=job, lock=named, since=since_at, limit=limit + 1)
     except ConnectionError as error:
@@ -44,7 +45,7 @@ async def show_ticks(
     if not ticks:
         of_them = "".join(f" of {what}" for what in (job and f"job {visible(job)}", named and f"lock {named}") if what)
         since_then = f" since {iso(since_at)}" if since_at else ""
-        click.echo(f"The ledger in schema {visible(schema)} has nothing{of_them}{since_then}.", err=True)
+        click.echo(f"The ledger in schema {visible(place.schema)} has nothing{of_them}{since_then}.", err=True)
 
 
 def _fields(tick: RecordedTick) -> dict[str, Any]:

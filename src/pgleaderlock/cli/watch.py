@@ -60,7 +60,15 @@ async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -
 
 async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
     """Show what there is, again and again, until the connection ends."""
-    source = RegistrySource(dsn, place.schema, where="", window_s=_WINDOW_S, roles=place.roles, look_every_s=interval_s)
+    source = RegistrySource(
+        dsn,
+        place.schema,
+        where="",
+        window_s=_WINDOW_S,
+        roles=place.roles,
+        look_every_s=interval_s,
+        schema_owner=place.owner,
+    )
     board = Board(kind=source.kind, where=source.where, can={})
     async with contextlib.aclosing(source.follow()) as looks:
         async for look, new_lines in looks:

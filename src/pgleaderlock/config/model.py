@@ -31,6 +31,7 @@ from pgleaderlock.config.values import (
     RoleKey,
     RoleName,
     SchemaName,
+    SchemaOwner,
     between,
     is_rows,
     is_sessions,
@@ -130,6 +131,12 @@ class LeaderElectionConfig(_Section):
     schema_name: SchemaName = _setting(
         DEFAULT_SCHEMA, "text", "Where the term table, or the rows of `postgresql+lease://`, are.", alias="schema"
     )
+    schema_owner: SchemaOwner | None = _setting(
+        None,
+        "text",
+        "Which role's tables there are used, besides those of our own user and of a superuser.",
+        otherwise="no other's",
+    )
     settle: DurationOrZero | None = _setting(
         None,
         "duration",
@@ -207,6 +214,7 @@ class LeaderElectionConfig(_Section):
             "takeover": self.takeover,
             "term_table": self.term_table,
             "schema": self.schema_name,
+            "schema_owner": self.schema_owner,
         }
 
     def retry_strategy(self) -> RetryStrategy:
@@ -234,6 +242,12 @@ class RegistryConfig(_Section):
         None, "secret", "Which PostgreSQL the registry is in.", otherwise="that of the backend"
     )
     schema_name: SchemaName = _setting(DEFAULT_SCHEMA, "text", "Where its tables are.", alias="schema")
+    schema_owner: SchemaOwner | None = _setting(
+        None,
+        "text",
+        "Which role's tables there are used, besides those of our own user and of a superuser.",
+        otherwise="no other's",
+    )
     heartbeat: Duration = _setting(5.0, "duration", "How often this node shows that it is there.")
     keep_days: Annotated[int, between(1, 36500)] = _setting(30, "number", "For how many days the history is kept.")
     accept_asks: bool = _setting(True, "flag", "Whether operators may ask this node to step down.")  # noqa: FBT003

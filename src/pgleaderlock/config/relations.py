@@ -86,11 +86,14 @@ def _sessions(config: "Config") -> Iterator[Conflict]:
 
 def _schema(config: "Config") -> Iterator[Conflict]:
     election = config.election
-    if not election.on_sessions and not is_rows(election.url or "") and "schema_name" in election.model_fields_set:
-        yield Conflict(
-            (_key("schema"), _key("backend")),
-            "schema is about tables of PostgreSQL, and backend names a store that has none: leave schema out",
-        )
+    if election.on_sessions or is_rows(election.url or ""):
+        return
+    for field, name in (("schema_name", "schema"), ("schema_owner", "schema_owner")):
+        if field in election.model_fields_set:
+            yield Conflict(
+                (_key(name), _key("backend")),
+                f"{name} is about tables of PostgreSQL, and backend names a store that has none: leave {name} out",
+            )
 
 
 def _registry(config: "Config") -> Iterator[Conflict]:

@@ -15,6 +15,7 @@ from pgleaderlock._checks import check_token
 from pgleaderlock._durations import parse_duration, show_duration
 from pgleaderlock.alerts.rules import check_prefix
 from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.lease import check_schema
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.keys import LockKey
@@ -137,6 +138,13 @@ def _check_schema(name: str) -> str:
         raise ValueError("must be a plain name of letters, digits and _, and not begin with pg_") from None
 
 
+def _check_schema_owner(name: str) -> str:
+    try:
+        return str(check_owner(name))
+    except ValueError:
+        raise ValueError("must be the name of a role, without quotes and backslashes") from None
+
+
 def _check_about(value: Any) -> dict[str, Any]:
     """Take what JSON and a column of PostgreSQL's can hold."""
     if not isinstance(value, Mapping):
@@ -160,6 +168,8 @@ RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(_show_k
 """Which lock that is, where the name alone does not say it."""
 SchemaName = Annotated[str, AfterValidator(_check_schema)]
 """Where tables are."""
+SchemaOwner = Annotated[str, AfterValidator(_check_schema_owner)]
+"""Whose tables are trusted."""
 About = Annotated[Mapping[str, Any], PlainValidator(_check_about)]
 """Facts about a node, for people."""
 

@@ -65,16 +65,17 @@ class RegistrySource:
         window_s: float,
         roles: Collection[str] | None = None,
         look_every_s: float = 1.0,
+        schema_owner: str | None = None,
     ) -> None:
         self._look_every_s = look_every_s
-        self._dsn, self._schema = dsn, schema
+        self._dsn, self._schema, self._owner = dsn, schema, schema_owner
         self._roles = roles
         self._window_s = window_s
         self.where = where
 
     async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Read everything once, then what is new."""
-        async with open_reader(self._dsn, self._schema) as reader:
+        async with open_reader(self._dsn, self._schema, schema_owner=self._owner) as reader:
             book = _History(self._window_s)
             loop = asyncio.get_running_loop()
             while True:
@@ -92,7 +93,7 @@ class RegistrySource:
 
     async def ask_to_step_down(self, lock: str) -> None:
         """Ask as ``pgleaderlock step-down`` does, with the rights of our database role; AskRefused if it refuses."""
-        async with open_reader(self._dsn, self._schema) as reader:
+        async with open_reader(self._dsn, self._schema, schema_owner=self._owner) as reader:
             leader = next((each.leader for each in await reader.status(lock)), None)
             asked = await reader.ask_to_step_down(lock, "dashboard token", leader=leader, wait_s=_ANSWER_S)
             answer = await reader.wait_for_answer(asked, _ANSWER_S)

@@ -31,6 +31,7 @@ class LockSettings(ElectionSettings, total=False):
     takeover: Literal["fast", "strict"]
     term_table: bool
     schema: str
+    schema_owner: str | None
     fence_wait_s: float | None
 
 
