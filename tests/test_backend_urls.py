@@ -94,7 +94,7 @@ def test_a_url_is_a_text():
         ("file:///tmp/x", None, "It has: none"),
         ("k8s://a/b", None, "It has: client, request_timeout_s"),
         ("postgresql://h/d", "x", "It has: wake, slice_s"),
-        ("postgresql+lease://h/d", "x", "It has: schema, listen_dsn, poll_s"),
+        ("postgresql+lease://h/d", "x", "It has: schema, schema_owner, listen_dsn, poll_s"),
     ],
 )
 def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_does(

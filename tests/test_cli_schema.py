@@ -67,7 +67,7 @@ def test_strict_without_the_table_is_wrong_usage(capsys: pytest.CaptureFixture[s
 
 
 def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    async def be_silent(*_: object) -> None:
+    async def be_silent(*_: object, **__: object) -> None:
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr("pgleaderlock.cli.schema.make_tables", be_silent)
