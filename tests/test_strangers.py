@@ -17,6 +17,7 @@ from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.dashboard._sources import RegistrySource
 from pgleaderlock.embedded import Server
+from pgleaderlock.registry.reading import open_reader
 from pgleaderlock.torture import Ground
 from tests.conftest import free_port
 from tests.doubles import Witness, until
@@ -239,8 +240,11 @@ async def lease_rows(dsn: str) -> None:
 async def the_schema_made_and_printed(dsn: str) -> None:
     schema = f"made_{next(_numbers)}"
     await invoke("schema", "apply", "--dsn", dsn, "--schema", schema, "--grant-to", "postgres")
+    by_hand = f"made_{next(_numbers)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(schema_sql(f"made_{next(_numbers)}").encode())
+        connection.execute(schema_sql(by_hand).encode())
+    async with open_reader(dsn, by_hand) as reader:  # which refuses a default or a check that a stranger's code is in
+        await reader.status()
 
 
 @feature

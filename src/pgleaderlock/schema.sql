@@ -126,18 +126,18 @@ COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance b
 
 CREATE TABLE IF NOT EXISTS {schema}.asks (
     id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    lock         text        NOT NULL,
-    instance     uuid,
+    lock         pg_catalog.text        NOT NULL,
+    instance     pg_catalog.uuid,
     token        bigint,
-    claimed_by   text,
-    reason       text,
-    wait_s       double precision NOT NULL DEFAULT 30 CHECK (wait_s > 0 AND wait_s <= 3600),
-    asked_by     text        NOT NULL DEFAULT session_user,
-    asked_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    answer       text,
-    why          text,
-    answered_by  text,
-    answered_at  timestamptz
+    claimed_by   pg_catalog.text,
+    reason       pg_catalog.text,
+    wait_s       double precision NOT NULL DEFAULT 30 CHECK (wait_s OPERATOR(pg_catalog.>) 0 AND wait_s OPERATOR(pg_catalog.<=) 3600),
+    asked_by     pg_catalog.text        NOT NULL DEFAULT session_user,
+    asked_at     pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    answer       pg_catalog.text,
+    why          pg_catalog.text,
+    answered_by  pg_catalog.text,
+    answered_at  pg_catalog.timestamptz
 );
 
 CREATE INDEX IF NOT EXISTS asks_open ON {schema}.asks (lock) WHERE answer IS NULL;
