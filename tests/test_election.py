@@ -1132,6 +1132,22 @@ async def test_a_grant_that_is_read_too_late_is_none_and_nobody_is_told_of_a_ter
     assert backend.verbs[:3] == ["open", "try_acquire", "close"]
 
 
+async def test_a_term_whose_session_ended_before_it_was_announced_is_not_announced():
+    """Found by the exhaustive check: the last answer waited to be read, and the session had ended since."""
+
+    class Ended(ScriptedBackend):
+        def look(self, grant: Grant) -> Grant:
+            return grant.ended() if grant.token == 1 else grant
+
+    election, _, heard = make_election(Ended(try_acquire=[leased_grant(token=1), None]))
+    async with election:
+        await until(lambda: "on_acquire_failed" in heard.words)
+    assert "on_acquired" not in heard.words
+    assert [str(error) for error in heard.errors] == [
+        "its session ended before the term began: leadership of key1=1 key2=2 ends"
+    ]
+
+
 async def test_a_recovery_that_is_read_too_late_is_tried_again():
     now = [0.0]
 

@@ -613,10 +613,16 @@ class Election(Gated):
         return Fact(Input.ACQUIRE_SUCCEEDED, grant=grant)
 
     def _in_time(self, grant: Grant | None) -> Grant | None:
-        """A grant that would have to be declared lost is none: another may have led since, with a greater token."""
-        if grant is not None and self._clock() >= grant.lost_at:
-            raise self._lost("this process stood still while it was granted the lock", LossCause.STALLED)
-        return grant
+        """A grant that is over before its term is announced is none: another may have led since, with a greater token.
+
+        The last answer may have waited to be read, and both sessions may have ended since (found by the exhaustive
+        check): so the backend looks once more, in the step that announces.
+        """
+        if grant is None or self._clock() < self._backend.look(grant).lost_at:
+            return grant
+        if self._clock() < grant.lost_at:
+            raise self._lost("its session ended before the term began", LossCause.CONNECTION_LOST)
+        raise self._lost("this process stood still while it was granted the lock", LossCause.STALLED)
 
     async def _lead(self, run: Run) -> Fact:
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
