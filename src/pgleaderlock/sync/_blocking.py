@@ -76,6 +76,11 @@ class BlockingElection(Generic[A]):
         return self._engine.trusted_until
 
     @property
+    def lease_s(self) -> float | None:
+        """How long a silent leader keeps the lock; None where nothing ends it."""
+        return self._engine.lease_s
+
+    @property
     def time_left_s(self) -> float:
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         return self._engine.time_left_s
