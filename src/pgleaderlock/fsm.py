@@ -97,49 +97,25 @@ class Transition:
     emits: tuple[EventKind, ...]
     closes: bool
     """The session is closed."""
+    changes: bool
+    """Another state is entered."""
+    leads: bool
+    """Leadership is valid afterwards: leader tasks run, and the engine waits for no listener."""
+    ends_term: bool
+    """The term is over: its grant is forgotten, and the session waits for leader tasks to stop."""
+    loses_term: bool
+    """An ``on_lost`` among the events ends a term, and not only an attempt."""
+    hands_over: bool
+    """The end was asked for: others get the first turn."""
+    notifies_first: bool
+    """Listeners are notified before the session is closed: so ``on_lost`` precedes a successor's start.
 
-    @property
-    def changes(self) -> bool:
-        """Whether another state is entered."""
-        return self.to is not self.source
-
-    @property
-    def leads(self) -> bool:
-        """Whether leadership is valid afterwards: leader tasks run, and the engine waits for no listener."""
-        return self.to is S.LEADER
-
-    @property
-    def ends_term(self) -> bool:
-        """Whether the term is over: its grant is forgotten, and the session waits for leader tasks to stop."""
-        return self.source in _IN_TERM and self.to not in _IN_TERM
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether the end was asked for: then others get the first turn."""
-        return E.RELEASED in self.emits
-
-    @property
-    def notifies_first(self) -> bool:
-        """Whether listeners are notified before the session is closed: so ``on_lost`` precedes a successor's start.
-
-        Everything else is notified afterwards: ``on_released`` and ``on_stopped`` say that nothing is held any more.
-        """
-        return E.LOST in self.emits
-
-    @property
-    def keeps_call(self) -> bool:
-        """Whether the call in flight goes on: a release begins when the renewal under way is answered."""
-        return not self.changes or self.to is S.RELEASING
-
-    @property
-    def keeps_fence(self) -> bool:
-        """Whether the hard fence stays armed: until ``on_lost`` was delivered, and while reconnecting in silence."""
-        return self.leads or self.to is S.RECONNECTING or E.LOST in self.emits
-
-    @property
-    def loses_term(self) -> bool:
-        """Whether an ``on_lost`` among its events ended a term, and not only an attempt."""
-        return self.source in _IN_TERM
+    Everything else is notified afterwards: ``on_released`` and ``on_stopped`` say that nothing is held any more.
+    """
+    keeps_call: bool
+    """The call in flight goes on: a release begins when the renewal under way is answered."""
+    keeps_fence: bool
+    """The hard fence stays armed: until ``on_lost`` was delivered, and while reconnecting in silence."""
 
 
 S, I, E, D = LockState, Input, EventKind, Destination  # noqa: E741 - one letter each, to read the rows as a table
@@ -208,7 +184,21 @@ def _specialise(row: Row, policy: Policy, *, stopping: bool) -> Transition:
         emits = (E.STATE_CHANGE, *emits)
     if to is S.STOPPED:
         emits = (*emits, E.STOPPED)
-    return Transition(row.source, row.input, to, emits, closes)
+    return Transition(
+        row.source,
+        row.input,
+        to,
+        emits,
+        closes,
+        changes=to is not row.source,
+        leads=to is S.LEADER,
+        ends_term=row.source in _IN_TERM and to not in _IN_TERM,
+        loses_term=row.source in _IN_TERM,
+        hands_over=E.RELEASED in emits,
+        notifies_first=E.LOST in emits,
+        keeps_call=to in (row.source, S.RELEASING),
+        keeps_fence=to in (S.LEADER, S.RECONNECTING) or E.LOST in emits,
+    )
 
 
 Table = MappingProxyType[tuple[LockState, Input], Transition]

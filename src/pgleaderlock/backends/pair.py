@@ -72,11 +72,13 @@ _SERVER_SAID = frozenset({LossCause.SESSION_TERMINATED, LossCause.SERVER_RESTART
 class Validity:
     """Until when everything that one lock session holds may be acted upon. One step ends it, for all keys."""
 
-    __slots__ = ("is_over", "kept_until", "lost_at", "until")
+    __slots__ = ("_change", "_made", "is_over", "kept_until", "lost_at", "until")
 
     def __init__(self) -> None:
         self.until = self.lost_at = self.kept_until = -math.inf
         self.is_over = False
+        self._change = 0
+        self._made: tuple[int, Grant] | None = None  # after which change it was made: thousands of roles ask for one
 
     def extend(self, lease: Lease, sent: float) -> None:
         """Note that the server answered on both sessions to what was sent then. What is over stays over."""
@@ -84,15 +86,21 @@ class Validity:
             return
         grant = lease.grant(None, sent)
         self.until, self.lost_at, self.kept_until = grant.trusted_until, grant.lost_at, grant.trusted_until
+        self._change += 1
 
     def end(self) -> None:
         """End it. ``kept_until`` stays: so long at most are the remaining locks kept, for listeners to be notified."""
         self.is_over = True
         self.until = self.lost_at = -math.inf
+        self._change += 1
 
     def grant(self, token: int | None) -> Grant:
-        """Return it as a grant, as it stands now."""
-        return Grant(token, self.until, self.lost_at, self.kept_until if self.is_over else None)
+        """Return it as a grant, as it stands now. May be asked from any thread."""
+        change, made = self._change, self._made
+        if made is None or made[0] != change or made[1].token != token:
+            grant = Grant(token, self.until, self.lost_at, self.kept_until if self.is_over else None)
+            made = self._made = change, grant
+        return made[1]
 
 
 class SessionPair:
