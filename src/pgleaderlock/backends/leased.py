@@ -89,7 +89,6 @@ class LeasedLockBackend(Backend):
         await self._release_contested_witness()
         if not self._pair.is_open:
             self._granted = None
-            self._pair.held.clear()
             await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
@@ -107,6 +106,7 @@ class LeasedLockBackend(Backend):
         if token is None:
             self._is_contested = is_recovery
             await self._compare_with_holder()
+            await self._pair.look_for_stuck([self._key])
             return None
         try:
             return await self._confirm(token)

@@ -137,6 +137,7 @@ class SessionPair:
         """Set while a witness session is missing that has been there."""
         self._given_up: list[tuple[int, str]] = []
         self._was_silent = False
+        self._is_renewing = False
         self._trouble = ""
         self._was_warned = False
         settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
@@ -199,7 +200,11 @@ class SessionPair:
         """Have a lock session, for these keys. What was given up before is ended on the server first."""
         if self.is_open:
             return
+        if self._lock is not None and not self._lock.session.closed:
+            self._begin(self._lock)  # leadership was declared lost, but the session lives, and keeps others out
+            return
         await self.close_lock()
+        self.held.clear()
         admitted = await self._admission.admit(self._connect_bound_s)
         try:
             self._learn(admitted)
@@ -208,12 +213,15 @@ class SessionPair:
         except BaseException:
             await admitted.session.close()
             raise
-        self._lock, self.validity = admitted, Validity()
-        self.ended = asyncio.get_running_loop().create_future()
-        admitted.session.watch(lambda error: self._note_lock_end(admitted, error))
+        self._begin(admitted)
         if self._was_silent:  # a candidate whose own commit is stuck does not get as far as to wait for another's
             self._was_silent = False
             await self.look_for_stuck(keys)
+
+    def _begin(self, admitted: Admitted) -> None:
+        self._lock, self.validity = admitted, Validity()
+        self.ended = asyncio.get_running_loop().create_future()
+        admitted.session.watch(lambda error: self._note_lock_end(admitted, error))
 
     @property
     def _connect_bound_s(self) -> float:
@@ -328,10 +336,12 @@ class SessionPair:
         left_s = self.validity.lost_at - self._clock() - min(_MARGIN_S, self._lease.lease_s / 100)
         if left_s > 0:
             return left_s
-        if self.has_witness or not self._lease.witness:
-            what, cause = "this process stood still for too long", LossCause.STALLED
-        else:
+        if self._lease.witness and not self.has_witness:
             what, cause = f"the witness session was lost and not replaced ({self._trouble})", LossCause.WITNESS_LOST
+        elif self._is_renewing:
+            what, cause = "the renewal was answered too late", LossCause.RENEW_TIMEOUT
+        else:
+            what, cause = "this process stood still for too long", LossCause.STALLED
         error = LeadershipLost(f"{what}: leadership of {self._admission.what} ends ({self._where})", cause=cause)
         self.declare_lost(error)
         raise error
@@ -420,7 +430,12 @@ class SessionPair:
 
         The end of the lock session cuts it short, whatever it is waiting for.
         """
-        return await self._unless_ended(self._renew())
+        self.answer_bound_s()
+        self._is_renewing = True
+        try:
+            return await self._unless_ended(self._renew())
+        finally:
+            self._is_renewing = False
 
     async def _renew(self) -> bool:
         sent = self._clock()
