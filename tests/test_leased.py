@@ -35,6 +35,7 @@ class ModelSession:
             "unlock": ([0], None, ""),
             "former": None,
             "holder": None,
+            "stuck": ([],),
             "ping": (1,),
             **answers,
         }
