@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import os
+import random
 import signal
 import time
 from collections.abc import Iterable
@@ -954,3 +955,60 @@ def test_a_group_whose_loop_was_closed_while_it_led_can_be_started_on_another(po
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         with contextlib.suppress(RuntimeError):  # a queue of asyncio's wants its loop for that
             task.get_coro().close()
+
+
+# --- A lock that is led is held -------------------------------------------------------------------------------------
+
+
+async def held_names(dsn: str, names: Iterable[str]) -> set[str]:
+    """Return those of these roles whose lock some session holds."""
+    columns = {lock_columns(LockKey.named(name)): name for name in names}
+    held = "FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    rows = await query(dsn, f"SELECT classid::text::bigint, objid::text::bigint, objsubid {held}")
+    return {columns[row] for row in rows if row in columns}
+
+
+async def test_a_release_that_is_asked_for_twice_does_not_free_the_next_term(own_server: Server, names: list[str]):
+    """Found by an attack: the session stood still, a step-down ran out of time, and two led the role for good."""
+    settings = {"lease_s": 15, "health_interval_s": 5, "retry_strategy": FixedInterval(0.1)}
+    async with make_group(own_server.dsn, names, **settings) as group:
+        await until(leads(group, 3))
+        role, pid = group[names[0]], group._group.pair.lock_session.facts.session_pid
+        token = role.token
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            stepping = asyncio.create_task(role.step_down(0.1))
+            await until(lambda: names[0] in {key.name for key in group._group._asking})  # it has given up waiting
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await stepping
+        await until(lambda: role.is_leader and role.token != token)
+        for _ in range(20):  # rounds of the group: whatever it still has to unlock, it unlocks in them
+            await asyncio.sleep(0.02)
+            assert not role.is_leader or names[0] in await held_names(own_server.dsn, names)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_start_while_the_last_run_still_notifies_its_listeners_leads_only_what_is_held(
+    own_server: Server, seed: int
+):
+    """Found by an attack: the end of a run that was stopped gave back what the next run led with."""
+    draw = random.Random(seed)
+    names = [f"again/{seed}/{number}" for number in range(20)]
+    group = make_group(own_server.dsn, names, lease_s=15, health_interval_s=5)
+
+    async def tidy_up() -> None:
+        await asyncio.sleep(draw.uniform(0, 0.02))
+
+    for role in list(group.values())[1:]:
+        role.on_stopped(tidy_up)
+    await group.start()
+    stopping = asyncio.create_task(group.shutdown())
+    await until(lambda: all(role.state is LockState.STOPPED for role in group.values()))
+    await group.start()
+    await stopping
+    await until(leads(group, 20))
+    await asyncio.sleep(0.1)
+    assert {role.name for role in group.leading} <= await held_names(own_server.dsn, names)
+    await until(leads(group, 20))
+    await group.shutdown()

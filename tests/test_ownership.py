@@ -4,6 +4,7 @@ import ast
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -171,7 +172,9 @@ async def test_what_a_stranger_could_use_is_refused_and_none_of_it_runs(server: 
 @pytest.mark.parametrize("table", ["ticks", "tick_jobs"])
 async def test_scheduled_work_refuses_a_stranger_s_ledger(server: Server, dsn: str, table: str):
     execute(dsn, schema_sql(), WAYS["trigger"].format(table=f"pgleaderlock.{table}"))
-    with pytest.raises(ConnectionError, match=rf"trigger t of {table} \(function fired\) belongs to role {STRANGER}"):
+    with pytest.raises(
+        ConnectionError, match=rf"trigger t of {table} \(function fired\).* belongs? to role {STRANGER}"
+    ):
         async with open_ledger(dsn):
             pass
     assert_nothing_ran(server)
@@ -183,7 +186,7 @@ async def test_a_schema_that_a_stranger_made_first_is_refused(server: Server, ds
     stranger = make_conninfo(dsn, user=STRANGER)
     trigger = "CREATE TRIGGER t BEFORE INSERT ON pgleaderlock.{} FOR EACH ROW EXECUTE FUNCTION public.fired()"
     execute(stranger, schema_sql(), *(trigger.format(table) for table in TABLES))
-    with pytest.raises(ConnectionError, match=f"schema pgleaderlock belongs to role {STRANGER}"):
+    with pytest.raises(ConnectionError, match=f"schema pgleaderlock.* belongs? to role {STRANGER}"):
         await use(dsn, None)
     assert_nothing_ran(server)
 
@@ -191,7 +194,7 @@ async def test_a_schema_that_a_stranger_made_first_is_refused(server: Server, ds
 @pytest.mark.parametrize("use", [by_term_table, by_lease_rows, by_registry])
 async def test_nothing_is_made_in_a_stranger_s_empty_schema(dsn: str, use: User):
     execute(make_conninfo(dsn, user=STRANGER), "CREATE SCHEMA pgleaderlock")
-    with pytest.raises(ConnectionError, match=f"schema pgleaderlock belongs to role {STRANGER}"):
+    with pytest.raises(ConnectionError, match=f"schema pgleaderlock.* belongs? to role {STRANGER}"):
         await use(dsn, None)
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'pgleaderlock'").fetchone()
@@ -201,7 +204,7 @@ async def test_nothing_is_made_in_a_stranger_s_empty_schema(dsn: str, use: User)
 def test_schema_apply_refuses_to_add_to_a_stranger_s_schema(dsn: str):
     execute(make_conninfo(dsn, user=STRANGER), "CREATE SCHEMA pgleaderlock")
     result = CliRunner().invoke(cli, ["schema", "apply", "--dsn", dsn])
-    assert f"schema pgleaderlock belongs to role {STRANGER}" in result.output
+    assert re.search(f"schema pgleaderlock.* belongs? to role {STRANGER}", result.output)
     assert CliRunner().invoke(cli, ["schema", "apply", "--dsn", dsn, "--schema-owner", STRANGER]).exit_code == 0
 
 
@@ -212,7 +215,7 @@ def test_schema_apply_refuses_to_add_to_a_stranger_s_schema(dsn: str):
 async def test_tables_of_a_named_owner_are_used(dsn: str, use: User):
     grant = "GRANT USAGE ON SCHEMA pgleaderlock TO app; GRANT ALL ON ALL TABLES IN SCHEMA pgleaderlock TO app"
     execute(make_conninfo(dsn, user="dba"), schema_sql(), grant)
-    with pytest.raises(ConnectionError, match="belongs to role dba"):
+    with pytest.raises(ConnectionError, match=r"belongs? to role dba"):
         await use(make_dsn(dsn, "app"), None)
     await use(make_dsn(dsn, "app"), "dba")
     with pytest.raises(ConnectionError, match="role app has the privilege"):  # which could add a trigger for us
@@ -241,14 +244,14 @@ async def test_a_foreign_key_from_a_stranger_s_table_is_refused(dsn: str):
     execute(dsn, f"GRANT REFERENCES ON pgleaderlock.terms TO {STRANGER}")
     execute(make_conninfo(dsn, user=STRANGER), refer)
     execute(dsn, f"REVOKE REFERENCES ON pgleaderlock.terms FROM {STRANGER}")
-    with pytest.raises(ConnectionError, match=r"a foreign key to terms \(table mine\) belongs to role"):
+    with pytest.raises(ConnectionError, match=r"a foreign key to terms \(table mine\).* belongs? to role"):
         await by_term_table(dsn, None)
 
 
 async def test_a_superuser_who_took_a_role_on_does_not_trust_that_role(dsn: str):
     """Code of that role could take the superuser's rights back with RESET ROLE."""
     execute(make_conninfo(dsn, user="dba"), schema_sql())
-    with pytest.raises(ConnectionError, match="belongs to role dba"):
+    with pytest.raises(ConnectionError, match=r"belongs? to role dba"):
         await by_reading(f"{dsn}&options=-crole%3Ddba", None)
 
 

@@ -376,7 +376,7 @@ class Election(Gated):
         run = self._running = Run(EventStream(self._listeners, self._note_delivered, self._logger))
         self._new_cycle()
         facts = [Fact(Input.START)]
-        if won is not None:
+        if won is not None and self._clock() < self._backend.look(won).lost_at:
             self._cycle.begin_attempt()
             facts += [Fact(Input.ACQUIRE_ATTEMPT), Fact(Input.ACQUIRE_SUCCEEDED, grant=won)]
         for fact in facts:

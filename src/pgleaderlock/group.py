@@ -75,9 +75,22 @@ class GroupRole(Election):
                 return False
             self._bury(former)  # that loop ended without a word to us, perhaps while it led
         self._begin_run(won)
-        run: Run = self._running  # type: ignore[assignment]  # which the line before has made
-        run.task.add_done_callback(lambda _: self._group.give_up(self._key))
         return True
+
+    def _begin_run(self, won: Grant | None = None) -> None:
+        super()._begin_run(won)
+        run: Run = self._running  # type: ignore[assignment]  # which the line before has made
+        run.task.add_done_callback(lambda _: self._give_up_after(run))
+
+    def _give_up_after(self, run: Run) -> None:
+        """Give back what a run that ended has left held; but not what a later run leads with."""
+        if self._running in (None, run):
+            self._group.give_up(self._key)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no run is left, also none that is stopped and still notifies its listeners."""
+        return self._running is None or self._running.loop.is_closed()
 
     def ask_to_stop(self) -> None:
         """Ask, and do not wait: for whoever is being cancelled."""
@@ -181,7 +194,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         """
         async with self._starting:
             won: Mapping[LockKey, Grant] = {}
-            was_running = {role for role in self._roles.values() if role.state is not LockState.STOPPED}
+            was_running = {role for role in self._roles.values() if not role.is_over}
             if not was_running:
                 with contextlib.suppress(PgLeaderLockError, TimeoutError):
                     async with asyncio.timeout(_FIRST_ANSWER_S):
@@ -201,7 +214,8 @@ class LeaderGroup(Mapping[str, GroupRole]):
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Release everything, and stop."""
         await asyncio.gather(*(role.shutdown(timeout_s) for role in self._roles.values()))
-        if all(role.state is LockState.STOPPED for role in self._roles.values()):  # not started again meanwhile
+        is_stopped = all(role.state is LockState.STOPPED for role in self._roles.values())
+        if is_stopped and not self._starting.locked():  # not started again meanwhile
             await self._group.close()
 
     async def __aenter__(self) -> Self:

@@ -150,11 +150,27 @@ def guard_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:
 
 def refusal(schema: str, problems: Sequence[str], user: str, where: str) -> ConnectionError:
     """Return the error that says what is wrong and what to do."""
+    found = visible("; ".join(_summed_up(problems)))
     return ConnectionError(
         f"the tables in schema {schema} are refused, because code of another role could run there with the rights of "
-        f"user {user} ({where}): {visible('; '.join(problems))}. If the role is to be trusted, name it with "
+        f"user {user} ({where}): {found}. If the role is to be trusted, name it with "
         "schema_owner (--schema-owner). If not: drop what is named here, REVOKE the privilege, or use another schema"
     )
+
+
+def _summed_up(problems: Sequence[str]) -> list[str]:
+    """Name each owner once with all that it owns; what an owner may do besides says nothing more."""
+    owned: dict[str, list[str]] = {}
+    others = []
+    for problem in problems:
+        what, owns, owner = problem.partition(" belongs to role ")
+        if owns:
+            owned.setdefault(owner, []).append(what)
+        else:
+            others.append(problem)
+    others = [each for each in others if not any(each.startswith(f"role {owner} has ") for owner in owned)]
+    belong = {owner: f"{', '.join(what)} belong{'s' if len(what) == 1 else ''}" for owner, what in owned.items()}
+    return [f"{what} to role {owner}" for owner, what in belong.items()] + others
 
 
 def _listed(tables: Sequence[str]) -> str:

@@ -407,13 +407,17 @@ class Group:
     # --- The work ------------------------------------------------------------------------------------------------
 
     async def _let_go(self) -> None:
-        leaving, self._leaving = self._leaving, {}
+        leaving = dict(
+            self._leaving
+        )  # kept until it is done: who asks again meanwhile waits for this, and for no other
         freed: set[LockKey] = set()
         try:
             freed = await self._pair.free(leaving)
         finally:
             self._pair.held.difference_update(leaving)
             for key, left in leaving.items():
+                if self._leaving.get(key) is left:
+                    del self._leaving[key]
                 _answer(left, key in freed)
         if freed:  # without it the others find out when they try next
             await self._pair.ask_lock(f"SELECT pg_notify('{CHANNEL}', '')")

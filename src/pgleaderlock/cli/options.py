@@ -94,6 +94,8 @@ def _keep_owner(context: click.Context, _option: click.Parameter, value: str | N
 # No argument of the commands: whatever opens tables asks schema_owner().
 schema_owner_option = click.option(
     "--schema-owner",
+    envvar="PGLEADERLOCK_SCHEMA_OWNER",
+    show_envvar=True,
     metavar="ROLE",
     expose_value=False,
     callback=_keep_owner,
