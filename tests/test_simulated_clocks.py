@@ -27,7 +27,7 @@ def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str)
 @pytest.mark.parametrize("store", ["postgres", "group"])
 def test_statistics_that_are_reset_cost_a_wait_and_no_more(store: str):
     for seed in range(2):
-        assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.1).terms > 1
+        assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.5).terms > 1
 
 
 def test_sessions_that_end_early_by_the_wall_clock_let_a_second_one_lead_and_strict_closes_it():
@@ -115,3 +115,8 @@ def _note_ends(sessions: list[ServerSession], simulation: Simulation) -> list[tu
 
         session.end = note  # type: ignore[method-assign]
     return ended
+
+
+@pytest.mark.parametrize("fault", ["step_clock", "late_time_outs"])
+def test_a_clock_that_is_stepped_without_a_restart_gives_no_second_leader(fault: str):
+    assert simulate(1, weather=only(fault, "step_down"), hours=0.1).faults[fault]
