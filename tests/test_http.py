@@ -362,3 +362,14 @@ def test_an_operator_is_who_sends_the_token_as_its_header(line: str, expected: V
     assert classify(TOKEN)(request("/events", line + "\r\n")) is expected
     assert classify(None)(request("/events?x", line + "\r\n")) is Visit.ANONYMOUS_STREAM
     assert classify(None)(request("/", line + "\r\n")) is Visit.ANONYMOUS
+
+
+def test_a_client_that_reads_slower_than_the_server_writes_gets_all_it_reads():
+    wanted = 32 * 2**20
+    with serving() as server:
+        client, received = connect(server, request("/endless")), 0
+        while received < wanted:
+            chunk = client.recv(16384)
+            assert chunk, "the server closed the connection of a client that was reading"
+            received += len(chunk)
+        client.close()

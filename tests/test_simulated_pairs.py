@@ -134,3 +134,7 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
         assert raised.value.kind == "cause"
     finally:
         led.end()
+
+
+def test_a_candidate_whose_sessions_end_before_it_leads_does_not_lead_beside_another():
+    assert simulate(1, weather=only("end_newcomer", "step_down", "busy"), hours=0.1).faults["end_newcomer"]

@@ -63,3 +63,9 @@ def test_a_lock_that_a_dead_process_holds_is_found(led: Simulation, monkeypatch:
         assert raised.value.kind == "stuck"
     finally:
         led.end()
+
+
+def test_elections_go_on_although_a_standby_is_away_now_and_then():
+    for seed in range(3):
+        weather = WEATHERS["absent-standby"].but("often absent", every=1.0)
+        assert simulate(seed, weather=weather, hours=0.1).faults["lose_standby"]
