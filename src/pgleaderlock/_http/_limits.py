@@ -23,8 +23,8 @@ class HttpLimits:
     highest_descriptor: int
     """A connection whose descriptor is not below this one is closed: the rest belongs to the elections.
 
-    The kernel always gives out the lowest free number, so the number itself says how many are in use, whoever uses
-    them.
+    The kernel always gives out the lowest free number, so the number itself says how many are in use, by any
+    part of the process.
     """
     request_s: float = 5.0
     """A connection is closed if this time passes without a complete request, the body included."""

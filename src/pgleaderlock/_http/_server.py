@@ -113,7 +113,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name=f"pgleaderlock {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve. The address listens already: nobody who connects from now on is refused."""
+        """Begin to serve. The address listens already: no client that connects from now on is refused."""
         self._thread.start()
 
     def call(self, call: Coroutine[Any, Any, T]) -> "Future[T]":

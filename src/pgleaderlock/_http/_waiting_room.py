@@ -111,7 +111,7 @@ class WaitingRoom:
         self._serve_handle: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Begin to look after whoever comes in."""
+        """Begin to look after the clients that connect."""
         # The selector is one descriptor that is readable when any of its own is.
         self._loop.add_reader(self._selector, self.look)
         self._sweep()
@@ -136,7 +136,7 @@ class WaitingRoom:
         """Return whether one more connection can be taken in, after closing another if need be."""
         if len(self) < self._limits.most_connections:
             return True
-        self.look()  # nobody whose request has come is taken for silent
+        self.look()  # no client whose request has come is taken for silent
         if len(self) < self._limits.most_connections:
             return True
         longest = next(iter(self._silent), None) or next(iter(self._ready), None)
@@ -209,7 +209,7 @@ class WaitingRoom:
         self._serve()
 
     def _has_place(self) -> bool:
-        """Return whether one more anonymous request can be answered, after closing one that nobody reads if need be."""
+        """Return whether one more anonymous request can be answered, after closing an unread one if need be."""
         if len(self._anonymous) < self._limits.most_anonymous:
             return True
         stalled = [(each.stalled_since, each) for each in self._anonymous if each.stalled_since is not None]

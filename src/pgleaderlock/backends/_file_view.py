@@ -66,7 +66,7 @@ class View:
     def published(self) -> tuple[bytes | None, Entry | None]:
         """Return the text of the record and what it means: None where there is none, or it cannot be read.
 
-        A far number in it is believed only if that is a term: else it would end all elections, if it is the last one.
+        A far number in it counts only if that is a term: else it would end all elections, if it is the last one.
         """
         text = self._folder.read(self._folder.path)
         entry = None if text is None else decode(text)

@@ -1,4 +1,4 @@
-"""Whose our tables are: code that hangs on them runs with the rights of whoever uses them.
+"""Whose our tables are: code that hangs on them runs with the rights of the session that uses them.
 
 A trigger, a rule, a default, a policy or a constraint runs with the rights of the session that reads or writes the
 table. A role with CREATE on the database can make the schema first, with a trigger on ``terms``, and wait for a
@@ -11,11 +11,11 @@ itself runs by that. The table is refused unless
   to such a role too; it has no rules, no parents and no children;
 - no other role may add a trigger or a foreign key (the privileges TRIGGER and REFERENCES), and none has.
 
-The last point is what makes a check enough. Between the check and the use, and as long as the session lives, nobody but
+The last point is what makes a check enough. Between the check and the use, and as long as the session lives, only
 a trusted role can replace the schema or the table, or hang anything on it. A trusted role that hands the table to a
 stranger meanwhile, or grants him TRIGGER, is not noticed before the next session is opened.
 
-The functions of PostgreSQL itself are nobody's in ``pg_depend``, so they need no owner. What a trusted function does in
+The functions of PostgreSQL itself are not in ``pg_depend``, so they need no owner. What a trusted function does in
 its body is its owner's business.
 """
 
