@@ -470,11 +470,10 @@ class SessionPair:
         except (PgLeaderLockError, TimeoutError) as error:
             if self.has_ended:
                 raise
-            self._trouble = str(error) or f"no new session within {bound_s:.3g} s"
-            refused = self.held
+            self._trouble, is_replaced = str(error) or f"no new session within {bound_s:.3g} s", False
         else:
-            self._trouble = "another session holds a witness lock"
-        if refused:
+            self._trouble, is_replaced = "another session holds a witness lock", not refused
+        if not is_replaced:
             self._logger.warning("witness_not_replaced", error=self._trouble)
             await self.close_witness()
             self.witness_ended.set()
