@@ -2,18 +2,23 @@
 
 The kernel knows of an end before any code of this process has read it: also while the event loop is busy, while
 another call is in flight on the socket, and in the first moment after the process was frozen. A server that ends a
-session sends its last words and closes; those words may lie unread for long, and POLLRDHUP shows the close behind them.
-Where there is no POLLRDHUP (macOS), POLLHUP shows an end once both directions are closed.
+session sends its last words and closes. POLLRDHUP shows the close behind words that lie unread; the words themselves
+are looked at too, because the server frees the session's locks between the two. Where there is no POLLRDHUP (macOS),
+POLLHUP shows an end once both directions are closed.
 """
 
 import os
 import select
+import socket
 
 from pgleaderlock._files.descriptor import Descriptor
+from pgleaderlock.backends._last_words import announce_end
 
 __all__ = ["HangupProbe"]
 
 _END = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
+_LOOKED_AT = 16384  # bytes; behind an answer that is longer than that, only the close shows
 
 
 class HangupProbe:
@@ -32,15 +37,16 @@ class HangupProbe:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of the connection was received, or this was closed. Takes about a microsecond; any thread."""
+        """Whether an end was received or announced, or this was closed. Takes about a microsecond; any thread."""
         number = self._copy.number
         if number < 0:
             return True
         look = select.poll()  # one for each look: two threads may not share one
-        look.register(number, _END)
+        look.register(number, _END | select.POLLIN)
         try:
-            has_ended = bool(look.poll(0))
-        except OSError:  # pragma: no cover - ENOMEM: what cannot be seen is not trusted
+            seen = look.poll(0)
+            has_ended = bool(seen) and (bool(seen[0][1] & _END) or announce_end(_peek(number)))
+        except OSError:  # pragma: no cover - closed meanwhile, or ENOMEM: what cannot be seen is not trusted
             return True
         # Closed meanwhile by another thread, the number may already have been another file's.
         return has_ended or not self._copy.is_open
@@ -48,3 +54,15 @@ class HangupProbe:
     def close(self) -> None:
         """Give the copy up. May be repeated."""
         self._copy.close()
+
+
+def _peek(number: int) -> bytes:
+    """Return what came and was not read, and leave it there. Nothing when libpq has read it meanwhile."""
+    # Without a descriptor more: where there are none left, a leader must not lose its term by looking.
+    view = socket.socket(fileno=number)
+    try:
+        return view.recv(_LOOKED_AT, _PEEK)
+    except BlockingIOError:  # pragma: no cover - a race with the reader
+        return b""
+    finally:
+        view.detach()
