@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "state-machine.md"
 
 
-def load_tool() -> Any:
+def load_tool(name: str) -> Any:
     """Import it from its file: tools are no package."""
-    spec = importlib.util.spec_from_file_location("fsm_docs", ROOT / "tools" / "fsm_docs.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,7 @@ def load_tool() -> Any:
     return module
 
 
-fsm_docs = load_tool()
+fsm_docs = load_tool("fsm_docs")
 
 
 @pytest.fixture
