@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the simulated clusters say under the scripts in tests/transcripts, instead of comparing it",
     )
+
+
+def pytest_configure() -> None:
+    for number in _SIGNALS:  # a shell's & has SIGINT ignored, and nohup SIGHUP: so would all programs that tests start
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:
@@ -127,10 +135,10 @@ def server_with_a_clock(server_folder_root: Path, monkeypatch: pytest.MonkeyPatc
     library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
     if sys.platform != "linux" or library is None:
         pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
-    offset = server_folder_root / f"clock-{free_port()}"
+    offset = server_folder_root / f"clock-{next(_numbers)}"
     offset.write_text("+0")
     offset.chmod(0o644)
-    server = Server(server_folder_root / f"clocked-{free_port()}", tcp_port=free_port())
+    server = Server(server_folder_root / f"clocked-{next(_numbers)}", tcp_port=free_port())
     with monkeypatch.context() as patch:
         for name, value in {
             "LD_PRELOAD": str(library),
@@ -155,13 +163,27 @@ def key() -> LockKey:
     return LockKey.pair(os.getpid(), next(_numbers))
 
 
-def free_port() -> int:
-    import socket
+_PORTS = range(12_000, 32_000)  # below those that a kernel gives to connections, and to servers that ask for any
+_taken_ports: list[socket.socket] = []
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+
+def free_port() -> int:
+    """Return a port for a server that cannot listen on port 0 and say which it got, as PostgreSQL.
+
+    No other test gets it, in this process or another: the UDP port of the same number is held until the process ends.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        mark, probe = socket.socket(type=socket.SOCK_DGRAM), socket.socket()
+        with probe:
+            try:
+                mark.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                mark.close()
+                continue
+        _taken_ports.append(mark)
         return port
+    raise AssertionError("no port is free")
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ class Wrapper:
 
     def __init__(self, dsn: str, role: str, folder: Path, *options: str, on_terminal: bool = False) -> None:
         self.folder, self.role = folder, role
-        self.proxy = SilentProxy(dsn, free_port())
+        self.proxy = SilentProxy(dsn)
         words = ("--role", role, "--lease", str(LEASE_S), "--health-interval", str(LEASE_S / 3), "--settle", "0")
         command = (sys.executable, "-I", "-S", str(_FAMILY), str(folder))
         self.log = folder / f"log-{time.monotonic_ns()}"

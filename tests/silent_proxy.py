@@ -1,9 +1,9 @@
 """A network that falls silent: a TCP proxy whose sockets go on acknowledging everything and never answer again.
 
-    python -m tests.silent_proxy LISTEN_PORT TARGET_HOST TARGET_PORT
+    python -m tests.silent_proxy TARGET_HOST TARGET_PORT
 
-It is told by lines on its input, says each of them on its output once it is so, and ends with its input. It also says
-``accepted`` for each connection.
+It says on which port it listens (``port 12345``). It is told by lines on its input, says each of them on its output
+once it is so, and ends with its input. It also says ``accepted`` for each connection.
 
 - ``mute``: connections are accepted and read from on both sides, and not a byte is passed on, nor the end of either
   side. What is mute stays so for ever: with bytes missing in its middle, no conversation could go on.
@@ -24,15 +24,16 @@ from tests.processes import Process
 class SilentProxy(Process):
     """The proxy before the server of a connection string, as a test sees it."""
 
-    def __init__(self, dsn: str, listen_port: int) -> None:
+    def __init__(self, dsn: str) -> None:
         from psycopg.conninfo import conninfo_to_dict, make_conninfo  # not needed by the process: it starts at once
 
         parts = conninfo_to_dict(dsn)
-        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=listen_port)
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-        where = str(listen_port), str(parts["host"]), str(parts.get("port", 5432))
+        where = str(parts["host"]), str(parts.get("port", 5432))
         super().__init__(sys.executable, "-m", "tests.silent_proxy", *where, env={"PYTHONPATH": path})
         try:
+            self.port = int(self.wait_for("port ").split()[1])
+            self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self.port)
             self.wait_for("pass")
         except BaseException:
             self.__exit__()
@@ -102,11 +103,12 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _serve(listen_port: str, target_host: str, target_port: str) -> None:
+async def _serve(target_host: str, target_port: str) -> None:
     proxy = _Proxy(target_host, int(target_port))
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    await asyncio.start_server(proxy.accept, "127.0.0.1", int(listen_port))
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    _say(f"port {server.sockets[0].getsockname()[1]}")
     command = "pass"
     while command:
         proxy.obey(command)

@@ -205,7 +205,7 @@ def test_a_leader_whose_cable_is_pulled_knows_before_another_leads(distant_serve
 
 @pytest.fixture
 def proxy(postgres: Postgres) -> Iterator[SilentProxy]:
-    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+    with SilentProxy(postgres.tcp_dsn) as proxy:
         yield proxy
 
 
@@ -521,7 +521,7 @@ async def cut_off_from_a_restart(
 ) -> AsyncIterator[tuple[LeaderLock, float, float]]:
     """Cut a leader off, start the server anew, and wait for a successor: the leader, what it was sure of, and when."""
     timing = {"lease_s": lease_s, "health_interval_s": 0.5}
-    with SilentProxy(server.tcp_dsn, free_port()) as proxy:
+    with SilentProxy(server.tcp_dsn) as proxy:
         leader, _ = make_lock(proxy.dsn, key, **timing)
         follower, heard = make_lock(server.dsn, key, settle_s=settle_s, **timing)
         async with leader:

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from pgleaderlock.dashboard import RegistrySource
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.page_server import TOKEN, PageServer, Stage, StagedSource, many_roles, one_role
 from tests.processes import Process
 from tests.scenes_node import SIZE
@@ -548,7 +548,7 @@ def node_process(name: str, dsn: str, schema: str, folder: Path) -> Process:
         heartbeat = "0.3s"
         [metrics]
         enabled = true
-        port = {free_port()}
+        port = 0
         """
     )
     seen = folder / f"{name}.seen"
@@ -557,7 +557,7 @@ def node_process(name: str, dsn: str, schema: str, folder: Path) -> Process:
 
 
 def test_kill_9_of_a_real_leader_moves_on_screen_within_a_second(postgres: Postgres, tmp_path, server, visitor):
-    dsn, schema = postgres.tcp_dsn, f"page{free_port()}"
+    dsn, schema = postgres.tcp_dsn, f"page{os.getpid()}"
     with contextlib.ExitStack() as stack:
         stack.callback(drop, postgres.dsn, schema)
         names = ("node-a", "node-b", "node-c")

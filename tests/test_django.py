@@ -17,7 +17,7 @@ from django.test import override_settings
 
 from pgleaderlock.integrations.django import apps
 from pgleaderlock.integrations.django.conf import find_dsn
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.processes import Process
 
 PROJECT = Path(__file__).parent.parent / "examples" / "django"
@@ -177,7 +177,7 @@ def test_the_application_takes_part_and_stops(postgres: Postgres, monkeypatch: p
 
 def test_one_of_two_servers_consumes_and_the_other_goes_on_when_it_is_killed(postgres: Postgres):
     def server() -> Process:
-        words = [sys.executable, "-u", MANAGE, "runserver", "--noreload", f"127.0.0.1:{free_port()}"]
+        words = [sys.executable, "-u", MANAGE, "runserver", "--noreload", "127.0.0.1:0"]
         return Process(*words, env={"PG_DSN": postgres.dsn})
 
     with server() as first:

@@ -20,7 +20,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgleaderlock import FixedInterval, LeaderLock, LockKey
+from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LockKey
 from pgleaderlock._checks import visible
 from pgleaderlock.backends import (
     _dsn,
@@ -37,7 +37,9 @@ from pgleaderlock.backends import (
 from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.backends._pg_doctor_clock import ClockLook, judge_clock
 from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.session import end_of
 from pgleaderlock.cli import doctor
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.embedded import Server
@@ -238,39 +240,46 @@ async def test_a_server_that_leaves_silent_sessions_alone_is_a_problem(clinic: S
 
 
 @pytest.fixture
-def long_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silence that lasts until somebody ends it. Meanwhile the first session is idle, and has to take what comes."""
+def silent_pids(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[int]":
+    """A silence that lasts until the test ends it: the pid of each session that has fallen silent.
+
+    Meanwhile the first session is idle. Other checks have a second session too, for a moment: looking for one in
+    pg_stat_activity finds theirs now and then.
+    """
+    pids: asyncio.Queue[int] = asyncio.Queue()
+
+    async def end_of_silent(session: PsycopgSession) -> ConnectionError:
+        pids.put_nowait(session.facts.session_pid)
+        return await end_of(session)
+
     monkeypatch.setattr(_pg_doctor_lease, "_TRIAL_SILENCE_S", 60.0)
     monkeypatch.setattr(_pg_doctor_lease, "_TRIAL_BOUND_S", 60.0)
+    monkeypatch.setattr(_pg_doctor_lease, "end_of", end_of_silent)
+    return pids
 
 
 END_SESSION = "SELECT pg_terminate_backend(%s)"
 
 
-@pytest.mark.usefixtures("long_trial")
-async def test_a_silent_session_that_somebody_else_ends_proves_nothing(clinic: Server):
+async def test_a_silent_session_that_somebody_else_ends_proves_nothing(
+    clinic: Server, silent_pids: "asyncio.Queue[int]"
+):
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as reaper:
         examination = asyncio.create_task(found_in(make_conninfo(clinic.dsn, application_name="reaped")))
-        _, silent = await _sessions(reaper, "reaped", 2)
-        await reaper.execute(END_SESSION, (silent,))
+        await reaper.execute(END_SESSION, (await silent_pids.get(),))
         findings = await examination
     assert serious(findings) == {"lease enforcement": WARNING}
     assert "not by its idle_session_timeout" in findings["lease enforcement"].found
     assert "administrator command" in findings["lease enforcement"].found
 
 
-async def _sessions(connection: psycopg.AsyncConnection, name: str, number: int) -> list[int]:
-    """The pids of the sessions with this name, the oldest first, once there are so many that are idle."""
-    query = (
-        "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle' "
-        "AND query <> '' ORDER BY backend_start"
-    )
-    async with asyncio.timeout(10):
-        while True:
-            pids = [pid for (pid,) in await (await connection.execute(query, (name,))).fetchall()]
-            if len(pids) == number:
-                return pids
-            await asyncio.sleep(0.01)
+async def _first_session(connection: psycopg.AsyncConnection, name: str) -> int:
+    """Return the pid of the oldest session with this name."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s ORDER BY backend_start LIMIT 1"
+    row = await (await connection.execute(query, (name,))).fetchone()
+    assert row is not None
+    pid: int = row[0]
+    return pid
 
 
 @pytest.mark.parametrize(
@@ -703,14 +712,13 @@ async def test_a_server_that_refuses_is_unreachable_and_says_why(clinic: Server)
     assert caught.value.format_message().count("\n") == 0
 
 
-@pytest.mark.usefixtures("long_trial")
 async def test_a_session_that_freezes_in_the_middle_ends_the_examination_in_time(
-    clinic: Server, monkeypatch: pytest.MonkeyPatch
+    clinic: Server, monkeypatch: pytest.MonkeyPatch, silent_pids: "asyncio.Queue[int]"
 ):
     monkeypatch.setattr(_pg_doctor, "_CHECK_BOUND_S", 3.0)
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as observer:
         examination = asyncio.create_task(found_in(make_conninfo(clinic.dsn, application_name="frozen")))
-        first, silent = await _sessions(observer, "frozen", 2)
+        silent, first = await silent_pids.get(), await _first_session(observer, "frozen")
         os.kill(first, signal.SIGSTOP)
         try:
             await observer.execute(END_SESSION, (silent,))
@@ -725,11 +733,13 @@ async def test_a_session_that_freezes_in_the_middle_ends_the_examination_in_time
     assert findings["the rest"].found.endswith("term table, lock")
 
 
-@pytest.mark.usefixtures("long_trial")
-async def test_a_session_that_is_ended_in_the_middle_is_told_with_the_servers_words(clinic: Server):
+async def test_a_session_that_is_ended_in_the_middle_is_told_with_the_servers_words(
+    clinic: Server, silent_pids: "asyncio.Queue[int]"
+):
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as reaper:
         examination = asyncio.create_task(found_in(make_conninfo(clinic.dsn, application_name="ended")))
-        for pid in await _sessions(reaper, "ended", 2):
+        silent = await silent_pids.get()
+        for pid in (await _first_session(reaper, "ended"), silent):
             await reaper.execute(END_SESSION, (pid,))
         findings = await examination
     assert serious(findings) == {"lease enforcement": WARNING, "standing in line": PROBLEM, "the rest": WARNING}

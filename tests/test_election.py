@@ -553,6 +553,10 @@ async def test_a_renewal_that_hangs_is_cut_short_only_once_nobody_believes_any_m
         assert believed == [False]
         assert asyncio.get_running_loop().time() == pytest.approx(15.0, abs=0.1)
         await until(lambda: "on_lost" in heard.words)
+    # The store did not say that the lock is another's, and a session with a time limit of its own reports the same.
+    assert [(type(error), getattr(error, "cause", None)) for error in heard.errors] == [
+        (ConnectionError, LossCause.RENEW_TIMEOUT)
+    ]
 
 
 async def test_a_renewal_that_hangs_does_not_keep_a_bounded_step_down_waiting():

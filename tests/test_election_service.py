@@ -219,7 +219,7 @@ def test_a_database_that_does_not_answer_is_an_error_in_bounded_time(
     node, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("pgleaderlock.election_service._ATTEMPT_S", 1.5)
-    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+    with SilentProxy(postgres.tcp_dsn) as proxy:
         proxy.say("mute")
         proxy.wait_for("mute")
         service = node(proxy.dsn)

@@ -874,7 +874,7 @@ async def test_a_start_that_is_cancelled_while_it_waits_for_the_last_role_stops_
 
 
 async def test_a_shutdown_keeps_its_time_on_a_server_that_has_fallen_silent(postgres: Postgres, names: list[str]):
-    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+    with SilentProxy(postgres.tcp_dsn) as proxy:
         group = make_group(proxy.dsn, names, lease_s=30, health_interval_s=10)
         await group.start()
         await until(leads(group, 3))

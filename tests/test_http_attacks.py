@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.http_attacks import KINDS
 from tests.processes import Process
 from tests.test_dashboard import until_true
@@ -34,7 +35,6 @@ class LeadingNode:
     def __init__(self, dsn: str, schema: str, folder: Path, lease_s: float) -> None:
         self.lease_s = lease_s
         self.role = f"attacked/{schema}"
-        self.dashboard_port, self.metrics_port = free_port(), free_port()
         self.log = folder / "node.log"
         config = folder / "pgleaderlock.toml"
         config.write_text(
@@ -51,10 +51,10 @@ settle = "0s"
 schema = "{schema}"
 [metrics]
 enabled = true
-port = {self.metrics_port}
+port = 0
 [dashboard]
 enabled = true
-port = {self.dashboard_port}
+port = 0
 """
         )
         limited = ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "node"]
@@ -85,6 +85,23 @@ port = {self.dashboard_port}
             event = found()
         assert event is not None
         return event
+
+    @property
+    def dashboard_port(self) -> int:
+        return self._port("dashboard")
+
+    @property
+    def metrics_port(self) -> int:
+        return self._port("metrics")
+
+    def _port(self, name: str) -> int:
+        """Return which port the node got, by its own log: it takes any that is free."""
+        until_true(lambda: self._port_in_log(name) is not None)
+        return int(self._port_in_log(name) or 0)
+
+    def _port_in_log(self, name: str) -> str | None:
+        found = re.search(rf"{name}: http://127\.0\.0\.1:(\d+)/", self.log.read_text())
+        return None if found is None else found[1]
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.dashboard_port}{path}"

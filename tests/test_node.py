@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,18 +20,19 @@ from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.config import ConfigError, load_config
 from pgleaderlock.node import Node
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.doubles import until
 from tests.processes import Process
 from tests.test_group import END_HOLDER
 from tests.test_registry import drop
 
 NAME = f"node/{os.getpid()}"
+_numbers = count(1)
 
 
 @pytest.fixture
 def schema(postgres: Postgres):
-    name = f"node_{os.getpid()}_{free_port()}"
+    name = f"node_{os.getpid()}_{next(_numbers)}"
     yield name
     drop(postgres.dsn, name)
 
@@ -97,7 +99,7 @@ async def test_elections_on_another_store_are_written_into_a_registry_on_postgre
 
 
 def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres: Postgres, schema: str, tmp_path: Path):
-    port, path = free_port(), tmp_path / "pgleaderlock.toml"
+    path = tmp_path / "pgleaderlock.toml"
     path.write_text(
         f"""
         [cluster]
@@ -109,12 +111,13 @@ def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres:
         schema = "{schema}"
         """
     )
-    command = ["run", "--config", str(path), "--metrics-port", str(port), "--json", "-q"]
+    command = ["run", "--config", str(path), "--metrics-port", "0", "--json", "-q"]
     environment = {"PG_DSN": postgres.dsn}
     with Process(sys.executable, "-m", "pgleaderlock.cli", *command, env=environment) as process:
+        address = process.wait_for("metrics: http").split()[-1]
         for _ in range(2):
             process.wait_for('"event": "on_acquired"')
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=10) as answer:
             text = answer.read().decode()
         assert f'pgleaderlock_leader_is_leader{{node="web-1",role="{NAME}/x"}} 1.0' in text
         assert 'pgleaderlock_registry_up{node="web-1"}' in text

@@ -21,13 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pgleaderlock.registry.audit import Term, audit, terms_of
 from pgleaderlock.registry.reading import RegistryReader, RoleStatus, open_reader
-from tests.conftest import Postgres, free_port
+from tests.conftest import Postgres
 from tests.processes import Process
 from tests.scenes_node import SIZE, read_observations
 from tests.silent_proxy import SilentProxy
 from tests.test_registry import drop
 
 ROLES = ("scheduler", "metrics", "logs")
+_numbers = itertools.count(1)
 LEASE_S = 1.5
 BEAT_S = 0.2
 NEAR_S = 1.0  # how far a busy machine may put apart what happened and what was seen
@@ -64,7 +65,7 @@ class Scene:
             heartbeat = "{BEAT_S}s"
             [metrics]
             enabled = true
-            port = {free_port()}
+            port = 0
             """
         )
         observations.write_bytes(bytes(SIZE))
@@ -97,7 +98,7 @@ class Scene:
 
 @pytest.fixture
 def scene(postgres: Postgres, tmp_path: Path) -> Iterator[Scene]:
-    schema = f"s{os.getpid() % 1000}{free_port() % 1000}"  # the roles' names are cut by the observer
+    schema = f"s{os.getpid() % 1000}x{next(_numbers)}"  # the roles' names are cut by the observer
     with contextlib.ExitStack() as stack:
         yield Scene(postgres.tcp_dsn, schema, tmp_path, stack)
     drop(postgres.dsn, schema)
@@ -178,7 +179,7 @@ async def test_a_leader_that_crashes_is_replaced_and_everybody_says_so(scene: Sc
 
 
 async def test_a_leader_that_is_cut_off_stops_before_another_begins(scene: Scene):
-    with SilentProxy(scene.dsn, free_port()) as proxy:
+    with SilentProxy(scene.dsn) as proxy:
         scene.start("one", proxy.dsn)
         async with open_when_there(scene) as reader:
             await led_by(reader, "one")

@@ -148,8 +148,10 @@ async def exec_and_run(dsn: str) -> None:
 async def a_node_and_its_operators(dsn: str) -> None:
     key = a_key()
     async with Node(dsn, "pgleaderlock", key, "one") as one, Node(dsn, "pgleaderlock", key, "two") as two:
+        heard = [Witness(each.lock) for each in (one, two)]
+        await until(lambda: any(each.lock.is_leader for each in (one, two)))
+        await until(lambda: any("on_acquire_failed" in each.words for each in heard))  # a follower, to hand over to
         await until(lambda: all(each.registry.is_up and not each.registry.waiting_events for each in (one, two)))
-        await until(lambda: one.lock.is_leader or two.lock.is_leader)
         assert "scheduler" in await invoke("status", "--dsn", dsn)
         lock = ("--dsn", dsn, "--lock", str(key))
         await invoke("history", *lock)

@@ -601,7 +601,7 @@ async def test_a_server_that_falls_silent_keeps_nobody_from_ending_the_torture(
     monkeypatch.setattr(_ground, "_ANSWER_S", 0.5, raising=False)
     monkeypatch.setattr(_ground, "_TIDY_TRIES", 2)
     monkeypatch.setattr(_ground, "_TIDY_EVERY_S", 0.0)
-    with SilentProxy(postgres.tcp_dsn, free_port()) as proxy:
+    with SilentProxy(postgres.tcp_dsn) as proxy:
         ground = Ground(proxy.dsn)
         await ground.survey(1.0)
         proxy.mute()

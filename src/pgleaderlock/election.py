@@ -645,7 +645,7 @@ class Election(Gated):
         except PgLeaderLockError as error:
             return Fact(Input.HEALTH_FAILED, error)
         if grant is None:  # the call is cut short, and its session closed, only once we do not believe any more
-            return Fact(Input.HEALTH_FAILED, self._lost("no answer to the renewal", LossCause.RENEW_TIMEOUT))
+            return Fact(Input.HEALTH_FAILED, self._no_answer())
         if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
             return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
         return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
@@ -653,6 +653,11 @@ class Election(Gated):
     def _renew_in_s(self, grant: Grant) -> float:
         """When to renew: at the health interval, but in any case while a failure can still be repeated."""
         return min(self._health_interval_s, max(0.0, (grant.lost_at - self._clock()) / 2))
+
+    def _no_answer(self) -> ConnectionError:
+        """Return the same kind of error as a session whose own time limit ends first: the store said nothing."""
+        what = f"no answer to the renewal: leadership of {self._labels_text()} ends"
+        return ConnectionError(what, cause=LossCause.RENEW_TIMEOUT)
 
     def _lost(self, what: str, cause: LossCause) -> LeadershipLost:
         return LeadershipLost(f"{what}: leadership of {self._labels_text()} ends", cause=cause)
