@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -130,24 +129,18 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
 
 
 @pytest.fixture
-def server_with_a_clock(server_folder_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Path]]:
+def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path]]:
     """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-    if sys.platform != "linux" or library is None:
-        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
-    offset = server_folder_root / f"clock-{next(_numbers)}"
-    offset.write_text("+0")
-    offset.chmod(0o644)
-    server = Server(server_folder_root / f"clocked-{next(_numbers)}", tcp_port=free_port())
-    with monkeypatch.context() as patch:
-        for name, value in {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(offset),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }.items():
-            patch.setenv(name, value)
-        server.start()
+    from pgleaderlock.torture import WallClock, why_clocks_cannot_jump
+
+    if why := why_clocks_cannot_jump(server_folder_root):
+        pytest.skip(f"{why}. Install it: apt-get install faketime")
+    number = next(_numbers)
+    offset = server_folder_root / f"clock-{number}"
+    environment = WallClock(offset).environment(at_once=True)
+    folder = server_folder_root / f"clocked-{number}"
+    server = Server(folder, tcp_port=free_port(), environment=environment)
+    server.start()
     try:
         yield server, offset
     finally:

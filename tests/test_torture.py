@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,8 @@ import pytest
 from pgleaderlock import LockError
 from pgleaderlock.cli import exit_codes, torture_show
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.cli.torture import parse_faults
+from pgleaderlock.cli.torture import find_forbidden, parse_faults
+from pgleaderlock.embedded import Server
 from pgleaderlock.torture import (
     FAULTS,
     Belief,
@@ -32,6 +34,7 @@ from pgleaderlock.torture import (
     Setting,
     Told,
     Verdict,
+    WallClock,
     _conductor,
     _ground,
     as_record,
@@ -43,6 +46,7 @@ from pgleaderlock.torture import (
     why_clocks_cannot_jump,
 )
 from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
+from pgleaderlock.torture._clock_step import plan_step
 from pgleaderlock.torture._conductor import Conductor
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
 from pgleaderlock.torture._member import Member
@@ -308,10 +312,11 @@ def deeds(seed: int, *kinds: str) -> list[Deed]:
 
 
 def test_what_may_be_done_depends_on_the_promise_and_on_the_server():
-    assert parse_faults(None, can_restart=True, is_ours=True) == tuple(FAULTS)
-    assert set(FAULTS) - set(parse_faults(None, can_restart=True, is_ours=False)) == {"standby"}
-    assert set(FAULTS) - set(parse_faults(None, can_restart=False, is_ours=False)) == {"restart", "standby"}
-    assert parse_faults("kill, freeze,kill", can_restart=False, is_ours=False) == ("kill", "freeze")
+    assert parse_faults(None, find_forbidden(can_restart=True, is_ours=True)) == tuple(FAULTS)
+    assert set(find_forbidden(can_restart=True, is_ours=False)) == {"standby", "step"}
+    foreign = find_forbidden(can_restart=False, is_ours=False)
+    assert set(FAULTS) - set(parse_faults(None, foreign)) == set(foreign) == {"restart", "standby", "step"}
+    assert parse_faults("kill, freeze,kill", foreign) == ("kill", "freeze")
 
 
 # --- The way to the server -------------------------------------------------------------------------------------------
@@ -518,6 +523,7 @@ def test_a_record_counts_what_the_page_shows():
     [
         (["--faults", "kill,dance"], "'dance' is nothing that can be done"),
         (["--faults", "standby", "--dsn", "host=x"], "keeps its synchronous_standby_names"),
+        (["--faults", "step", "--dsn", "host=x"], "keeps its clock"),
         (["--faults", "restart", "--dsn", "host=x"], "only with --restart-command"),
         (["--restart-command", "x"], "goes with --dsn"),
         (["--nodes", "1"], "1 is not in the range"),
@@ -559,6 +565,45 @@ def test_where_nothing_of_it_is_possible_it_says_why(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert invoke(["torture", "--dsn", postgres.dsn, "--faults", "clock"]) == exit_codes.USAGE
     assert "nothing of it is possible here: faketime is not installed" in capsys.readouterr().err
+
+
+async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    forbidden = find_forbidden(can_restart=False, is_ours=False)
+    options = Options(5.0, 1, 1.0, "fast", parse_faults(None, forbidden), 1, 1.0)
+    request = torture_show.Request(options, postgres.dsn, None, None, None, as_json=False, forbidden=forbidden)
+    ground = Ground(postgres.dsn)
+    async with ground.tidied(has_schema=False):
+        drawn = (await torture_show._Run(request, ground, tmp_path, tmp_path)._prepare()).faults
+    assert set(FAULTS) - set(drawn) == {"restart", "standby", "step", "clock"}
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not possible here: ")]
+    assert "step: a server that is not ours keeps its clock; clock: faketime is not installed" in line
+
+
+def test_a_server_of_ours_without_faketime_is_tortured_with_its_true_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[dict[str, str]] = []
+
+    @contextlib.contextmanager
+    def start(environment: Callable[[Path], dict[str, str]]) -> Iterator[Any]:
+        started.append(environment(tmp_path))
+        yield SimpleNamespace(dsn="host=db", folder=tmp_path / "server")
+
+    (tmp_path / "nodes").mkdir()
+    monkeypatch.setattr(torture_show, "own_server", start)
+    options = Options(5.0, 1, 1.0, "fast", ("step",), 1, 1.0)
+    request = torture_show.Request(options, None, None, None, None, as_json=False, forbidden={})
+    with torture_show._ground(request) as (ground, _):
+        assert ground.wall_clock is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with torture_show._ground(request) as (ground, _):
+        assert ground.wall_clock is None
+    [with_clock, without] = started
+    assert with_clock["FAKETIME_TIMESTAMP_FILE"] == str(tmp_path / "server.clock")
+    assert without == {}
 
 
 def test_a_promise_that_was_not_kept_is_said_in_the_end(capsys: pytest.CaptureFixture[str]):
@@ -659,9 +704,11 @@ async def test_nodes_that_never_take_part_end_it_too(
 
 
 @contextlib.asynccontextmanager
-async def conductor_of_the_idle(dsn: str, folder: Path, takeover: Any, *faults: str) -> AsyncIterator[Conductor]:
+async def conductor_of_the_idle(
+    dsn: str, folder: Path, takeover: Any, *faults: str, **ground_options: Any
+) -> AsyncIterator[Conductor]:
     """A conductor whose nodes have relays, and no processes."""
-    ground = Ground(dsn)
+    ground = Ground(dsn, **ground_options)
     async with ground.tidied(has_schema=False):
         await ground.survey(1.0)
         conductor = Conductor(ground, folder, folder, Options(5.0, 1, 1.0, takeover, faults, 1, 1.0))
@@ -702,7 +749,7 @@ async def test_weather_is_made_once_noted_and_mended(postgres: Postgres, tmp_pat
 
 async def test_what_cannot_be_done_is_left_out_and_not_noted(postgres: Postgres, tmp_path: Path):
     async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "kill") as conductor:
-        for kind in ("kill", "freeze", "session", "witness", "both", "apart", "standby", "reset", "clock"):
+        for kind in ("kill", "freeze", "session", "witness", "both", "apart", "standby", "reset", "step", "clock"):
             assert not await conductor._do(deed(kind)), kind
         assert not (tmp_path / "faults.jsonl").exists()
 
@@ -726,6 +773,106 @@ async def test_a_wall_clock_jumps_by_what_was_planned(postgres: Postgres, tmp_pa
         assert (tmp_path / "node-a.clock").read_text() == "-3600"
 
 
+# --- The server's clock ----------------------------------------------------------------------------------------------
+
+RUNNING, RESTARTED, BEHIND_THE_LEADER = 0.1, 0.5, 0.9
+"""What of a deed's strength says how the server's clock is stepped."""
+
+
+def step_of(strength: float, jump_s: int = 5, lasts_s: float = 0.4, node: int = 0) -> Deed:
+    return Deed(0.0, "step", to_leader=True, node=node, lasts_s=lasts_s, strength=strength, jump_s=jump_s)
+
+
+@pytest.mark.parametrize("lease_s", [0.5, 3.0])
+def test_a_server_clock_is_stepped_by_more_than_a_lease_in_every_way(lease_s: float):
+    steps = [plan_step(deed, lease_s) for deed in islice(draw(1, ["step"], 3, lease_s=lease_s, every_s=1.0), 300)]
+    assert all(abs(step.by_s) > lease_s for step in steps)
+    assert max(abs(step.by_s) for step in steps) <= 20 * lease_s
+    # A session that has fallen silent keeps the lock for longer by as much as a running server's clock is set back.
+    assert min(step.by_s for step in steps if not step.restarts) >= -4 * lease_s
+    ways = {(step.by_s > 0, step.restarts, step.crashes, step.cuts_leader) for step in steps}
+    assert len(ways) == 2 * (1 + 4)  # forward and back; running, or restarted: by a crash or not, the leader cut or not
+
+
+def test_a_step_says_how_it_was_done():
+    crash = plan_step(step_of(BEHIND_THE_LEADER, jump_s=-5, lasts_s=1.6, node=1), 1.0)
+    assert crash.describe() == "-20.0 s, after a crash behind the leader's back"
+    assert plan_step(step_of(RUNNING, lasts_s=0.0), 1.0).describe() == "+1.2 s, as it ran"
+
+
+async def ahead_s(server: Server) -> float:
+    """Return how far the server's wall clock is ahead of ours."""
+    async with await psycopg.AsyncConnection.connect(server.dsn) as connection:
+        row = await (await connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8")).fetchone()
+    assert row is not None
+    return float(row[0]) - time.time()
+
+
+async def test_the_clock_of_a_server_of_ours_is_stepped_as_it_runs_and_after_a_restart(
+    server_with_a_clock: tuple[Server, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server, path = server_with_a_clock
+    ground = {"server": server, "wall_clock": WallClock(path)}
+    async with conductor_of_the_idle(server.dsn, tmp_path, "strict", "step", **ground) as conductor:
+        [member] = conductor._members
+        assert await conductor._do(step_of(RUNNING, lasts_s=1.6))
+        assert await ahead_s(server) == pytest.approx(20, abs=1)
+        pid = server.pid
+        assert await conductor._do(step_of(RESTARTED, jump_s=-5, lasts_s=1.6))
+        assert server.pid != pid
+        assert await ahead_s(server) == pytest.approx(0, abs=1)  # each step is from the last
+        assert not await conductor._do(step_of(BEHIND_THE_LEADER))  # there is none
+        monkeypatch.setattr(member, "leads", lambda: True)
+        assert await conductor._do(step_of(BEHIND_THE_LEADER, lasts_s=0.8))
+        assert member.weather.is_cut
+        assert await ahead_s(server) == pytest.approx(10.6, abs=1)
+        assert not await conductor._do(step_of(BEHIND_THE_LEADER))  # it is cut off already
+        conductor._write_run(0.0)
+        faults = read_logs(tmp_path).faults
+        assert [fault.kind for fault in faults] == ["step"] * 3
+        assert [fault.detail.partition(", ")[2] for fault in faults] == [
+            "as it ran",
+            "after a restart",
+            "after a restart behind the leader's back",
+        ]
+
+
+async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for_the_timers(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    wall_clock = WallClock(tmp_path / "server.clock")
+    async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "step", wall_clock=wall_clock) as conductor:
+        assert not await conductor._do(step_of(RUNNING))
+        monkeypatch.setattr(conductor._members[0], "is_in_touch", lambda: True)
+        assert await conductor._do(step_of(RUNNING))
+        assert wall_clock.ahead_s > 1.0
+        assert not await conductor._do(deed("delay"))  # both sessions of the leader may end, and it must hear of it
+        conductor._calm_until = 0.0
+        assert await conductor._do(deed("delay"))
+
+
+async def test_whoever_is_awake_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
+    def make() -> Member:
+        relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
+        member = Member("node-a", relay, tmp_path, {"role": "x"}, environment={}, dsn="host=db")
+        process: Any = SimpleNamespace(pid=1, returncode=None, send_signal=lambda _: None)
+        member._process = process
+        member._listen(member, 1, {"says": "ready"})
+        return member
+
+    assert make().is_in_touch()
+    for harm in (Member.freeze, Member.kill, Member.cut_off, Member._command):
+        member = make()
+        harm(member)
+        assert not member.is_in_touch(), harm
+    silent: Any = SimpleNamespace(is_mute=True)  # half open, after the weather is over
+    member = make()
+    member.weather._conversations.append(silent)
+    assert member.weather.is_fair
+    assert not member.weather.is_quick
+    assert not member.is_in_touch()
+
+
 # --- For real --------------------------------------------------------------------------------------------------------
 
 
@@ -739,8 +886,8 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-EVERYTHING = 40199
-"""A seed whose faults of the first three seconds are of all kinds, most of them to the leader."""
+EVERYTHING = 27405
+"""A seed whose faults of the first three seconds are of all kinds but one."""
 
 
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
@@ -754,7 +901,7 @@ def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_pat
     assert any("torture of a server of its own: 2 processes" in line for line in process.lines)
     verdict = judge(read_logs(kept))
     assert verdict.is_good
-    assert len({fault.kind for fault in verdict.logs.faults}) > 3  # of twelve: this machine may be slow
+    assert len({fault.kind for fault in verdict.logs.faults}) > 3  # of sixteen: this machine may be slow
     assert "Never two leaders" in report.read_text()
     assert list(root.iterdir()) == []
 

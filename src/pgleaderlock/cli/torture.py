@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.options import dsn_option, seconds_option
 
-__all__ = ["parse_faults", "torture"]
+__all__ = ["find_forbidden", "parse_faults", "torture"]
 
 _SHORTEST_LEASE_S = 0.5
 _MOST_NODES = 26  # one for each letter
@@ -33,23 +34,30 @@ _KINDS = (
     "reset",
     "restart",
     "standby",
+    "step",
     "clock",
 )
 
 
-def parse_faults(text: str | None, *, can_restart: bool, is_ours: bool) -> tuple[str, ...]:
+def find_forbidden(*, can_restart: bool, is_ours: bool) -> dict[str, str]:
+    """Return the faults that may not be done to this server, and why."""
+    found = {} if can_restart else {"restart": "a server that is not ours is restarted only with --restart-command"}
+    if not is_ours:
+        found["standby"] = "a server that is not ours keeps its synchronous_standby_names"
+        found["step"] = "a server that is not ours keeps its clock"
+    return found
+
+
+def parse_faults(text: str | None, forbidden: Mapping[str, str]) -> tuple[str, ...]:
     """Return the faults that were asked for; by default all that may be done. ValueError says what may not."""
-    impossible = {kind for kind, is_possible in (("restart", can_restart), ("standby", is_ours)) if not is_possible}
     if text is None:
-        return tuple(kind for kind in _KINDS if kind not in impossible)
+        return tuple(kind for kind in _KINDS if kind not in forbidden)
     words = list(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in words:
         if word not in _KINDS:
             raise ValueError(f"{word!r} is nothing that can be done here: {', '.join(_KINDS)}")
-    if "restart" in words and not can_restart:
-        raise ValueError("a server that is not ours is restarted only with --restart-command")
-    if "standby" in words and not is_ours:
-        raise ValueError("a server that is not ours keeps its synchronous_standby_names")
+        if word in forbidden:
+            raise ValueError(forbidden[word])
     return tuple(words)
 
 
@@ -133,7 +141,8 @@ def torture(
     """Elect a leader on a database while everything goes wrong, and look for two leaders at once.
 
     Real processes are killed and frozen, their sessions ended, their network made bad; an independent checker reads
-    what each of them believed. Without --dsn on a PostgreSQL of its own, which is restarted and crashed, too.
+    what each of them believed. Without --dsn on a PostgreSQL of its own, which is restarted and crashed, too; its clock
+    is stepped, where faketime is installed, and its synchronous standby is taken away.
 
     On yours, only sessions of these processes are touched, for a lock with a random name. Ctrl-C ends and removes
     everything.
@@ -145,7 +154,8 @@ def torture(
     if restart_command is not None and dsn is None:
         raise click.UsageError("--restart-command goes with --dsn: the server of its own is restarted anyway.")
     try:
-        kinds = parse_faults(faults, can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
+        forbidden = find_forbidden(can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
+        kinds = parse_faults(faults, forbidden)
     except ValueError as error:
         raise click.UsageError(f"--faults: {error}.") from error
     if logs is not None and logs.exists() and any(logs.iterdir()):
@@ -156,4 +166,6 @@ def torture(
     show_logs("ERROR")
     seed = random.randrange(_SEEDS) if seed is None else seed  # noqa: S311 - not a secret
     options = Options(minutes * 60, nodes, lease_s, takeover, kinds, seed, every_s or _LEASES_BETWEEN * lease_s)
-    context.exit(show.run_torture(show.Request(options, dsn, restart_command, report, logs, as_json)))
+    not_asked_for = {} if faults is not None else forbidden
+    request = show.Request(options, dsn, restart_command, report, logs, as_json, not_asked_for)
+    context.exit(show.run_torture(request))

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pgleaderlock.torture import (
     Options,
     Setting,
     Verdict,
+    WallClock,
     as_record,
     judge,
     ms,
@@ -57,6 +58,8 @@ class Request:
     report: Path | None
     logs: Path | None
     as_json: bool
+    forbidden: Mapping[str, str]
+    """Faults that may not be done to this server, if all were asked for, and why."""
 
 
 def run_torture(request: Request) -> int:
@@ -75,8 +78,17 @@ def _ground(request: Request) -> Iterator[tuple[Ground, Path]]:
     """Yield the server, and a folder for sockets that nobody else can enter."""
     if request.dsn is None:
         click.echo("starting a PostgreSQL...", err=True)
-        with own_server() as server:
-            yield Ground(server.dsn, server=server), server.folder.parent / "nodes"
+        clocks: list[WallClock] = []
+
+        def give_clock(folder: Path) -> dict[str, str]:
+            if not ("step" in request.options.faults and why_clocks_cannot_jump(folder / "nodes") is None):
+                return {}
+            clocks.append(WallClock(folder / "server.clock"))
+            return clocks[0].environment(at_once=True)
+
+        with own_server(give_clock) as server:
+            wall_clock = clocks[0] if clocks else None
+            yield Ground(server.dsn, server=server, wall_clock=wall_clock), server.folder.parent / "nodes"
     else:
         with own_folder() as folder:
             yield Ground(request.dsn, restart_command=request.restart_command), folder / "nodes"
@@ -129,13 +141,24 @@ class _Run:
             raise UnreachableError.from_error(error, _ADVICE) from error
         except LockError as error:
             raise _UnfitError(str(error)) from error
-        if "clock" in options.faults and (why := await asyncio.to_thread(why_clocks_cannot_jump, self._folder)):
-            self._impossible["clock"] = why
-            options = dataclasses.replace(options, faults=tuple(kind for kind in options.faults if kind != "clock"))
+        self._impossible = await self._find_impossible(options)
+        options = dataclasses.replace(options, faults=tuple(k for k in options.faults if k not in self._impossible))
         if not options.faults:
-            raise click.UsageError(f"--faults: nothing of it is possible here: {'; '.join(self._impossible.values())}.")
+            reasons = "; ".join(dict.fromkeys(self._impossible.values()))
+            raise click.UsageError(f"--faults: nothing of it is possible here: {reasons}.")
         click.echo(visible(self._intention(options)), err=True)
+        if self._impossible:
+            reasons = "; ".join(f"{kind}: {why}" for kind, why in self._impossible.items())
+            click.echo(f"not possible here: {reasons}", err=True)
         return options
+
+    async def _find_impossible(self, options: Options) -> dict[str, str]:
+        """Return which faults cannot be drawn here, and why. A clock is stepped with faketime only."""
+        found = dict(self._request.forbidden)
+        clocks = [kind for kind in ("step", "clock") if kind in options.faults]
+        if clocks and (why := await asyncio.to_thread(why_clocks_cannot_jump, self._folder)):
+            found |= dict.fromkeys(clocks, why)
+        return found
 
     def _intention(self, options: Options) -> str:
         load = f"{options.most_connections} connections and {options.most_statements_per_s} statements per second"

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,10 +29,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[Server]:
-    """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be."""
+def own_server(environment: Callable[[Path], Mapping[str, str]] | None = None) -> Iterator[Server]:
+    """Start a PostgreSQL that exists within the block only. EmbeddedServerError if that cannot be.
+
+    ``environment`` gets the folder and returns what is added to the environment of the server.
+    """
     with own_folder() as folder, contextlib.ExitStack() as stack:
-        server = Server(folder / "server")
+        server = Server(folder / "server", environment=environment(folder) if environment else None)
         stack.callback(_stop, server)
         server.start()
         yield server

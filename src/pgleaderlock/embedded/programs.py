@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +68,15 @@ def major_version(binaries: Path) -> str:
     )
 
 
-def run_program(*command: str | Path, account: Account | None = None, timeout_s: float = 20.0) -> tuple[int, str]:
+def run_program(
+    *command: str | Path,
+    account: Account | None = None,
+    timeout_s: float = 20.0,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Run a program to its end, as `account` if given; its exit status and what it said.
+
+    ``environment`` is added to ours.
 
     What it says goes to a file: a pipe would stay open as long as the server that pg_ctl leaves behind.
     It has a session of its own: Ctrl-C comes to us alone, and we decide what becomes of the program.
@@ -79,6 +86,7 @@ def run_program(*command: str | Path, account: Account | None = None, timeout_s:
         switch = {"user": account.uid, "group": account.gid, "extra_groups": []}
     # PGPORT, PGDATA and the like are meant for the user's own server; and we read the messages.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+    env.update(environment or {})
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(  # noqa: S603 - no shell, and the programs are the user's choice
             command,

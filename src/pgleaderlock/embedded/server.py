@@ -44,7 +44,7 @@ class Server:
 
     For one owner at a time; `shared_server` adds the locks for many. Clients need no password: the socket's
     folder is closed to other users. A ``tcp_port`` is open to everyone on this machine: it is for tests.
-    ``settings`` are PostgreSQL's own, but for where it listens.
+    ``settings`` are PostgreSQL's own, but for where it listens; ``environment`` is added to that of the server.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Server:
         binaries: Path | None = None,
         tcp_port: int | None = None,
         settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(folder).resolve()  # one name for one folder: a running server is known by it
         self.data = self.folder / "data"
@@ -62,6 +63,7 @@ class Server:
         self._tcp_port = tcp_port
         self._port = tcp_port or 5432  # without TCP it is only a part of the socket's name
         self._settings = dict(settings or {})
+        self._environment = dict(environment or {})
         self.started_here = False
         """Whether the last start() found it stopped and started it, instead of finding it running."""
         for path in (self.folder, self._binaries):
@@ -260,8 +262,16 @@ class Server:
         self._remove_misleading_pid_files()
         log_start = self._make_log()
         how = ("-w", "-t", f"{_START_TIMEOUT_S:.0f}", "-l", self.log_path, "-o", self._options())
-        pg_ctl, timeout_s = self._usable_binaries / "pg_ctl", _START_TIMEOUT_S + 10
-        code, output = run_program(pg_ctl, "start", "-D", self.data, *how, account=self._account, timeout_s=timeout_s)
+        code, output = run_program(
+            self._usable_binaries / "pg_ctl",
+            "start",
+            "-D",
+            self.data,
+            *how,
+            account=self._account,
+            timeout_s=_START_TIMEOUT_S + 10,
+            environment=self._environment,
+        )
         self.started_here = code == 0
         if code == 0 or self.is_running():  # either: a launch whose starter was killed may have come first
             return

@@ -6,9 +6,9 @@
     assert judge(read_logs(logs)).is_good
 
 ``pgleaderlock torture`` is its command. The nodes are processes of their own, the server is a real one, and what is
-done to them is done for real: kill -9, SIGSTOP, ended sessions, a bad network, a restart. Each node writes down what it
-believes, on the machine's one clock, in a file that outlives it. The judge (``_checker.py``) imports nothing that
-elects, and reads those files only.
+done to them is done for real: kill -9, SIGSTOP, ended sessions, a bad network, a restart, a stepped server clock. Each
+node writes down what it believes, on the machine's one clock, in a file that outlives it. The judge (``_checker.py``)
+imports nothing that elects, and reads those files only.
 
 Not promised: that what was not seen cannot happen. A torture finds faults, it proves nothing; it is as long as it is,
 on one machine, and between two samples of a belief there is about a millisecond. A network between hosts is imitated by
@@ -23,7 +23,7 @@ from pgleaderlock.torture._options import Options
 from pgleaderlock.torture._page import page
 from pgleaderlock.torture._plan import FAULTS
 from pgleaderlock.torture._summary import PERCENTS, Setting, as_record, ms, seconds
-from pgleaderlock.torture._wall_clock import why_clocks_cannot_jump
+from pgleaderlock.torture._wall_clock import WallClock, why_clocks_cannot_jump
 
 __all__ = [
     "FAULTS",
@@ -40,6 +40,7 @@ __all__ = [
     "Term",
     "Told",
     "Verdict",
+    "WallClock",
     "as_record",
     "find_overlaps",
     "judge",

@@ -5,7 +5,7 @@ only to find out whom to harm.
 
 In ``takeover="fast"`` the sessions of a leader are ended one within a lease, or both where the news of that reaches its
 host at once. A leader that lost both behind a slow or broken network is the case that fast take-over does not promise,
-and that ``strict`` does.
+and that ``strict`` does. A step of the server's clock is subject to the same rule (``_clock_step.py``).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import Any
 
 from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.errors import EmbeddedServerError, LockError
+from pgleaderlock.torture._clock_step import CALM_LEASES, plan_step
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay
 from pgleaderlock.torture._ground import Ground
 from pgleaderlock.torture._logs import FAULT_LOG, RUN_LOG, Fault, write_line
@@ -52,6 +53,7 @@ class Conductor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: Exception | None = None
         self._session_ended_at = -1e9
+        self._calm_until = -1e9
         self._is_without_standby = False
         self._began_at = 0.0
         self.done: dict[str, int] = {}
@@ -162,6 +164,8 @@ class Conductor:
 
     async def _do(self, deed: Deed) -> bool:
         """Do it, unless that cannot be now."""
+        if clock() < self._calm_until:
+            return False
         member = (self._leader() if deed.to_leader else None) or self._members[deed.node]
         if deed.kind in _SESSION_KINDS and self._spares_sessions():
             return False
@@ -175,6 +179,7 @@ class Conductor:
             "standby": self._lose_standby,
             "both": self._end_pair,
             "apart": self._end_pair,
+            "step": self._step_clock,
             "clock": self._jump,
         }
         return await doing.get(deed.kind, self._end_session)(deed, member)
@@ -286,11 +291,35 @@ class Conductor:
     async def _restart(self, deed: Deed, _member: Member) -> bool:
         at = clock()
         crash = self._ground.is_ours and deed.strength < 1 / 2
+        await self._restart_server(crash=crash)
+        self._note("restart", None, at, clock() - at, "a crash" if crash else "")
+        return True
+
+    async def _restart_server(self, *, crash: bool) -> None:
         try:
             await self._ground.restart(crash=crash)
         except EmbeddedServerError as error:
             raise LockError(f"the server did not come back: {error}") from error
-        self._note("restart", None, at, clock() - at, "a crash" if crash else "")
+
+    async def _step_clock(self, deed: Deed, _member: Member) -> bool:
+        is_fast = self._options.takeover == "fast"
+        wall_clock, leader = self._ground.wall_clock, self._leader()
+        if wall_clock is None or (is_fast and not all(member.is_in_touch() for member in self._members)):
+            return False
+        at, step = clock(), plan_step(deed, self._options.lease_s)
+        if step.cuts_leader:
+            if leader is None or not leader.weather.is_fair:
+                return False
+            leader.weather.cut()
+        if step.restarts:
+            await self._restart_server(crash=step.crashes)
+            await asyncio.sleep(step.wait_s)
+        wall_clock.step(step.by_s)
+        if step.cuts_leader and leader is not None:
+            self._spawn(_later(deed.lasts_s, leader.weather.heal))
+        if is_fast:
+            self._calm_until = clock() + CALM_LEASES * self._options.lease_s
+        self._note("step", None, at, clock() - at, step.describe())
         return True
 
     async def _jump(self, deed: Deed, member: Member) -> bool:

@@ -107,8 +107,9 @@ class FaultyRelay(Relay):
 
     @property
     def is_quick(self) -> bool:
-        """Whether what is said on the connections that exist arrives at once."""
-        return not (self.delay_s or self.bytes_per_s or self.is_dropping or self.is_cut)
+        """Whether what is said on the connections that exist arrives at once: none of them has fallen silent."""
+        is_bad = self.delay_s or self.bytes_per_s or self.is_dropping or self.is_cut
+        return not (is_bad or any(conversation.is_mute for conversation in self._conversations))
 
     async def start(self) -> None:
         """Listen."""

@@ -28,6 +28,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.torture._faulty_relay import FaultyRelay, Target
+from pgleaderlock.torture._wall_clock import WallClock
 
 __all__ = ["Ground"]
 
@@ -56,7 +57,14 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 class Ground:
     """A server: ours, which may be restarted, or a user's."""
 
-    def __init__(self, dsn: str, *, server: Server | None = None, restart_command: str | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        server: Server | None = None,
+        wall_clock: WallClock | None = None,
+        restart_command: str | None = None,
+    ) -> None:
         mark = secrets.token_hex(6)
         self.dsn = dsn
         self.role = f"pgleaderlock-torture/{mark}"
@@ -65,6 +73,8 @@ class Ground:
         self.where = _dsn.describe(_dsn.check_dsn(dsn)) if server is None else "a server of its own"
         self.version = ""
         self._server = server
+        self.wall_clock = wall_clock
+        """That of a server of ours, if it can be stepped."""
         self._restart_command = restart_command
         self._connector = Connector(self.key, dsn=dsn, named="the torture")
         self._connection: psycopg.AsyncConnection[Any] | None = None

@@ -33,7 +33,7 @@ class Member(Actor):
         dsn: str,
         wall_clock: WallClock | None = None,
     ) -> None:
-        super().__init__(name, relay, logs / f"{name}.stderr", settings, _listen)
+        super().__init__(name, relay, logs / f"{name}.stderr", settings, self._listen)
         del self._settings["node"], self._settings["dsn"]
         self.weather = relay
         self.wall_clock = wall_clock
@@ -42,6 +42,8 @@ class Member(Actor):
         self.incarnation = 0
         """The how-manyeth process in its place."""
         self.was_killed = False
+        self.has_met_server = False
+        """Whether this process has led, or asked and was refused: it knows of the server's last start."""
 
     def kill(self) -> None:
         """End it with -9."""
@@ -61,12 +63,17 @@ class Member(Actor):
         self.incarnation += 1
         make_belief_file(self._belief_path)
         files = {"beliefs": str(self._belief_path), "events": str(self._belief_path.with_suffix(".events"))}
-        self.was_killed = False
+        self.was_killed = self.has_met_server = False
         return [sys.executable, "-P", "-m", "pgleaderlock.torture._node", json.dumps({**self._settings, **files})]
+
+    def is_in_touch(self) -> bool:
+        """Whether it is awake, knows the server, and has a good network."""
+        is_awake = self.pid is not None and not (self.is_frozen or self.was_killed)
+        return is_awake and self.has_met_server and self.weather.is_fair and self.weather.is_quick
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self._given_environment}
 
-
-def _listen(actor: Actor, _pid: int, line: dict[str, Any]) -> None:
-    actor.is_ready = actor.is_ready or line.get("says") == "ready"
+    def _listen(self, _actor: Actor, _pid: int, line: dict[str, Any]) -> None:
+        if line.get("says") == "ready":
+            self.is_ready = self.has_met_server = True

@@ -28,12 +28,16 @@ _GROUPS = {
     "session": "session",
     "witness": "session",
     "both": "session",
+    "apart": "session",
     "reset": "network",
     "delay": "network",
+    "connect": "network",
     "throttle": "network",
     "cut": "network",
     "drop": "network",
     "restart": "server",
+    "standby": "server",
+    "step": "server",
     "clock": "clock",
 }
 
@@ -61,8 +65,8 @@ def legend() -> str:
                 ("process", "killed, frozen"),
                 ("session", "session ended by the server"),
                 ("network", "bad network"),
-                ("server", "server restarted"),
-                ("clock", "wall clock jumped"),
+                ("server", "server restarted, its clock stepped, its standby away"),
+                ("clock", "a node's wall clock jumped"),
             )
         ),
         '<span class="key"><i class="k-overlap"></i>two at once</span>',

@@ -27,11 +27,21 @@ FAULTS = {
     "reset": "a connection of a node is broken off",
     "restart": "the server is restarted",
     "standby": "commits wait for a synchronous standby that is not there",
+    "step": "the server's wall clock is stepped by more than a lease, as it runs or after a restart",
     "clock": "a node's wall clock jumps",
 }
 """Everything that can be done, and what it is."""
 
-_WEIGHTS = {"kill": 4, "freeze": 5, "session": 3, "witness": 2, "apart": 3, "restart": 0.6, "standby": 0.6, "clock": 1}
+_WEIGHTS = {
+    "kill": 4,
+    "freeze": 5,
+    "session": 3,
+    "apart": 3,
+    "restart": 0.6,
+    "standby": 0.6,
+    "step": 1.2,
+    "clock": 1,
+}
 _TO_LEADER = 0.7
 _AT_ONCE = 0.2
 _JUMPS_S = (-86_400, -3600, -5, 5, 3600, 86_400)

@@ -1,8 +1,9 @@
-"""Wall clocks that jump, where libfaketime is installed.
+"""Wall clocks that are stepped, where libfaketime is installed: those of the nodes, and that of a server of our own.
 
-Leadership is measured with a monotonic clock, so a wall clock that jumps must change nothing: that is what is shown
-here. The monotonic clock itself cannot jump, and is not made to: a machine on which it did would break every promise of
-every lease. libfaketime replaces the wall clock of one process; whether it leaves the other clock alone is tried first.
+A node measures leadership with a monotonic clock, so a step of its wall clock must change nothing. PostgreSQL measures
+its own age and idle sessions with its wall clock: there a step changes something, and must not make two leaders. The
+monotonic clock cannot be stepped, and is not: a machine on which it is breaks every promise of every lease. libfaketime
+replaces the wall clock of one process and its children; whether it leaves the monotonic clock alone is tried first.
 """
 
 import os
@@ -26,22 +27,34 @@ _TRIAL_S = 20.0
 
 
 class WallClock:
-    """The wall clock of one node, which shows another time whenever it is told to."""
+    """The wall clock of one process and its children: how far it is ahead of the true time is written in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.write_text("+0")
+        self.ahead_s = 0.0
+        self.jump(0)
 
-    def jump(self, by_s: int) -> None:
+    def jump(self, ahead_s: float) -> None:
         """Show the time of so many seconds later than it is, or earlier."""
-        self._path.write_text(f"{by_s:+d}")
+        self.ahead_s = ahead_s
+        new = self._path.with_name(f"{self._path.name}.new")  # a reader finds the whole of the old or of the new one
+        new.write_text(f"{round(ahead_s, 3):+}")
+        new.chmod(0o644)  # a server that was started by root runs as another user
+        new.replace(self._path)
 
-    def environment(self) -> dict[str, str]:
-        """What the node's process has to be started with."""
+    def step(self, by_s: float) -> None:
+        """Show a time that is later than the one shown now by so many seconds, or earlier."""
+        self.jump(self.ahead_s + by_s)
+
+    def environment(self, *, at_once: bool = False) -> dict[str, str]:
+        """What the process has to be started with. ``at_once``: a step is seen at once, for a file is read each time.
+
+        Otherwise a step is seen within a second.
+        """
         return {
             "LD_PRELOAD": _library(),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_CACHE_DURATION": "1",  # in seconds: without it, each look at any clock would read the file
+            **({"FAKETIME_NO_CACHE": "1"} if at_once else {"FAKETIME_CACHE_DURATION": "1"}),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",  # what older versions call it
         }
@@ -63,7 +76,7 @@ def why_clocks_cannot_jump(folder: Path, environment: Mapping[str, str] = os.env
         return "faketime is not installed"
     trial = folder / "clock-trial"
     words = [sys.executable, "-P", "-c", _PROBE, str(trial)]
-    env = {**environment, **WallClock(trial).environment(), "FAKETIME_NO_CACHE": "1"}
+    env = {**environment, **WallClock(trial).environment(at_once=True)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=_TRIAL_S)  # noqa: S603
     trial.unlink()
     if done.stdout.split() != ["86400", "0", "0"]:

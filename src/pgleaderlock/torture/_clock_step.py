@@ -1,0 +1,59 @@
+"""Steps of the server's wall clock: while it runs, right after a restart, and after a restart behind a leader's back.
+
+PostgreSQL measures two things with its wall clock. What it says of its *age* decides how long after a start no
+candidate leads; and idle sessions *end* by it: early after a step forward, late after a step back. So a step back is
+shorter on a server that runs: a half-open session would keep the lock for as long as the clock was set back.
+
+With ``takeover="fast"`` a step strikes only where its effects are within the promise: every candidate has met the
+server before, all are awake, and their networks are good. And nothing else is done until every timer that was set
+before the step has fired, for a step forward may end both sessions of a leader then.
+"""
+
+from dataclasses import dataclass
+
+from pgleaderlock.torture._plan import Deed
+
+__all__ = ["CALM_LEASES", "ClockStep", "plan_step"]
+
+CALM_LEASES = 1.5
+"""How long after a step nothing else is done in ``fast``: timers of idle sessions are set for one lease."""
+_LEAST, _MOST, _MOST_BACK_RUNNING = 1.2, 20.0, 4.0
+_MOST_WAIT_S = 0.3
+_LONGEST = 1.6
+"""Leases that a deed lasts at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """One step of the server's clock."""
+
+    by_s: float
+    restarts: bool
+    """Whether the server is restarted before it."""
+    crashes: bool
+    cuts_leader: bool
+    """Whether the leader is cut off before the restart, so that it does not notice it."""
+    wait_s: float
+    """How long after the server's return the clock is stepped."""
+
+    def describe(self) -> str:
+        """Say what was done."""
+        way = "after a crash" if self.crashes else "after a restart"
+        where = way + (" behind the leader's back" if self.cuts_leader else "") if self.restarts else "as it ran"
+        return f"{self.by_s:+.1f} s, {where}"
+
+
+def plan_step(deed: Deed, lease_s: float) -> ClockStep:
+    """Make a step of what was drawn: always by more than a lease."""
+    restarts = deed.strength >= 1 / 3
+    is_forward = deed.jump_s > 0
+    most = _MOST if restarts or is_forward else _MOST_BACK_RUNNING
+    size = min(1.0, deed.lasts_s / (_LONGEST * lease_s))
+    by_s = (_LEAST + (most - _LEAST) * size) * lease_s
+    return ClockStep(
+        by_s=by_s if is_forward else -by_s,
+        restarts=restarts,
+        crashes=restarts and deed.node % 2 == 1,
+        cuts_leader=deed.strength >= 2 / 3,
+        wait_s=_MOST_WAIT_S * (deed.strength * 10 % 1),
+    )
