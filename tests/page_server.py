@@ -12,6 +12,7 @@ from pgleaderlock.dashboard import Dashboard, Source
 from pgleaderlock.dashboard._board import message
 from pgleaderlock.dashboard._picture import Look
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.registry.asking import Target
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 from tests.conftest import free_port
@@ -95,7 +96,7 @@ class StagedSource:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.is_broken = False
-        self.asked: list[str] = []
+        self.asked: list[tuple[str, Target]] = []
         self._shown: dict[str, int] = {}
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,9 +120,10 @@ class StagedSource:
             await self._news.wait()
             self._news.clear()
 
-    async def ask_to_step_down(self, lock: str) -> None:
-        """Remember who was asked."""
-        self.asked.append(lock)
+    async def ask_to_step_down(self, lock: str, leader: Target) -> str:
+        """Remember which term was asked."""
+        self.asked.append((lock, leader))
+        return "node"
 
 
 class PageServer:

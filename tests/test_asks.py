@@ -23,7 +23,7 @@ from pgleaderlock.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox
 from pgleaderlock.registry._asks import Verdict, judge
 from pgleaderlock.registry._database import Database, Notification
 from pgleaderlock.registry._sql import ASK_CHANNEL
-from pgleaderlock.registry.asking import Answer, AskRefused
+from pgleaderlock.registry.asking import Answer, AskRefused, Target
 from pgleaderlock.registry.reading import RegistryReader, open_reader
 from tests.conftest import Postgres
 from tests.doubles import until
@@ -157,7 +157,7 @@ async def test_operator_is_obeyed_and_the_server_says_who_asked(
     async with leading(app, schema, key) as (one, reader):
         token = one.lock.token
         by, answer = await answer_of(operator, schema, key, reason="kernel update")
-        assert (by, answer) == (name_of(operator), Answer(is_obeyed=True))
+        assert (by, answer) == (name_of(operator), Answer(is_obeyed=True, node="one"))
         await until(lambda: one.lock.is_leader and one.lock.token != token)
 
         async def told() -> list[str | None]:
@@ -240,11 +240,12 @@ async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(
         assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed
         await until(lambda: one.lock.is_leader and one.lock.token != token)
         await eventually(lambda: asked_in(reader))
-        _, hasty = await answer_of(postgres.dsn, schema, key, leader=None, wait_s=20)
+        now = Target(one.registry.instance, one.lock.token)
+        _, hasty = await answer_of(postgres.dsn, schema, key, leader=now, wait_s=20)
         assert not hasty.is_obeyed
         assert "at most one per lease (60 s) is: ask again in" in (hasty.why or "")
         monkeypatch.setattr("pgleaderlock.election.Election.lease_s", 4.0)
-        _, patient = await answer_of(postgres.dsn, schema, key, leader=None, wait_s=30)
+        _, patient = await answer_of(postgres.dsn, schema, key, leader=now, wait_s=30)
         assert patient.is_obeyed
         await eventually(lambda: _has_two(reader))
         first, second = [line.at for line in await reader.history() if line.event == "step_down_asked"]
@@ -479,10 +480,11 @@ async def test_dashboard_asks_with_the_rights_of_its_own_role(
     app = await granted(postgres, schema, roles, operator=operator)
     roles.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO "{name_of(watcher)}"')
     roles.execute(f'GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO "{name_of(watcher)}"')
-    async with leading(app, schema, key) as (_, reader):
+    async with leading(app, schema, key) as (one, reader):
+        leader = Target(one.registry.instance, one.lock.token)
         with pytest.raises(AskRefused, match="may not ask leaders to step down"):
-            await RegistrySource(watcher, schema, where="x", window_s=60).ask_to_step_down(str(key))
-        await RegistrySource(operator, schema, where="x", window_s=60).ask_to_step_down(str(key))
+            await RegistrySource(watcher, schema, where="x", window_s=60).ask_to_step_down(str(key), leader)
+        await RegistrySource(operator, schema, where="x", window_s=60).ask_to_step_down(str(key), leader)
         details = await eventually(lambda: asked_in(reader))
         assert details == [f"by {name_of(operator)}, who says: dashboard token"]
 

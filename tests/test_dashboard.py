@@ -41,7 +41,7 @@ from pgleaderlock.dashboard._sources import _History
 from pgleaderlock.dashboard._streams import Streams, TooManyListeners
 from pgleaderlock.node import Node
 from pgleaderlock.registry import Registry
-from pgleaderlock.registry.asking import AskRefused
+from pgleaderlock.registry.asking import AskRefused, Target
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 from tests.conftest import Postgres
@@ -363,7 +363,7 @@ class FixedSource:
 
     def __init__(self, *roles: RoleStatus) -> None:
         self.looks = Looks()
-        self.asked: list[str] = []
+        self.asked: list[tuple[str, Target]] = []
         self.looks.put_nowait(Look(200.0, 0.0, roles))
 
     async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
@@ -373,12 +373,13 @@ class FixedSource:
                 raise look
             yield look, []
 
-    async def ask_to_step_down(self, lock: str) -> None:
+    async def ask_to_step_down(self, lock: str, leader: Target) -> str:
         if lock == "broken":
             raise ConnectionError("cannot ask")
         if lock == "unwilling":
             raise AskRefused("the leader refused: it is too soon")
-        self.asked.append(lock)
+        self.asked.append((lock, leader))
+        return "the node that answered"
 
 
 @asynccontextmanager
@@ -469,20 +470,29 @@ async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
         assert wrong.status_code == 401
         form = await client.post("/api/step-down", data={"lock": "l"}, headers=good)
         assert form.status_code == 415
+        term = {"instance": "a", "token": 1}
         for body, code in (
-            ({"lock": "l"}, 202),
-            ({"lock": "free"}, 409),
-            ({"lock": "x"}, 404),
-            ({"lock": "broken"}, 503),
-            ({"lock": "unwilling"}, 409),
+            ({"lock": "l", **term}, 202),
+            ({"lock": "l", "instance": "a", "token": None}, 202),
+            ({"lock": "free", **term}, 409),
+            ({"lock": "x", **term}, 404),
+            ({"lock": "broken", **term}, 503),
+            ({"lock": "unwilling", **term}, 409),
+            ({"lock": "l"}, 400),
+            ({"lock": "l", "instance": "a"}, 400),
+            ({"lock": "l", "instance": "a", "token": True}, 400),
+            ({"lock": "l", "instance": 1, "token": 1}, 400),
         ):
-            assert (await client.post("/api/step-down", json=body, headers=good)).status_code == code
+            answer = await client.post("/api/step-down", json=body, headers=good)
+            assert (answer.status_code, body) == (code, body)
+            if code == 202:
+                assert answer.json() == {"asked": True, "node": "the node that answered", "token": body["token"]}
         as_json = {**good, "Content-Type": "application/json"}
         for content in (b"[]", b"{", b"x" * 20_000):
             assert (await client.post("/api/step-down", content=content, headers=as_json)).status_code == 400
         assert (await client.get("/api/step-down", headers=good)).status_code == 405
         assert (await client.post("/api/demo/kill", json={}, headers=good)).status_code == 404
-    assert source.asked == ["l"]
+    assert source.asked == [("l", Target("a", 1)), ("l", Target("a", None))]
 
 
 async def test_without_a_token_nothing_can_be_asked():
@@ -684,11 +694,14 @@ async def test_two_hundred_roles_fifty_nodes_and_ten_thousand_lines_are_answered
 # --- With a registry, and with any store -------------------------------------------------------------------------
 
 
-async def test_a_registry_is_shown_live_and_its_leader_can_be_asked(postgres: Postgres, key: LockKey):
+async def test_registry_is_shown_live_and_step_down_sent_twice_deposes_only_the_leader_it_was_aimed_at(
+    postgres: Postgres, key: LockKey
+):
     schema = f"dash_{key.numbers[0]}_{key.numbers[1]}"
     locks, registries = [], []
     for name in ("node-a", "node-b"):
-        lock = LeaderLock(postgres.dsn, key=key, settle_s=0, retry_strategy=FixedInterval(0.1))
+        # The shortest wait that "one ask per lease" makes: a second ask of the dashboard outlasts it.
+        lock = LeaderLock(postgres.dsn, key=key, settle_s=0, lease_s=3, retry_strategy=FixedInterval(0.1))
         registry = Registry(postgres.dsn, node=name, schema=schema)
         registry.attach(lock, "billing")
         locks.append(lock)
@@ -704,11 +717,19 @@ async def test_a_registry_is_shown_live_and_its_leader_can_be_asked(postgres: Po
 
             await until(lambda: led_by() == "node-a", 20)
             await until(lambda: locks[1].state is not LockState.STOPPED)
-            lock_name = dashboard.board.roles[0]["lock"]
+            (role,) = dashboard.board.roles
+            body = {"lock": role["lock"], **{name: role["leader"][name] for name in ("instance", "token")}}
             headers = {"X-Pgleaderlock-Token": TOKEN}
-            assert (await client.post("/api/step-down", json={"lock": lock_name}, headers=headers)).status_code == 202
+            first = await client.post("/api/step-down", json=body, headers=headers)
+            assert (first.status_code, first.json()["node"]) == (202, "node-a")
             await until(lambda: led_by() == "node-b", 20)
             await until(lambda: len(dashboard.board.roles[0]["terms"]) >= 2, 20)
+            second = await client.post("/api/step-down", json=body, headers=headers)
+            assert second.status_code == 409
+            assert f"it was meant for the leader with token {body['token']}, and the token is" in second.json()["error"]
+            for instance, token in (("no-uuid", 1), (body["instance"], 2**63)):
+                wrong = {**body, "instance": instance, "token": token}
+                assert (await client.post("/api/step-down", json=wrong, headers=headers)).status_code == 409
             assert "postgresql://" not in dashboard.board.snapshot()
 
 
@@ -744,7 +765,7 @@ async def test_any_store_that_names_its_holder_is_shown():
         backend.error = ConnectionError("gone")
         await until(lambda: not dashboard.board.is_fresh)
     with pytest.raises(ConnectionError, match="registry only"):
-        await source.ask_to_step_down("x")
+        await source.ask_to_step_down("x", Target("i", 1))
 
 
 async def test_a_lock_in_a_file_is_shown(tmp_path):

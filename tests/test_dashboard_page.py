@@ -19,6 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from pgleaderlock.dashboard import RegistrySource
+from pgleaderlock.registry.asking import Target
 from tests.conftest import Postgres
 from tests.page_server import TOKEN, PageServer, Stage, StagedSource, many_roles, one_role
 from tests.processes import Process
@@ -388,14 +389,21 @@ def test_terms_are_explained_where_one_points_and_in_a_table(server, visitor):
 
 
 def test_the_token_leaves_the_address_and_a_step_down_is_asked_for(server, visitor):
-    source = show(server, one_role())
+    stage = one_role()
+    source = show(server, stage)
     page = visitor.open(f"{server.url}#token={TOKEN}")
     assert TOKEN not in page.evaluate("() => location.href")
     page.click("#step-down")
     expect(page.locator("#ask-title")).to_contain_text("node-b")
+    (role,) = stage.look().roles
+    assert role.leader is not None
+    named = Target(role.leader.instance, role.leader.token)
+    stage.move(ROLE, "node-c")
+    server.look_again()
+    expect(page.locator("#sentence")).to_contain_text("node-c")
     page.click("#ask-yes")
     expect(page.locator("#step-down-reason")).to_contain_text("Asked")
-    assert source.asked == [f"bigint:17:{ROLE}"]
+    assert source.asked == [(f"bigint:17:{ROLE}", named)]
 
 
 def test_without_the_token_buttons_say_what_they_need(server, visitor):

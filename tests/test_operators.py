@@ -498,7 +498,12 @@ async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgre
         assert record == {**named, "seconds": record["seconds"]}
         assert 0 <= record["seconds"] < 5
         await until(lambda: one.lock.state is LockState.FOLLOWER)
-        back = await run_beside(*options)
+        late = await run_beside(*options, "--token", str(first), "--json")
+        assert late.exit_code == exit_codes.NOT_HANDED_OVER
+        assert records(late)[0]["why"] == (
+            f"it was meant for the leader with token {first}, and the token is {two.lock.token} now"
+        )
+        back = await run_beside(*options, "--token", str(two.lock.token))
         assert back.exit_code == exit_codes.CLEAN
         assert re.fullmatch(
             rf"two handed over to one in [\d.]+ m?s \(token {record['to_token']} -> \d+\)\n", back.stdout

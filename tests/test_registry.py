@@ -29,6 +29,7 @@ from pgleaderlock.registry._book import Book, Standing
 from pgleaderlock.registry._outbox import Happening, Outbox
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry._sql import statements
+from pgleaderlock.registry.asking import AskRefused
 from pgleaderlock.registry.audit import Line, audit, terms_of
 from pgleaderlock.registry.reading import RegistryReader, open_reader
 from tests.conftest import Postgres
@@ -343,10 +344,13 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
         await until(lambda: one.registry.is_up)
         async with Node(postgres.dsn, schema, key, "two") as two, reading(postgres.dsn, schema) as reader:
             await until(lambda: two.registry.is_up and two.lock.state is LockState.FOLLOWER)
+            await eventually(lambda: leader_of(reader))
             await reader.ask_to_step_down(str(key), "ops")
             await two.lock.wait_for_leadership(10)
             assert two.lock.is_leader
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released"), ("two", "acquired")))
+            with pytest.raises(AskRefused, match="no node leads bigint:5, as far as the registry shows"):
+                await reader.ask_to_step_down("bigint:5", "ops")
 
 
 async def test_a_leader_that_says_good_bye_at_this_moment_has_not_vanished_and_stays_a_candidate(
@@ -424,6 +428,7 @@ async def test_an_ask_in_a_hostile_name_is_heard_and_written(postgres: Postgres,
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
         async with reading(postgres.dsn, schema) as reader:
+            await eventually(lambda: leader_of(reader))
             await reader.ask_to_step_down(str(key), by)
             await eventually(lambda: _has(reader, ("one", "step_down_asked"), ("one", "released")))
 

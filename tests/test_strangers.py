@@ -17,6 +17,7 @@ from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.dashboard._sources import RegistrySource
 from pgleaderlock.embedded import Server
+from pgleaderlock.registry.asking import Target
 from pgleaderlock.registry.reading import open_reader
 from pgleaderlock.torture import Ground
 from tests.conftest import free_port
@@ -165,7 +166,9 @@ async def a_node_and_its_operators(dsn: str) -> None:
         look = source.follow()
         assert (await anext(look))[0].roles
         await look.aclose()
-        await source.ask_to_step_down(str(key))
+        await until(lambda: one.lock.is_leader or two.lock.is_leader)
+        leads = one if one.lock.is_leader else two
+        await source.ask_to_step_down(str(key), Target(leads.registry.instance, leads.lock.token))
 
 
 @feature

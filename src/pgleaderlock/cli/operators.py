@@ -202,6 +202,11 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
 @_role_options
 @seconds_option("--wait", "How long the leader and its heir may take.", default=30.0)
 @click.option("--reason", metavar="TEXT", help="Why, for the leader's log and the history.")
+@click.option(
+    "--token",
+    type=click.IntRange(min=0),
+    help="Only the term with this token, as status shows it; a successor refuses.",
+)
 @click.pass_context
 def step_down(
     context: click.Context,
@@ -215,6 +220,7 @@ def step_down(
     lock: str | None,
     wait_s: float,
     reason: str | None,
+    token: int | None,
 ) -> None:
     """Ask the leader of a role to hand over; say who took over, and how long nobody led.
 
@@ -229,7 +235,7 @@ def step_down(
     if role is None and lock is None:
         role = _only_role(place)
     with open_database(place.dsn) as database:
-        wish = command.Wish(role, lock, wait_s, reason)
+        wish = command.Wish(role, lock, wait_s, reason, token)
         code = asyncio.run(command.step_down(database.dsn, place, wish, as_json=as_json))
     context.exit(code)
 

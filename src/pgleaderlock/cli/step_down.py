@@ -20,7 +20,7 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
-from pgleaderlock.registry.asking import Asked, AskRefused
+from pgleaderlock.registry.asking import Asked, AskRefused, Target
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import KnownRole, Leader, RegistryReader
 
@@ -58,6 +58,8 @@ class Wish:
     lock: str | None
     wait_s: float
     reason: str | None = None
+    token: int | None = None
+    """Of the term that is meant; without it, whichever term the registry shows."""
 
 
 async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
@@ -91,8 +93,9 @@ def _who_asks() -> str:
 
 async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, wish: Wish) -> _Seen:
     """Ask, and look what becomes of it."""
+    target = Target(leader.instance, leader.token if wish.token is None else wish.token)
     try:
-        asked = await reader.ask_to_step_down(lock, _who_asks(), leader=leader, reason=wish.reason, wait_s=wish.wait_s)
+        asked = await reader.ask_to_step_down(lock, _who_asks(), leader=target, reason=wish.reason, wait_s=wish.wait_s)
     except AskRefused as error:
         return _Seen(refusal=str(error))
     return await _wait(reader, asked, leader, since, wish.wait_s)

@@ -15,7 +15,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.dashboard._picture import Look
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
-from pgleaderlock.registry.asking import AskRefused
+from pgleaderlock.registry.asking import AskRefused, Target
 from pgleaderlock.registry.audit import Line
 from pgleaderlock.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
 
@@ -46,8 +46,8 @@ class Source(Protocol):
     def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
         """Look, whenever there may be something new, and say which lines of the history are."""
 
-    async def ask_to_step_down(self, lock: str) -> None:
-        """Ask whoever leads to hand over; LockError if it refuses."""
+    async def ask_to_step_down(self, lock: str, leader: Target) -> str | None:
+        """Ask the leader of this term to hand over, and return its node name; LockError if it refuses."""
 
 
 class RegistrySource:
@@ -91,16 +91,16 @@ class RegistrySource:
     def _wanted(self, lines: list[Line]) -> list[Line]:
         return lines if self._roles is None else [line for line in lines if line.role in self._roles]
 
-    async def ask_to_step_down(self, lock: str) -> None:
+    async def ask_to_step_down(self, lock: str, leader: Target) -> str | None:
         """Ask as ``pgleaderlock step-down`` does, with the rights of our database role; AskRefused if it refuses."""
         async with open_reader(self._dsn, self._schema, schema_owner=self._owner) as reader:
-            leader = next((each.leader for each in await reader.status(lock)), None)
             asked = await reader.ask_to_step_down(lock, "dashboard token", leader=leader, wait_s=_ANSWER_S)
             answer = await reader.wait_for_answer(asked, _ANSWER_S)
         if answer is None:
             raise ConnectionError(f"the leader of {lock} did not answer within {_ANSWER_S:g} s")
         if not answer.is_obeyed:
             raise AskRefused(f"the leader of {lock} refused: {answer.why}")
+        return answer.node
 
 
 class _History:
@@ -184,8 +184,8 @@ class StoreSource:
                 with contextlib.suppress(Exception):
                     await backend.close()
 
-    async def ask_to_step_down(self, lock: str) -> None:
-        """Nobody listens there."""
+    async def ask_to_step_down(self, lock: str, leader: Target) -> str | None:  # noqa: ARG002 - there is no way to ask
+        """Raise ConnectionError: a leader reads asks in a registry only."""
         raise ConnectionError(f"a leader of {lock} can be asked through a registry only")
 
     async def _ask(self, backend: Backend) -> Holder | None:

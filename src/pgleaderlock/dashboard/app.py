@@ -23,6 +23,7 @@ from pgleaderlock.dashboard._sources import Source
 from pgleaderlock.dashboard._streams import Listener, Streams, TooManyListeners
 from pgleaderlock.election import Election
 from pgleaderlock.errors import LockError, MissingExtra, PgLeaderLockError
+from pgleaderlock.registry.asking import Target
 
 __all__ = ["Action", "make_app"]
 
@@ -37,6 +38,7 @@ _TYPES = {
     ".txt": "text/plain",
 }
 _LARGEST_BODY = 10_000
+_WHICH_TERM = "name the term that is meant: instance and token, as /api/roles shows them of the leader"
 _PIECE = 32_768
 
 
@@ -139,9 +141,12 @@ class _Pages:
             if role is None:
                 return JSONResponse({"error": "there is no such role"}, 404)
             if role["leader"] is None:
-                return JSONResponse({"error": f"nobody leads {role['role']}"}, 409)
-            await self._source.ask_to_step_down(str(lock))
-            return JSONResponse({"asked": True, "node": role["leader"]["node"]}, 202)
+                return JSONResponse({"error": f"no node leads {role['role']}"}, 409)
+            target = _target(body)
+            if target is None:
+                return JSONResponse({"error": _WHICH_TERM}, 400)
+            node = await self._source.ask_to_step_down(str(lock), target)
+            return JSONResponse({"asked": True, "node": node, "token": target.token}, 202)
 
         return await self._ask(request, ask)
 
@@ -209,6 +214,13 @@ async def _body(request: Request) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError, ClientDisconnect):
         return None
     return body if isinstance(body, dict) else None
+
+
+def _target(body: Mapping[str, Any]) -> Target | None:
+    """Return the term that a body names; None if it names none. A leader may have no token; then it is null."""
+    instance, token = body.get("instance"), body.get("token", False)
+    is_named = isinstance(instance, str) and (token is None or type(token) is int)
+    return Target(str(instance), token) if is_named else None
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:

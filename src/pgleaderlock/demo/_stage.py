@@ -22,7 +22,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import EventKind
-from pgleaderlock.registry.reading import RegistryReader, open_reader
+from pgleaderlock.registry.reading import Leader, RegistryReader, open_reader
 
 __all__ = ["ACTIONS", "ROLE", "Failover", "Said", "Stage"]
 
@@ -248,10 +248,10 @@ class Stage:
         if action == "step_down":
             await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # the nodes may not have come to it yet
             async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
-                await _heard_by(reader, actor.name)
+                leader = await _registered(reader, actor.name)
                 await asyncio.sleep(max(0.0, self._asked_at + self._lease_s + _OBEYED_WITHIN_S - clock()))
                 at = self._asked_at = clock()
-                await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo")
+                await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo", leader=leader)
                 return at
         at = clock()
         {"kill": actor.kill, "freeze": actor.freeze, "cut": actor.cut_off}[action]()
@@ -373,10 +373,12 @@ def _readable(ms: float) -> str:
     return f"{ms / 1000:.2f} s" if ms >= _MS_PER_S else f"{ms:.1f} ms"
 
 
-async def _heard_by(reader: RegistryReader, node: str) -> None:
-    """Wait until the registry shows this leader, for a while: an ask reaches only those who listen by then."""
+async def _registered(reader: RegistryReader, node: str) -> Leader | None:
+    """Wait until the registry shows this leader, for a while: an ask reaches only leaders that listen by then."""
     deadline = clock() + _REGISTERED_S
     while clock() < deadline:
-        if any(status.leader is not None and status.leader.node == node for status in await reader.status()):
-            return
+        for status in await reader.status():
+            if status.leader is not None and status.leader.node == node:
+                return status.leader
         await reader.wait_for_change(_LOOK_AGAIN_S)
+    return None

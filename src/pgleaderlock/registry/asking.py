@@ -16,7 +16,7 @@ from pgleaderlock.registry._database import Database
 from pgleaderlock.registry._outbox import clean
 from pgleaderlock.registry._sql import ASK_CHANNEL
 
-__all__ = ["Answer", "AskRefused", "Asked", "Asker"]
+__all__ = ["Answer", "AskRefused", "Asked", "Asker", "Target"]
 
 _CLOCKS_DIFFER_S = 5.0  # what nodes reckon the time to be, against our own question for it
 _ANSWERS = ["step_down_asked", "step_down_refused"]
@@ -40,10 +40,10 @@ _ASK_BY_SESSION = """
 SELECT pg_catalog.set_config('application_name', %(mark)s, false), pg_catalog.pg_notify(%(channel)s, %(payload)s)
 """
 
-_ANSWER = "SELECT answer, why FROM {schema}.asks WHERE id = %(row)s AND answer IS NOT NULL"
+_ANSWER = "SELECT answer, why, answered_by FROM {schema}.asks WHERE id = %(row)s AND answer IS NOT NULL"
 
 _ANSWER_IN_HISTORY = """
-SELECT CASE WHEN event = 'step_down_asked' THEN 'obeyed' ELSE 'refused' END, detail
+SELECT CASE WHEN event = 'step_down_asked' THEN 'obeyed' ELSE 'refused' END, detail, node
   FROM {schema}.history
  WHERE lock = %(lock)s AND at >= pg_catalog.to_timestamp(%(since)s) AND event = ANY(%(answers)s)
    AND pg_catalog.starts_with(detail, %(by)s)
@@ -53,6 +53,17 @@ SELECT CASE WHEN event = 'step_down_asked' THEN 'obeyed' ELSE 'refused' END, det
 
 class AskRefused(LockError):  # noqa: N818 - named after what happened
     """A leader could not be asked, or does not do what it was asked for; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The term that an ask is meant for.
+
+    The leader of every other term refuses it: an ask that is sent twice, or that comes late, deposes no successor.
+    """
+
+    instance: str
+    token: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class Answer:
 
     is_obeyed: bool
     why: str | None = None
+    node: str | None = None
+    """The leader's node name."""
 
 
 class Asker:
@@ -90,6 +103,7 @@ class Asker:
                 f"database role {visible(role)} may not ask leaders to step down. As the owner of the schema: "
                 f"pgleaderlock schema apply --schema {self._schema} --grant-asks-to {visible(role)}"
             )
+        _check_target(claims)
         values = {**claims, "by": _short(claims["by"]), "reason": _short(claims["reason"])}
         values["wait_s"] = min(claims["wait_s"], MAX_WAIT_S)
         if has_table:
@@ -119,7 +133,18 @@ class Asker:
             "by": f"by {asked.by}",
         }
         rows = await self._database.fetch(statement.replace("{schema}", f'"{self._schema}"'), values)
-        return Answer(rows[0][0] == "obeyed", rows[0][1]) if rows else None
+        return Answer(rows[0][0] == "obeyed", *rows[0][1:]) if rows else None
+
+
+def _check_target(claims: dict[str, Any]) -> None:
+    """Refuse what no node writes of itself: the server would call it a syntax error."""
+    instance, token = claims["instance"], claims["token"]
+    try:
+        uuid.UUID(instance)
+    except ValueError:
+        raise AskRefused(f"there is no node with instance {visible(instance[:LONGEST_CLAIM])}") from None
+    if token is not None and not 0 <= token < 2**63:
+        raise AskRefused(f"there is no term with token {token}")
 
 
 def _short(text: str | None) -> str | None:

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgleaderlock._checks import visible
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.registry._database import Database, Row
 from pgleaderlock.registry._sql import CHANGE_CHANNEL
-from pgleaderlock.registry.asking import Answer, Asked, Asker
+from pgleaderlock.registry.asking import Answer, Asked, Asker, AskRefused, Target
 from pgleaderlock.registry.audit import Line
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
@@ -196,16 +197,26 @@ class RegistryReader:
         return float((await self._fetch(_NOW))[0][0])
 
     async def ask_to_step_down(
-        self, lock: str, by: str, *, leader: Leader | None = None, reason: str | None = None, wait_s: float = 30.0
+        self,
+        lock: str,
+        by: str,
+        *,
+        leader: Leader | Target | None = None,
+        reason: str | None = None,
+        wait_s: float = 30.0,
     ) -> Asked:
-        """Ask whoever leads to hand over; AskRefused if this database role may not.
+        """Ask the leader of one term to hand over; AskRefused if this database role may not, or if no node leads.
 
-        ``leader`` is the one that is meant: a later one does not obey. ``by`` and ``reason`` are our own words; the
-        server says which role asked. Stay connected for the answer: :meth:`answer_to`.
+        ``leader`` names that term; without it, it is the term that the registry shows now. The leader of any other term
+        refuses. ``by`` and ``reason`` are our own words; the server says which role asked. Stay connected for the
+        answer: :meth:`answer_to`.
         """
-        instance, token = (None, None) if leader is None else (leader.instance, leader.token)
-        claims = {"lock": lock, "by": by, "reason": reason, "instance": instance, "token": token, "wait_s": wait_s}
-        return await self._asker.ask(claims)
+        if leader is None:
+            leader = next((each.leader for each in await self.status(lock)), None)
+        if leader is None:
+            raise AskRefused(f"no node leads {visible(lock)}, as far as the registry shows")
+        target = {"instance": leader.instance, "token": leader.token}
+        return await self._asker.ask({"lock": lock, "by": by, "reason": reason, "wait_s": wait_s, **target})
 
     async def answer_to(self, asked: Asked) -> Answer | None:
         """Return what the leader says to an ask; None if it has said nothing yet."""

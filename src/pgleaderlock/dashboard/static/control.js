@@ -113,7 +113,8 @@ export class Control {
 
   async #stepDown() {
     byId("ask-dialog").close();
-    const answer = await this.#post("/api/step-down", { lock: this.asked.lock });
+    const { instance, token } = this.asked.leader; // the term that the dialog named: the next leader is not meant
+    const answer = await this.#post("/api/step-down", { lock: this.asked.lock, instance, token });
     setText(byId("step-down-reason"), answer.isGood ? "Asked. It hands over as soon as its work is done." : answer.text);
     setTimeout(() => setText(byId("step-down-reason"), ""), 6000);
   }
