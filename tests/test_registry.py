@@ -182,7 +182,9 @@ async def test_a_graceful_hand_over_clears_the_row_and_the_history_has_both_term
                 assert found.failovers == {"released": 1}
     async with reading(postgres.dsn, schema) as reader:
         await eventually(lambda: _has(reader, ("two", "released")))
-        assert await reader.status() == []  # whoever leaves in order leaves nothing but history
+        (left,) = await reader.status()
+        assert (left.role, left.leader, left.last_leader, left.candidates) == ("scheduler", None, None, [])
+        assert left.is_closed
 
 
 async def _has(reader: RegistryReader, *wanted: tuple[str, str]) -> bool:

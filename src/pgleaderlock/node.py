@@ -161,6 +161,7 @@ class Node:
             self.config.registry.schema_name,
             where=describe(check_dsn(dsn)),
             window_s=_WINDOW_S,
+            expected=[role.name for role in self.config.election.roles],
             schema_owner=self.config.registry.schema_owner,
         )
         metrics = None if not self.config.metrics.enabled else self._metrics_registry()

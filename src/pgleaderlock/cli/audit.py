@@ -1,14 +1,8 @@
-"""``pgleaderlock audit``: what the history proves of each role, and what the table of leaders adds to it.
-
-The history alone does not know two things. A leader that died and has no successor yet wrote no end, and nobody wrote
-one for it: its row in the table of leaders fell silent, and its term is taken to have ended then. And a leader of long
-standing may have begun before the oldest line that is kept: its row says when.
-"""
+"""``pgleaderlock audit``: what is known of each role, and whether two ever led at once."""
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -21,14 +15,13 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
-from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term, audit
-from pgleaderlock.registry.reading import RegistryReader, RoleStatus
+from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term
+from pgleaderlock.registry.judging import judge
+from pgleaderlock.registry.reading import RegistryReader
 
-__all__ = ["judge", "show_audit"]
+__all__ = ["show_audit"]
 
-_BEGINS = ("acquired", "recovered")
 _HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Failovers", "Missing", "Overlaps")
-_EVERYTHING = 10_000_000
 
 
 async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
@@ -46,66 +39,17 @@ async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None,
 
 
 async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) -> list[RoleAudit]:
-    """Judge each lock from when it was first heard of, if that is later than what was asked for."""
+    """Judge each role that someone stands for, and each that has lines in this time."""
     until = await reader.now()
     since_at = since.resolve(until)
-    lines = await reader.open_before(**which, since=since_at)
-    lines += await reader.history(**which, since=since_at, limit=_EVERYTHING)
-    roles = await reader.status(**which)
-    lines += _from_leaders(lines, roles)
     by_lock: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
+    for line in await reader.lines_for_audit(**which, since=since_at):
         by_lock[line.lock].append(line)
-    first_at: dict[str, float] = {}
-    for each in await reader.roles():
-        first_at[each.lock] = min(each.first_at, first_at.get(each.lock, each.first_at))
-    begins = {name: max(since_at, at) for name, at in first_at.items()}
-    stood_for = {role.lock for role in roles}
-    audits = [
-        judge(
-            its_lines, since=begins.get(name, since_at), until=_left_at(its_lines, until, is_over=name not in stood_for)
-        )
-        for name, its_lines in by_lock.items()
+    return [
+        judge(role, by_lock.get(role.lock, ()), since=since_at, until=until)
+        for role in await reader.status(**which)
+        if role.lock in by_lock or role.leader or role.last_leader or (role.candidates and not role.is_closed)
     ]
-    audits += [_leaderless(role, begins.get(role.lock, since_at), until) for role in roles if role.lock not in by_lock]
-    return sorted(audits, key=lambda each: (each.role, each.lock))
-
-
-def _left_at(lines: Sequence[Line], now: float, *, is_over: bool) -> float:
-    """When the last one left, if nobody stands for it any more and that one left in order: nobody misses a leader."""
-    last = max(lines, key=lambda line: line.at)
-    return last.at if is_over and last.event in ("released", "stopped", "unwatched") else now
-
-
-def _leaderless(role: RoleStatus, since: float, until: float) -> RoleAudit:
-    """Somebody stands for it, and nothing has happened: nobody led."""
-    return RoleAudit(role.lock, role.role, since, until, leaderless_s=max(0.0, until - since))
-
-
-def _from_leaders(lines: Sequence[Line], roles: Sequence[RoleStatus]) -> list[Line]:
-    """Return the lines that the history lacks: that the leader of now began, and that it fell silent."""
-    begun = {(line.lock, line.instance, line.token) for line in lines if line.event in _BEGINS}
-    more = []
-    for role in roles:
-        leader = role.leader
-        if leader is None:
-            continue
-        line = Line(
-            role.lock, role.role, leader.node, leader.instance, "acquired", None, leader.token, leader.acquired_at
-        )
-        if (line.lock, line.instance, line.token) not in begun:
-            more.append(line)
-        if not leader.is_alive:
-            more.append(replace(line, event="vanished", at=leader.renewed_at))
-    return more
-
-
-def judge(lines: Sequence[Line], *, since: float, until: float) -> RoleAudit:
-    """Return what the lines of one lock say. Time before its first term counts, where the history was there already."""
-    (found,) = audit(lines, since=since, until=until)
-    if found.terms:
-        found.leaderless_s += max(0.0, found.terms[0].began_at - since)
-    return found
 
 
 # --- For programs ---

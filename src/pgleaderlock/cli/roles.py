@@ -86,7 +86,7 @@ async def find_role(reader: RegistryReader, role: str | None, lock: str | None) 
     if role is None and lock is None:
         return None
     known = await reader.roles()
-    found = known if role is None else _called(known, role)
+    found = known if role is None else _called(known, role) or _called(known := await reader.former_roles(), role)
     if lock is not None:
         wanted = _printed(lock)
         found = [each for each in found if each.lock == wanted]
@@ -147,6 +147,8 @@ def role_fields(role: RoleStatus) -> dict[str, Any]:
         "lock": role.lock,
         "leader": None if role.leader is None else _leader_fields(role.leader),
         "candidates": [_candidate_fields(each) for each in role.candidates],
+        "last_leader": None if role.last_leader is None else _leader_fields(role.last_leader),
+        "is_closed": role.is_closed,
     }
 
 
@@ -189,8 +191,7 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 def silence_s(leader: Leader) -> float | None:
     """Return for how long nothing was heard of a leader that should have been heard; None if all is well."""
-    is_over = leader.lease_until is not None and leader.lease_until < leader.read_at
-    return max(0.0, leader.read_at - leader.renewed_at) if is_over or not leader.is_alive else None
+    return max(0.0, leader.read_at - leader.renewed_at) if leader.is_overdue or not leader.is_valid else None
 
 
 def roles_table(roles: Sequence[RoleStatus], width: int) -> Table:
@@ -199,21 +200,26 @@ def roles_table(roles: Sequence[RoleStatus], width: int) -> Table:
     rows = []
     for each in roles:
         name = f"{each.role} ({each.lock})" if each.role in shared else each.role
-        rows.append([Text(visible(name)), *_leader_cells(each.leader), Text(_describe_candidates(each.candidates))])
+        rows.append([Text(visible(name)), *_leader_cells(each), Text(_describe_candidates(each.candidates))])
     return fitting_table(_HEADINGS, rows, width, prose=("Leader", "Candidates"), least_first=("Token", "Lease left"))
 
 
-def _leader_cells(leader: Leader | None) -> list[Text]:
+def _leader_cells(role: RoleStatus) -> list[Text]:
+    leader = role.leader
     if leader is None:
-        return [Text("nobody", style="bold red"), *(Text("-") for _ in range(3))]
+        return [_no_leader(role), *(Text("-") for _ in range(3))]
     silent_s, name = silence_s(leader), visible(leader.node)
     shown = Text(name) if silent_s is None else Text(f"{name} (silent for {duration(silent_s)})", style="yellow")
-    left = "-"
-    if leader.lease_until is not None:
-        left_s = leader.lease_until - leader.read_at
-        left = duration(left_s) if left_s > 0 else "over"
+    left = "-" if leader.lease_until is None else duration(max(0.0, leader.lease_until - leader.read_at))
     token = "-" if leader.token is None else str(leader.token)
     return [shown, Text(token), Text(duration(max(0.0, leader.read_at - leader.acquired_at))), Text(left)]
+
+
+def _no_leader(role: RoleStatus) -> Text:
+    if role.last_leader is not None:
+        silent_s = max(0.0, role.last_leader.read_at - role.last_leader.renewed_at)
+        return Text(f"nobody ({visible(role.last_leader.node)} silent for {duration(silent_s)})", style="bold red")
+    return Text("nobody", style="dim" if role.is_closed and not role.is_expected else "bold red")
 
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:

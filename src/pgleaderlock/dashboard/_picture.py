@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgleaderlock.registry.audit import Line, RoleAudit, Term, audit
+from pgleaderlock.registry.audit import Line, Term
+from pgleaderlock.registry.judging import judge
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 
 __all__ = ["Json", "Look", "event_record", "node_records", "past_record", "shown_events", "standing_record"]
@@ -39,38 +40,26 @@ def standing_record(role: RoleStatus) -> Json:
         "lock": role.lock,
         "role": role.role,
         "leader": None if role.leader is None else _leader(role.leader),
+        "last_leader": None if role.last_leader is None else _leader(role.last_leader),
+        "is_closed": role.is_closed,
+        "is_expected": role.is_expected,
         "candidates": [_candidate(each) for each in role.candidates],
     }
 
 
 def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: float) -> Json:
     """Return what is shown of a role's history. That is work: not to be repeated while nothing happens."""
-    judged = _judged(role, lines, since=since, at=at)
+    judged = judge(role, lines, since=since, until=at)
     return {
+        "counted_since": judged.since,
+        "counted_until": judged.until if role.is_closed else None,
         "terms": [_term(term) for term in judged.terms[-_MOST_TERMS:]],
-        "gaps": _gaps(judged.terms[-_MOST_TERMS:], is_led=role.leader is not None),
+        "gaps": _gaps(judged.terms[-_MOST_TERMS:], is_led=role.leader is not None or role.is_closed),
         "leaderless_s": round(judged.leaderless_s, 3),
         "availability": round(judged.availability, 6),
         "failovers": dict(sorted(judged.failovers.items())),
         "overlaps": len(judged.overlaps),
     }
-
-
-def _judged(role: RoleStatus, lines: Sequence[Line], *, since: float, at: float) -> RoleAudit:
-    """Audit one lock. A term that the leaders' table knows and the history does not yet have is added to it."""
-    known = list(lines)
-    leader = role.leader
-    if leader is not None and not any(
-        line.instance == leader.instance and line.token == leader.token and line.event in ("acquired", "recovered")
-        for line in known
-    ):
-        began = Line(
-            role.lock, role.role, leader.node, leader.instance, "acquired", None, leader.token, leader.acquired_at
-        )
-        known.append(began)
-    first_at = min((line.at for line in known), default=at)
-    judged = audit(known, since=max(since, first_at), until=at)
-    return judged[0] if judged else RoleAudit(role.lock, role.role, at, at)
 
 
 def _leader(leader: Leader) -> Json:
@@ -81,6 +70,8 @@ def _leader(leader: Leader) -> Json:
         "acquired_at": leader.acquired_at,
         "renewed_at": leader.renewed_at,
         "lease_until": leader.lease_until,
+        "renewal_due_at": leader.renewal_due_at,
+        "is_overdue": leader.is_overdue,
         "host": leader.host,
         "process_id": leader.process_id,
         "version": leader.version,

@@ -64,12 +64,13 @@ class RegistrySource:
         where: str,
         window_s: float,
         roles: Collection[str] | None = None,
+        expected: Collection[str] = (),
         look_every_s: float = 1.0,
         schema_owner: str | None = None,
     ) -> None:
         self._look_every_s = look_every_s
         self._dsn, self._schema, self._owner = dsn, schema, schema_owner
-        self._roles = roles
+        self._roles, self._expected = roles, expected
         self._window_s = window_s
         self.where = where
 
@@ -81,7 +82,7 @@ class RegistrySource:
             while True:
                 began = loop.time()
                 at = await reader.now()
-                roles = await reader.status(roles=self._roles)
+                roles = await reader.status(roles=self._roles, expected=self._expected)
                 new_lines = self._wanted(await book.read_on(reader, at))
                 yield Look(at, at - self._window_s, roles, book.lines), new_lines
                 took_s = loop.time() - began

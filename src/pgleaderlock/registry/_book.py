@@ -31,6 +31,8 @@ _BEGINS = (EventKind.ACQUIRED, EventKind.RECOVERED)
 _ENDS = (EventKind.RELEASED, EventKind.LOST, EventKind.STOPPED)
 _LONGEST_DETAIL = 500
 _LATE_S = 0.1
+_SHOWN_PER_LEASE = 3
+_SPARE_SHARE = 0.1  # of a lease: what is shown is written again so long before it is over, and not more often than this
 
 
 @dataclass(slots=True)
@@ -49,6 +51,30 @@ class Standing:
     leaving_at: float | None = None
     """Since when it is being given up, and not believed in any more."""
     last_error: str | None = None
+    shown_at: float | None = None
+    """When the row of this leader was written last; None when it does not lead."""
+    shown_until: float | None = None
+    """Until when it says that this leader is valid; None where nothing ends that."""
+
+    @property
+    def interval_s(self) -> float:
+        """How often the row of this leader is written, at least."""
+        lease_s = self.election.lease_s
+        return float("inf") if lease_s is None else lease_s / _SHOWN_PER_LEASE
+
+    @property
+    def due_at(self) -> float:
+        """When the row must be written again, so that a leader that renews is never shown as one that does not.
+
+        A third of a lease is enough where renewals are as frequent; where they are rarer, what is shown may be almost
+        over by then.
+        """
+        lease_s = self.election.lease_s
+        if lease_s is None or self.shown_at is None:
+            return float("inf")
+        spare_s = lease_s * _SPARE_SHARE
+        until = float("inf") if self.shown_until is None else self.shown_until - spare_s
+        return max(self.shown_at + spare_s, min(self.shown_at + self.interval_s, until))
 
 
 @dataclass(slots=True)
@@ -92,6 +118,10 @@ class Book:
         """The roles that this node leads, as far as it has said so."""
         return [standing for standing in self.standings.values() if standing.acquired_at is not None]
 
+    def valid(self) -> list[Standing]:
+        """The roles that this node leads at this moment."""
+        return [standing for standing in self.leading() if standing.election.is_leader]
+
     def take_changes(self) -> Changes:
         """Hand out what is to be written."""
         changes, self._changes = self._changes, Changes()
@@ -125,7 +155,7 @@ class Book:
         at = _ended_at(standing, event) if is_end else event.at
         self._append(standing, event, _NAMES[event.kind], token=event.token or standing.token, at=at)
         if is_end:
-            standing.token = standing.acquired_at = standing.leaving_at = None
+            standing.token = standing.acquired_at = standing.leaving_at = standing.shown_at = None
             self._mark_leader(standing)
 
     def stop_watching(self, now: float) -> None:
@@ -177,12 +207,13 @@ class Book:
         (self._changes.withdrawn if stands else self._changes.stands).discard(standing.lock)
 
     def leader_rows(self, locks: Iterable[str], now: float) -> list[dict[str, Any]]:
-        """Return the rows of those that still lead, with readings of our own clock."""
+        """Return the rows of those that still lead, with readings of our own clock: they are about to be written."""
         rows = []
         for lock in locks:
             standing = self.standings[lock]
             classid, objid, objsubid = lock_columns(standing.key) if standing.key else (None, None, None)
             until = standing.election.trusted_until
+            standing.shown_at, standing.shown_until = now, until
             rows.append(
                 {
                     "lock": lock,

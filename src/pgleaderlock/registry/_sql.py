@@ -79,7 +79,8 @@ _BEAT = """
 INSERT INTO {schema}.nodes AS n (instance, node, host, process_id, version, about, started_at, seen_at, heartbeat_s)
 VALUES (%(instance)s, %(node)s, %(host)s, %(process_id)s, %(version)s, %(about)s, to_timestamp(%(started)s),
         clock_timestamp(), %(heartbeat_s)s)
-    ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, about = excluded.about
+    ON CONFLICT (instance) DO UPDATE SET seen_at = excluded.seen_at, about = excluded.about,
+                                            heartbeat_s = excluded.heartbeat_s
 """
 
 _LEAVE = """

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-__all__ = ["Line", "Overlap", "RoleAudit", "Term", "audit", "terms_of"]
+__all__ = ["BEGINS", "ENDS", "Line", "Overlap", "RoleAudit", "Term", "audit", "terms_of"]
 
-_BEGINS = ("acquired", "recovered")
-_ENDS = ("released", "lost", "reconnecting", "stopped")
+BEGINS = ("acquired", "recovered")
+ENDS = ("released", "lost", "reconnecting", "stopped")
 _VANISHED = "vanished"
 _UNWATCHED = "unwatched"
 
@@ -104,9 +104,9 @@ def terms_of(lines: Iterable[Line]) -> list[Term]:
     seen_last: dict[tuple[str, str, int | None], Line] = {}
     for line in sorted(lines, key=lambda line: line.at):
         which = (line.lock, line.instance, line.token)
-        if line.event in _BEGINS:
+        if line.event in BEGINS:
             begun[which] = line
-        elif line.event in _ENDS and which in begun:
+        elif line.event in ENDS and which in begun:
             terms.append(_term(begun.pop(which), line))
         elif line.event == _UNWATCHED or (line.event == _VANISHED and not _is_unwatched(seen_last.get(which))):
             seen_last[which] = line

@@ -23,19 +23,21 @@ __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "
 # In numbers, which may be anything. Of times and intervals the server refuses to subtract what is infinite, and one row
 # that somebody wrote by hand would keep everybody from reading all the others.
 _ALIVE = "extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float < 3 * n.heartbeat_s + 1"
+_SILENT_AT = "extract(epoch FROM n.seen_at)::float + 3 * n.heartbeat_s + 1"
 
 _LEADERS = """
 SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.acquired_at)::float,
        extract(epoch FROM l.renewed_at)::float, extract(epoch FROM l.lease_until)::float,
        l.backend_pid, l.host, l.process_id, l.version, l.about,
-       coalesce({alive}, false), extract(epoch FROM clock_timestamp())::float
+       coalesce({alive}, false), extract(epoch FROM clock_timestamp())::float, n.heartbeat_s, {silent_at}
   FROM {schema}.leaders AS l LEFT JOIN {schema}.nodes AS n USING (instance)
  WHERE (%(lock)s::text IS NULL OR l.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR l.role = ANY(%(roles)s))
 """
 
 _CANDIDATES = """
 SELECT c.lock, c.role, n.node, c.instance::text, c.state, extract(epoch FROM c.since)::float,
-       extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}
+       extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}, {silent_at},
+       extract(epoch FROM n.started_at)::float
   FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
  WHERE (%(lock)s::text IS NULL OR c.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR c.role = ANY(%(roles)s))
  ORDER BY n.node, c.instance
@@ -66,14 +68,45 @@ SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extr
  ORDER BY b.at, b.id
 """
 
-_ROLES = """
+# The first and the last line of each lock, as an index has them: to read all lines for it would take minutes one day.
+_EDGES = """
+WITH RECURSIVE locks (lock) AS (
+    (SELECT h.lock FROM {schema}.history AS h ORDER BY h.lock LIMIT 1)
+     UNION ALL
+    SELECT (SELECT h.lock FROM {schema}.history AS h WHERE h.lock > locks.lock ORDER BY h.lock LIMIT 1)
+      FROM locks WHERE locks.lock IS NOT NULL
+), edges AS (
+    SELECT locks.lock, first.role AS first_role, first.at AS first_at, last.role, last.at, last.event
+      FROM locks
+      JOIN LATERAL (SELECT role, at FROM {schema}.history AS h WHERE h.lock = locks.lock ORDER BY h.at LIMIT 1)
+           AS first ON true
+      JOIN LATERAL (SELECT role, at, event FROM {schema}.history AS h WHERE h.lock = locks.lock
+                     ORDER BY h.at DESC, h.id DESC LIMIT 1) AS last ON true
+)
+"""
+
+_PAST = (
+    _EDGES
+    + """
+SELECT lock, role, extract(epoch FROM first_at)::float, extract(epoch FROM at)::float, event FROM edges
+ WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
+"""
+)
+
+_KNOWN = """
 SELECT lock, role, extract(epoch FROM min(at))::float
-  FROM (SELECT lock, role, at FROM {schema}.history
+  FROM ({past}
          UNION ALL SELECT lock, role, acquired_at FROM {schema}.leaders
          UNION ALL SELECT c.lock, c.role, n.started_at FROM {schema}.candidates AS c JOIN {schema}.nodes AS n
                    USING (instance)) AS known
  GROUP BY lock, role ORDER BY role, lock
 """
+_ROLES = _EDGES + _KNOWN.replace(
+    "{past}",
+    "SELECT lock, role, first_at AS at FROM edges UNION ALL SELECT lock, first_role, first_at FROM edges",
+)
+# A role between the first and the last name of its lock is in lines only.
+_FORMER_ROLES = _KNOWN.replace("{past}", "SELECT lock, role, at FROM {schema}.history")
 
 Roles = Collection[str] | None
 """Names of roles; None is all of them."""
@@ -89,6 +122,8 @@ SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch 
 _EVERYTHING = 10_000_000
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
 _LOOK_EVERY_S = 1.0
+_LATE_AFTER = 2
+_LEAVES = ("released", "stopped", "unwatched")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +144,31 @@ class Leader:
     is_alive: bool
     """Whether its node was heard of lately."""
     read_at: float
+    heartbeat_s: float | None = None
+    """How often it writes a sign of life; None if it has signed off."""
+    silent_at: float | None = None
+    """When its node counts as silent, unless it is heard of again."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it leads, as far as the registry can tell: its lease is not over, and it is heard of.
+
+        A lease is no measure of a leader that writes more rarely than it lasts, as one of 0.1.0 may; and one that has
+        signed off is not heard of, but may hold its lock for as long as the lease lasts.
+        """
+        if self.lease_until is None or (self.heartbeat_s or 0.0) > self.lease_until - self.renewed_at:
+            return self.is_alive
+        return self.lease_until >= self.read_at and (self.is_alive or self.heartbeat_s is None)
+
+    @property
+    def renewal_due_at(self) -> float | None:
+        """When it should have written again at the latest: after two intervals, of which one may come late."""
+        return None if self.heartbeat_s is None else self.renewed_at + _LATE_AFTER * self.heartbeat_s
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it should have been heard of by now."""
+        return self.renewal_due_at is not None and self.renewal_due_at < self.read_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +185,9 @@ class Candidate:
     version: str
     about: dict[str, Any]
     is_alive: bool
+    silent_at: float | None = None
+    """When its node counts as silent, unless it is heard of again."""
+    started_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -134,7 +197,23 @@ class RoleStatus:
     lock: str
     role: str
     leader: Leader | None = None
+    """Who leads; None if no one does, as far as the registry can tell."""
     candidates: list[Candidate] = field(default_factory=list)
+    last_leader: Leader | None = None
+    """Who led until its lease was over, and wrote no end of it: killed, frozen or cut off."""
+    first_at: float | None = None
+    """Since when anything is known of it."""
+    last_at: float | None = None
+    last_event: str | None = None
+    """The last line of its history, and when that was."""
+    is_expected: bool = False
+    """Whether a configuration names it: then a leader is missed also when no one stands for it."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no one stands for it any more, and the last one left in order. Candidates that died do not count."""
+        is_stood_for = self.leader or self.last_leader or any(each.is_alive for each in self.candidates)
+        return not is_stood_for and self.last_event in _LEAVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +234,30 @@ class RegistryReader:
         self._schema = schema
         self._asker = Asker(database, schema)
 
-    async def status(self, lock: str | None = None, *, roles: Roles = None) -> list[RoleStatus]:
-        """Return all roles, or one, or those of these names, with their leaders and their candidates."""
+    async def status(
+        self, lock: str | None = None, *, roles: Roles = None, expected: Collection[str] = ()
+    ) -> list[RoleStatus]:
+        """Return all roles, or one, or those of these names, with their leaders and their candidates.
+
+        Also those that only the history knows, and those that are named and not known at all.
+        """
         found: dict[str, RoleStatus] = {}
-        for name, role, *values in await self._fetch(_LEADERS, lock=lock, roles=_listed(roles)):
-            found[name] = RoleStatus(name, role, Leader(*values))
-        for name, role, *values in await self._fetch(_CANDIDATES, lock=lock, roles=_listed(roles)):
+        which = {"lock": lock, "roles": _listed(roles)}
+        for name, role, *values in await self._fetch(_LEADERS, **which):
+            leader = Leader(*values)
+            found[name] = status = RoleStatus(name, role, leader if leader.is_valid else None)
+            status.last_leader = None if leader.is_valid else leader
+        for name, role, *values in await self._fetch(_CANDIDATES, **which):
             found.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
+        for name, role, first_at, last_at, last_event in await self._fetch(_PAST, **which):
+            status = found.setdefault(name, RoleStatus(name, role))
+            status.first_at, status.last_at, status.last_event = first_at, last_at, last_event
+        names = {*expected, *(roles or ())}
+        for name in sorted(names - {status.role for status in found.values()}):
+            found.setdefault(name, RoleStatus(name, name))
+        for status in found.values():
+            status.is_expected = status.role in names
+            status.first_at = _first_at(status)
         return sorted(found.values(), key=lambda each: (each.role, each.lock))
 
     async def history(
@@ -179,18 +275,22 @@ class RegistryReader:
         rows = await self._fetch(_NUMBERED, after=after, since=since, limit=limit)
         return [(number, Line(*rest)) for number, *rest in rows]
 
-    async def lines_for_audit(self, *, lock: str | None = None, since: float = 0.0) -> list[Line]:
+    async def lines_for_audit(self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0) -> list[Line]:
         """Return all lines since then, and the beginnings of terms that were not over by then."""
-        before = await self.open_before(lock=lock, since=since)
-        return before + await self.history(lock=lock, since=since, limit=_EVERYTHING)
+        before = await self.open_before(lock=lock, roles=roles, since=since)
+        return before + await self.history(lock=lock, roles=roles, since=since, limit=_EVERYTHING)
 
     async def open_before(self, *, lock: str | None = None, roles: Roles = None, since: float) -> list[Line]:
         """Return the beginnings of terms that had no end of their own by then, and when their leaders had vanished."""
         return [Line(*row) for row in await self._fetch(_OPEN_BEFORE, lock=lock, roles=_listed(roles), since=since)]
 
     async def roles(self) -> list[KnownRole]:
-        """Return every lock and every role that it was attached as, also those that only the history knows."""
+        """Return every lock and every role that it is attached as, also those that only the history knows."""
         return [KnownRole(*row) for row in await self._fetch(_ROLES)]
+
+    async def former_roles(self) -> list[KnownRole]:
+        """Return the same with every name that a lock ever had. This reads the whole history."""
+        return [KnownRole(*row) for row in await self._fetch(_FORMER_ROLES)]
 
     async def now(self) -> float:
         """Return the database's time of day."""
@@ -241,8 +341,16 @@ class RegistryReader:
         self._database.notifications()
 
     async def _fetch(self, statement: str, **parameters: Any) -> list[Row]:
-        text = statement.replace("{alive}", _ALIVE).replace("{schema}", f'"{self._schema}"')
+        text = statement.replace("{alive}", _ALIVE).replace("{silent_at}", _SILENT_AT)
+        text = text.replace("{schema}", f'"{self._schema}"')
         return await self._database.fetch(text, parameters)
+
+
+def _first_at(status: RoleStatus) -> float | None:
+    leader = status.leader or status.last_leader
+    acquired_at = None if leader is None else leader.acquired_at
+    times = [status.first_at, acquired_at, *(each.started_at for each in status.candidates)]
+    return min((at for at in times if at is not None), default=None)
 
 
 def _listed(roles: Roles) -> list[str] | None:

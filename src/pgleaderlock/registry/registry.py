@@ -93,6 +93,7 @@ class Registry:
         self._news: asyncio.Event | None = None
         self._is_closing = False
         self._beat_at = self._pruned_at = float("-inf")
+        self._shown_interval_s = self._heartbeat_s  # as the table of nodes has it
         self._failures = self._in_flight = 0
         self._is_up = False
         self.overlaps: Mapping[str, int] = {}
@@ -239,12 +240,25 @@ class Registry:
         self._book.mark_all()
         return self._book.take_changes()
 
+    @property
+    def _interval_s(self) -> float:
+        """How often this node writes a sign of life: a leader at least three times per lease."""
+        return min([self._heartbeat_s, *(standing.interval_s for standing in self._book.valid())])
+
+    @property
+    def _beat_due_at(self) -> float:
+        """When the next sign of life is due; at once when they become more or less frequent, for readers rely on it."""
+        if self._interval_s != self._shown_interval_s:
+            return self._beat_at
+        return min([self._beat_at + self._interval_s, *(standing.due_at for standing in self._book.valid())])
+
     async def _beat(self) -> None:
-        if self._clock() < self._beat_at + self._heartbeat_s:
+        if self._clock() < self._beat_due_at:
             return
         self._server_clock.note(*await self._database.time())
         self._beat_at = self._clock()
-        rows = self._leader_rows([standing.lock for standing in self._book.leading() if standing.election.is_leader])
+        self._shown_interval_s = self._interval_s
+        rows = self._leader_rows([standing.lock for standing in self._book.valid()])
         work = [(self._sql["beat"], {**self._node_row(), "started": self._server_clock.at(self._started)})]
         if rows:
             work.append((self._sql["renew"], {**self._identity, "rows": json.dumps(rows)}))
@@ -289,7 +303,7 @@ class Registry:
         assert self._news is not None  # noqa: S101 - there is one while the task lives
         self._asks.collect()  # what came while we wrote shows on no socket any more
         failures = min(self._failures, len(_RETRY_S))
-        rest_s = _RETRY_S[failures - 1] if failures else max(0.0, self._beat_at + self._heartbeat_s - self._clock())
+        rest_s = _RETRY_S[failures - 1] if failures else max(0.0, self._beat_due_at - self._clock())
         if failures:
             self._news.clear()  # news is no reason to try a database again that just failed
         watched = self._database.watched(self._news.set) if self._asks.hears else contextlib.nullcontext()
@@ -358,7 +372,7 @@ class Registry:
             "process_id": os.getpid(),
             "version": __version__,
             "about": self._about,
-            "heartbeat_s": self._heartbeat_s,
+            "heartbeat_s": self._shown_interval_s,
         }
 
     # --- Ups and downs -------------------------------------------------------------------------------------------
