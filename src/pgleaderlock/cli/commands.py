@@ -76,7 +76,7 @@ def cli() -> None:
     """Leader election: exactly one of N processes leads.
 
     On PostgreSQL (--dsn), or on what --url names: a file, a shared folder, a Kubernetes Lease, rows behind a pooler.
-    Without either, every command uses an embedded PostgreSQL that all your processes share.
+    To try it on this host alone, --embedded uses a PostgreSQL of its own, which your processes share.
     """
 
 

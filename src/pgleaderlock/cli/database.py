@@ -1,4 +1,4 @@
-"""Which PostgreSQL: the one that was named, or the embedded one."""
+"""Which PostgreSQL: the one that was named, or the embedded one where that was asked for."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,9 +8,12 @@ import click
 
 from pgleaderlock import embedded
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.errors import EmbeddedServerError
 
-__all__ = ["Database", "UnreachableError", "open_database"]
+__all__ = ["Database", "UnreachableError", "need_store", "open_database"]
+
+_NAMING = {"dsn": "--dsn", "url": "--url", "config_file": "--config"}
 
 
 class UnreachableError(click.ClickException):
@@ -37,9 +40,22 @@ class Database:
         return 0.0 if asked_s is None and self.has_no_past else asked_s
 
 
+def need_store(dsn: str | None) -> None:
+    """Refuse to go on without a store: on the embedded PostgreSQL every host leads, and answers for itself alone."""
+    if dsn is not None or wants_embedded():
+        return
+    known = {parameter.name for parameter in click.get_current_context().command.params}
+    options = ", ".join(flag for name, flag in _NAMING.items() if name in known)
+    raise click.UsageError(
+        f"no store was named: give the one that all hosts share ({options} or $PG_DSN). With --embedded, to try it, each "
+        "host has a PostgreSQL of its own, and a leader of its own."
+    )
+
+
 @contextlib.contextmanager
 def open_database(dsn: str | None) -> Iterator[Database]:
-    """Yield a database that can be used within the block: the given one, or the embedded server's."""
+    """Yield a database that can be used within the block: the given one, or with ``--embedded`` that server's."""
+    need_store(dsn)
     if dsn is not None:
         yield Database(dsn)
         return
@@ -55,6 +71,6 @@ def _embedded_database() -> Iterator[Database]:
     embedded.find_binaries()  # before we say that we use it
     folder = embedded.shared_folder()
     # Said before the start, because the first one takes a second or two and silence looks like a hang.
-    click.echo(f"pgleaderlock: no --dsn and no $PG_DSN, so using the embedded PostgreSQL in {folder}", err=True)
+    click.echo(f"pgleaderlock: using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
         yield Database(server.dsn, has_no_past=server.started_here)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Literal, TypedDict
 
 import click
-from click.core import ParameterSource
 
 from pgleaderlock.backends import open_backend
 from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import schema_owner
+from pgleaderlock.cli.options import is_given, schema_owner
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
@@ -33,9 +32,8 @@ def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str |
     """Return the URL of a store that is not PostgreSQL's session locks, or None where ``--dsn`` is meant."""
     if url is None:
         return None
-    by = click.get_current_context().get_parameter_source
-    if dsn is not None and by("dsn") is ParameterSource.COMMANDLINE:
-        if by("url") is ParameterSource.ENVIRONMENT:
+    if dsn is not None and is_given("dsn"):
+        if not is_given("url"):
             return None  # what was said here and now counts
         raise click.UsageError("--url and --dsn name the store twice: give one of them.")
     given = [name for name, value in for_postgres.items() if value]
@@ -120,8 +118,7 @@ def elected(
     settles = lease.settle_s is not None
     only_postgres = {"key1": key1, "key2": key2, "takeover": is_strict, "wake": polls, "settle": settles}
     if check_url(url, dsn, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table) is not None:
-        by = click.get_current_context().get_parameter_source
-        schema = lease.schema if by("schema") is ParameterSource.COMMANDLINE else None
+        schema = lease.schema if is_given("schema") else None
         election = _election_by_url(str(url), role, common, lease.lease_s, schema)
         show_logs(log_level)
         _warn_of_memory(str(url))

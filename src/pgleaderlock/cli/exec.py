@@ -59,7 +59,6 @@ class _Command(click.Command):
 @click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not wait in line again.")
 @click.option("--restart", is_flag=True, help="Run the command again when it ends by itself, after a growing pause.")
 @click.option("--pass-dsn", is_flag=True, help="Let the command inherit $PG_DSN and the like, with their passwords.")
-@click.option("--embedded", is_flag=True, help="To try it: a PostgreSQL of this host's own, where every host leads.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors, for cron.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -86,7 +85,6 @@ def exec_command(
     once: bool,
     restart: bool,
     pass_dsn: bool,
-    embedded: bool,
     quiet: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -98,11 +96,6 @@ def exec_command(
     complain = _json_complaint if as_json else _complaint
     if (why := _why_refused(command[0])) is not None:
         context.exit(_refuse(command[0], why, complain))
-    if dsn is None and url is None and not embedded:  # a crontab without the variable would run it on every host
-        raise click.UsageError(
-            "name the store that all hosts share: --dsn, --url or $PG_DSN. With --embedded, to try it, each host has a "
-            "PostgreSQL of its own, and runs the command."
-        )
     times = chosen_times(lease_s, health_interval_s)
     try:
         kill_times = KillTimes(times.lease_s)

@@ -5,7 +5,6 @@ are imported when they are needed, because tables take a while to import.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,11 +13,10 @@ import click
 
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.argv_secrets import URL_VARIABLE
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import dsn_option, schema_owner_option, seconds_option
+from pgleaderlock.cli.options import dsn_option, schema_owner_option, seconds_option, url_option
 from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
@@ -32,12 +30,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 # --- Options ---
 
 
-def _check_option_url(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is None and URL_VARIABLE in os.environ:  # as everywhere: a value that was not filled in
-        raise click.UsageError(f"${URL_VARIABLE} is set but empty: give it a value, or unset it.", context)
-    return value
-
-
 def _registry_options(command: F) -> F:
     """Add where the registry is, and how to print."""
     return _place_options(
@@ -49,13 +41,8 @@ def _place_options(command: F) -> F:
     """Add where the registry is."""
     options = (
         dsn_option,
-        click.option(
-            "--url",
-            envvar=URL_VARIABLE,
-            show_envvar=True,
-            metavar="URL",
-            callback=_check_option_url,
-            help="In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on.",
+        url_option(
+            "In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on."
         ),
         click.option(
             "--schema",

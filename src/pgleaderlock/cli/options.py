@@ -5,16 +5,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
-from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, URL_VARIABLE
+from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
 
 __all__ = [
     "dsn_option",
     "health_interval",
+    "is_given",
     "lease_options",
     "lock_options",
     "naming_options",
@@ -22,9 +24,22 @@ __all__ = [
     "schema_owner",
     "schema_owner_option",
     "seconds_option",
+    "url_option",
+    "wants_embedded",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}
+
+
+def is_given(name: str) -> bool:
+    """Return whether the command line gives this option; its value may have been moved to the environment since."""
+    source = click.get_current_context().get_parameter_source(name)
+    moved = os.environ.get(MOVED_VARIABLE, "").split()
+    return source is ParameterSource.COMMANDLINE or (
+        source is ParameterSource.ENVIRONMENT and _VARIABLES.get(name) in moved
+    )
 
 
 def seconds_option(
@@ -59,10 +74,34 @@ def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.P
     return check
 
 
-def _check_option_dsn(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is None and DSN_VARIABLE in os.environ:
-        # Where a secret was not filled in, each process would get an embedded server of its own, and lead on it.
-        raise click.UsageError(f"${DSN_VARIABLE} is set but empty: give it a value, or unset it.", context)
+# --- The store ---
+
+_EMBEDDED = "pgleaderlock.embedded"
+
+
+def _keep_embedded(context: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    context.meta[_EMBEDDED] = value
+
+
+def wants_embedded() -> bool:
+    """Return whether the command line asks for the embedded PostgreSQL."""
+    return bool(click.get_current_context().meta.get(_EMBEDDED))
+
+
+def _check_store(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Return the store that counts: ``--embedded`` on the command line wins over a variable, and beside an option is wrong."""
+    name = str(option.name)
+    if wants_embedded():
+        if is_given(name):
+            raise click.UsageError(f"--embedded and --{name} name the store twice: give one of them.", context)
+        return None
+    if value is None and _VARIABLES[name] in os.environ:  # a secret that was not filled in
+        raise click.UsageError(f"${_VARIABLES[name]} is set but empty: give it a value, or unset it.", context)
+    return value
+
+
+def _check_option_dsn(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    value = _check_store(context, option, value)
     try:
         if value is not None:
             _dsn.check_dsn(value)
@@ -71,11 +110,33 @@ def _check_option_dsn(context: click.Context, _option: click.Parameter, value: s
     return value
 
 
-def _check_option_url(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is None and URL_VARIABLE in os.environ:  # as with the other: a value that was not filled in
-        raise click.UsageError(f"${URL_VARIABLE} is set but empty: give it a value, or unset it.", context)
-    return value
+def dsn_option(command: F) -> F:
+    """Add the database: ``--dsn``, or ``--embedded``, of which wants_embedded() tells."""
+    embedded = click.option(
+        "--embedded",
+        is_flag=True,
+        is_eager=True,  # the other options of the store are checked against it
+        expose_value=False,
+        callback=_keep_embedded,
+        help="To try it: a PostgreSQL of this host's own, which no other host shares.",
+    )
+    dsn = click.option(
+        "--dsn",
+        envvar=DSN_VARIABLE,
+        show_envvar=True,
+        metavar="DSN",
+        callback=_check_option_dsn,
+        help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
+    )
+    return dsn(embedded(command))
 
+
+def url_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
+    """Return ``--url``, which means a little more or less from command to command."""
+    return click.option("--url", envvar=URL_VARIABLE, show_envvar=True, metavar="URL", callback=_check_store, help=help)
+
+
+# --- Tables ---
 
 schema_option = click.option(
     "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="Where the term table is."
@@ -109,16 +170,7 @@ def schema_owner() -> str | None:
     return owner
 
 
-def dsn_option(command: F) -> F:
-    """Add the database."""
-    return click.option(
-        "--dsn",
-        envvar=DSN_VARIABLE,
-        show_envvar=True,
-        metavar="DSN",
-        callback=_check_option_dsn,
-        help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
-    )(command)
+# --- The lock ---
 
 
 def lock_options(command: F) -> F:
@@ -131,14 +183,7 @@ def naming_options(command: F) -> F:
     """Add the options that say which lock, and where."""
     options = (
         dsn_option,
-        click.option(
-            "--url",
-            envvar=URL_VARIABLE,
-            show_envvar=True,
-            metavar="URL",
-            callback=_check_option_url,
-            help="Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://...",
-        ),
+        url_option("Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://..."),
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
         click.option("--role", metavar="NAME", help="The lock by name instead of by keys, as LeaderLock(role=...)."),

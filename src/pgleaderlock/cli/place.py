@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.elect import choose_key
-from pgleaderlock.cli.options import schema_owner
+from pgleaderlock.cli.options import is_given, schema_owner, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.keys import LockKey
 
@@ -35,7 +34,7 @@ class Place:
     """A registry, and what of it is wanted."""
 
     dsn: str | None
-    """None is the embedded PostgreSQL."""
+    """None is the embedded PostgreSQL, where that was asked for."""
     schema: str
     roles: tuple[str, ...] | None = None
     """Only these; None is all of them."""
@@ -57,7 +56,7 @@ def find_place(dsn: str | None, url: str | None, schema: str | None, config_file
 def config_in_force(config_file: Path | None) -> "Config | None":
     """Return the configuration that counts, if there is one: variables give way to a database that is named here."""
     by_variables = config_file is not None or any(name in os.environ for name in _CONFIGURING)
-    if not _is_said("config_file") and (is_database_said() or not by_variables):
+    if not is_given("config_file") and (is_database_said() or not by_variables):
         return None
     return load_for_command(config_file, ()).config
 
@@ -93,11 +92,7 @@ def _role_in(config: "Config", role: str | None) -> "RoleConfig | None":
 
 def is_database_said() -> bool:
     """Whether the command line names a database."""
-    return _is_said("dsn") or _is_said("url")
-
-
-def _is_said(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return is_given("dsn") or is_given("url") or wants_embedded()
 
 
 def _checked(schema: str) -> str:
@@ -118,12 +113,12 @@ def _registry_of(config: "Config") -> str | None:
 
 def _named_dsn(url: str | None, dsn: str | None) -> str | None:
     """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
-    if _is_said("url") and _is_said("dsn"):
+    if is_given("url") and is_given("dsn"):
         raise click.UsageError("--url and --dsn name the database twice: give one of them.")
-    if url is None or _is_said("dsn"):
+    if url is None or is_given("dsn"):
         return dsn
     if not is_postgres(url):
-        if dsn is not None and not _is_said("url"):
+        if dsn is not None and not is_given("url"):
             return dsn
         raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
     try:

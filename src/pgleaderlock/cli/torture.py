@@ -10,6 +10,7 @@ import click
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
+from pgleaderlock.cli.database import need_store
 from pgleaderlock.cli.options import dsn_option, seconds_option
 
 __all__ = ["find_forbidden", "parse_faults", "torture"]
@@ -141,7 +142,7 @@ def torture(
     """Elect a leader on a database while everything goes wrong, and look for two leaders at once.
 
     Real processes are killed and frozen, their sessions ended, their network made bad; an independent checker reads
-    what each of them believed. Without --dsn on a PostgreSQL of its own, which is restarted and crashed, too; its clock
+    what each of them believed. With --embedded on a PostgreSQL of its own, which is restarted and crashed, too; its clock
     is stepped, where faketime is installed, and its synchronous standby is taken away.
 
     On yours, only sessions of these processes are touched, for a lock with a random name. Ctrl-C ends and removes
@@ -160,6 +161,7 @@ def torture(
         raise click.UsageError(f"--faults: {error}.") from error
     if logs is not None and logs.exists() and any(logs.iterdir()):
         raise click.UsageError(f"--logs: {logs} is not empty.")
+    need_store(dsn)
     from pgleaderlock.cli import torture_show as show  # noqa: PLC0415 - its tables take a while to import
     from pgleaderlock.torture import Options  # noqa: PLC0415
 

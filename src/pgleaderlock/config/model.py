@@ -99,7 +99,7 @@ class LeaderElectionConfig(_Section):
         None,
         "secret",
         "Which store decides: any URL of `open_backend`, or a connection string of libpq's.",
-        otherwise="the embedded PostgreSQL",
+        otherwise="none: `run` needs one, or `--embedded`",
     )
     roles: Annotated[tuple[RoleConfig, ...], BeforeValidator(_each_a_table)] = _setting(
         (), "roles", "What this node stands for: names, or tables with `name` and `key`.", otherwise="none"
@@ -155,7 +155,7 @@ class LeaderElectionConfig(_Section):
 
     @property
     def url(self) -> str | None:
-        """The store, with its secrets: for connecting, never for showing. None is the embedded PostgreSQL."""
+        """The store, with its secrets: for connecting, never for showing. None where none was named."""
         return None if self.backend is None else self.backend.get_secret_value()
 
     @property
