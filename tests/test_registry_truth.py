@@ -1,4 +1,4 @@
-"""What the registry says is true: leases, dead leaders, roles that all have left; on the page, in a shell, in metrics."""
+"""What the registry says is true, on the page, in a shell and in metrics: leases, dead leaders, roles all have left."""
 
 import asyncio
 import contextlib

@@ -47,8 +47,8 @@ def need_store(dsn: str | None) -> None:
     known = {parameter.name for parameter in click.get_current_context().command.params}
     options = ", ".join(flag for name, flag in _NAMING.items() if name in known)
     raise click.UsageError(
-        f"no store was named: give the one that all hosts share ({options} or $PG_DSN). With --embedded, to try it, each "
-        "host has a PostgreSQL of its own, and a leader of its own."
+        f"no store was named: give the one that all hosts share ({options} or $PG_DSN). With --embedded, to try it, "
+        "each host has a PostgreSQL of its own, and a leader of its own."
     )
 
 

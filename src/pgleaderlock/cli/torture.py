@@ -142,8 +142,8 @@ def torture(
     """Elect a leader on a database while everything goes wrong, and look for two leaders at once.
 
     Real processes are killed and frozen, their sessions ended, their network made bad; an independent checker reads
-    what each of them believed. With --embedded on a PostgreSQL of its own, which is restarted and crashed, too; its clock
-    is stepped, where faketime is installed, and its synchronous standby is taken away.
+    what each of them believed. With --embedded on a PostgreSQL of its own, which is restarted and crashed, too; its
+    clock is stepped, where faketime is installed, and its synchronous standby is taken away.
 
     On yours, only sessions of these processes are touched, for a lock with a random name. Ctrl-C ends and removes
     everything.
