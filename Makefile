@@ -14,7 +14,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-pairs torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
+.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ torture-pairs: setup ## End both sessions of a leader while it replaces one: a l
 	$(RUN) python -m tests.pair_torture --mode lock --rounds $(or $(ROUNDS),200) $(ARGS)
 	$(RUN) python -m tests.pair_torture --mode group --rounds $(or $(ROUNDS),200) $(ARGS)
 	$(RUN) python -m tests.pair_torture --mode many --seconds $(or $(SECONDS),300) $(ARGS)
+
+torture-outages: setup ## Let PostgreSQL, lease rows and Kubernetes be away, and look when a leader is back (SECONDS="5 34 120")
+	$(RUN) python -m tests.outage_torture $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
 	$(RUN) python -m tests.file_torture $(ARGS)
