@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import random
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import psycopg
@@ -1012,3 +1013,71 @@ async def test_a_start_while_the_last_run_still_notifies_its_listeners_leads_onl
     assert {role.name for role in group.leading} <= await held_names(own_server.dsn, names)
     await until(leads(group, 20))
     await group.shutdown()
+
+
+# --- Its task, and its end --------------------------------------------------------------------------------------------
+
+
+async def test_cancelled_task_of_the_group_is_the_loss_of_all_roles_at_once(postgres: Postgres, names: list[str]):
+    """Otherwise the roles would be led until their validity ends, two thirds of a lease later, without a renewal."""
+    group = make_group(postgres.dsn, names, lease_s=300, health_interval_s=100)
+    losses: list[Any] = []
+    group.on_lost(lambda role: losses.append(role.name))
+    errors: list[str] = []
+    group.on_error(lambda _, error: errors.append(str(error)))
+    async with group:
+        await until(leads(group, 3))
+        task = group._group._task
+        assert task is not None
+        task.cancel()
+        await asyncio.wait({task})
+        await until(lambda: sorted(losses) == sorted(names), 20)
+        assert all("the task of the group was cancelled" in error for error in errors)
+        await until(leads(group, 3), 20)  # and a new task takes them back
+
+
+WITNESS_HOLDER = """
+SELECT pid FROM pg_locks
+ WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objid::text::bigint = %s AND objsubid = %s
+"""
+
+
+@contextlib.asynccontextmanager
+async def witness_that_does_not_answer(
+    server: Server, key: LockKey, pair: SessionPair
+) -> AsyncIterator[Callable[[], bool]]:
+    """Stop the server's process behind the witness session; yield whether a call waits for it."""
+    ((pid,),) = await query(server.dsn, WITNESS_HOLDER, *lock_columns(witness_key(key)))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        session = pair._witness_session
+        assert isinstance(session, PsycopgSession)
+        yield lambda: session._bound is not None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("is_group", [True, False])
+async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_lost_witness(
+    own_server: Server, key: LockKey, caplog: pytest.LogCaptureFixture, is_group: bool
+):
+    times: dict[str, Any] = {"lease_s": 60.0, "health_interval_s": 0.3, "settle_s": 0.0}
+    if is_group:
+        group = make_group(own_server.dsn, [key], **times)
+        async with group:
+            await until(leads(group, 1))
+            async with witness_that_does_not_answer(own_server, key, group._group.pair) as is_asked:
+                group._group._renew_at = 0.0  # it would be due after a third of the lease
+                group._group._news.set()
+                await until(is_asked, 20)
+                await group._group.close()  # as shutdown() does
+    else:
+        lock = LeaderLock(own_server.dsn, key=key, **times)
+        async with lock:
+            await until(lambda: lock.is_leader)
+            backend: Any = lock._backend
+            async with witness_that_does_not_answer(own_server, key, backend._chosen._pair) as is_asked:
+                await until(is_asked, 20)
+                await lock.shutdown(timeout_s=0.1)
+    warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not any("witness" in message for message in warned)

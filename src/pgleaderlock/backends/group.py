@@ -228,7 +228,13 @@ class Group:
         if self._task is None or self._task.done():
             self._news = asyncio.Event()
             self._task = loop.create_task(self._live(), name="pgleaderlock group")
+            self._task.add_done_callback(self._note_task_end)
         self._news.set()
+
+    def _note_task_end(self, task: asyncio.Task[None]) -> None:
+        """A task that others cancelled renews nothing any more: all members have lost. One of our own is forgotten."""
+        if task is self._task and task.cancelled():
+            self._fail(LockError(f"the task of the group was cancelled ({self.where})"))
 
     def _forget_another_loop(self) -> None:
         """What an event loop left behind that ended without a word to us. A closed session holds nothing."""

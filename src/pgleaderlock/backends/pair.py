@@ -37,6 +37,7 @@ early; back, it keeps those of a frozen one longer. Clocks of two hosts may not 
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -296,7 +297,8 @@ class SessionPair:
         if error.cause is LossCause.RENEW_TIMEOUT and self._is_valid:
             self.declare_lost(error)
         self._trouble = str(error)
-        self._logger.warning("witness_lost", error=error)
+        is_ours = error.cause is LossCause.ABORTED  # a shutdown or a step-down cut the call short: nothing is wrong
+        self._logger.log(logging.DEBUG if is_ours else logging.WARNING, "witness_lost", error=error)
 
     def _note_end(self, admitted: Admitted, error: ConnectionError) -> None:
         self._was_silent |= error.cause is LossCause.RENEW_TIMEOUT
