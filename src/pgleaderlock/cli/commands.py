@@ -1,6 +1,7 @@
 """The words: what can be asked for, and the checks that refuse it before anything runs."""
 
 import asyncio
+import contextlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
 from pgleaderlock.cli.argv_secrets import hide_secrets
 from pgleaderlock.cli.config import config, config_option, config_options
-from pgleaderlock.cli.console import show_logs
+from pgleaderlock.cli.console import print_json, show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, chosen_times, elected
@@ -54,17 +55,38 @@ def invoke(arguments: Sequence[str]) -> int:
     try:
         return int(cli.main(list(arguments), prog_name="pgleaderlock", standalone_mode=False) or 0)
     except click.Abort:
-        return exit_codes.INTERRUPTED
+        return _failed("interrupted before there was anything to hand over", exit_codes.INTERRUPTED, arguments)
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
         # Paths and names in it may be anything: a terminal must not obey them.
         lines = map(visible, hide_secrets(shown.getvalue(), arguments).split("\n"))
         click.echo("\n".join(lines), err=True, nl=False)
-        return error.exit_code
+        return _failed(hide_secrets(error.format_message(), arguments), error.exit_code, arguments)
     except OSError as error:  # such as a full disk behind "> file"
         click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
         return exit_codes.NOT_ACQUIRED
+
+
+def _failed(text: str, code: int, arguments: Sequence[str]) -> int:
+    """With --json, print the error on stdout too: a program that reads it finds one object there in any case."""
+    if _wants_json(arguments):
+        with contextlib.suppress(OSError):  # the exit code is all that is left to say it
+            print_json({"error": text, "exit_code": code})
+    return code
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command is asked for JSON on stdout. Read from the words: they may be wrong, and that is the error."""
+    command: click.Command = cli
+    for word in arguments:
+        if isinstance(command, click.Group) and word in command.commands:
+            command = command.commands[word]
+        elif command is exec_command or word == "--":  # whose stdout is that of the command that it runs
+            return False
+        elif word == "--json":
+            return any(parameter.name == "as_json" for parameter in command.params)
+    return False
 
 
 @click.group(
