@@ -547,7 +547,7 @@ async def test_status_does_not_wait_for_ever_for_a_silent_server(monkeypatch: py
         dsn = f"postgresql://u@127.0.0.1:{listener.getsockname()[1]}/d?gssencmode=disable"
         with pytest.raises(UnreachableError, match=r"did not answer about lock pair:1/2 within 0.1 s"):
             await status_command.show_status(in_postgres(dsn, LockKey.pair(1, 2)), as_json=False)
-        assert await status_command.find_holder(in_postgres(dsn, LockKey.pair(1, 2))) is None
+        assert await status_command.glance(in_postgres(dsn, LockKey.pair(1, 2))) == (None, "")
 
 
 async def test_look_at_lock_says_that_it_cannot_tell() -> None:

@@ -9,10 +9,16 @@ import pytest
 
 from pgleaderlock import LeaderLock, LockKey
 from pgleaderlock.backends._pg_doctor import Finding, Verdict, examine
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.acquire import Attempts, acquire_once
+from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.embedded import Server
+from tests.doubles import until
 from tests.test_lease import query
+from tests.test_operators import records, run_beside
+from tests.test_registry import Node
 
 LEASE_S = 15.0
 IN_SYNC_REP = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -82,8 +88,8 @@ async def test_doctor_finds_the_absent_standby_before_anything_waits_and_leaves_
     findings = await found_in(own_server.dsn, key)
     problems = {name for name, finding in findings.items() if finding.verdict is Verdict.PROBLEM}
     assert problems == {"commits", "token"}
-    assert "synchronous_standby_names = absent" in findings["commits"].found
-    assert "no such standby is connected" in findings["commits"].found
+    assert "synchronous_standby_names = 'absent'" in findings["commits"].found
+    assert "no synchronous standby is connected" in findings["commits"].found
     assert "synchronous_standby_names" in findings["commits"].advice
     assert findings["token"].found.startswith("not tried")
     assert await query(own_server.dsn, IN_SYNC_REP) == []
@@ -106,3 +112,93 @@ async def test_without_a_wait_status_and_doctor_say_nothing_of_it(
         findings = await found_in(own_server.dsn, key)
     assert "note" not in json.loads(capsys.readouterr().out)
     assert (findings["lock"].verdict, findings["commits"].verdict) == (Verdict.INFO, Verdict.OK)
+
+
+# --- Every command says it ---
+
+
+SAID = ("no synchronous standby is connected", "synchronous_standby_names = 'absent'", "no new leader can be elected")
+TO_DO = "connect a standby that synchronous_standby_names names"
+
+
+def assert_said(text: str) -> None:
+    for words in (*SAID, TO_DO):
+        assert words in " ".join(text.split())
+
+
+@asynccontextmanager
+async def leader_without_standby(server: Server, key: LockKey) -> AsyncIterator[Node]:
+    """Have a leader with a registry, and then take away the standby that commits wait for."""
+    async with Node(server.dsn, "pgleaderlock", key, "one", lease_s=LEASE_S) as one:
+        await until(lambda: one.lock.is_leader and one.registry.is_up and not one.registry.waiting_events, 20)
+        await name_standbys(server, "absent")
+        try:
+            yield one
+        finally:
+            await name_standbys(server, "")
+
+
+async def acquire(dsn: str, key: LockKey, *, as_json: bool) -> int:
+    lock = LeaderLock(dsn, key=key, settle_s=0, lease_s=LEASE_S, retry_strategy=Attempts(0.0), auto_reacquire=False)
+    return await acquire_once(lock, in_postgres(dsn, key), hold_s=0.0, wait_s=0.0, as_json=as_json)
+
+
+async def test_every_command_names_the_missing_standby_while_a_leader_leads_on(
+    own_server: Server, key: LockKey, capsys: pytest.CaptureFixture[str]
+):
+    dsn = ("--dsn", own_server.dsn)
+    async with leader_without_standby(own_server, key) as one:
+        numbers = [str(number) for number in key.numbers]
+        lock = (*dsn, "--key1", numbers[0], "--key2", numbers[1])
+        held = await run_beside("status", *lock)
+        assert "is held by" in held.stdout
+        assert_said(held.stdout)
+        (record,) = records(await run_beside("status", *lock, "--json"))
+        assert_said(record["note"])
+        capsys.readouterr()
+        for as_json in (False, True):
+            assert await acquire(own_server.dsn, key, as_json=as_json) == exit_codes.NOT_ACQUIRED
+            said = capsys.readouterr().out
+            assert_said(json.loads(said)["note"] if as_json else said)
+        assert_said((await run_beside("status", *dsn)).stdout)
+        (record,) = records(await run_beside("status", *dsn, "--json"))
+        assert_said(record["note"])
+        asked = await run_beside("step-down", *dsn, "--role", "scheduler")
+        assert asked.exit_code == exit_codes.NOT_HANDED_OVER
+        assert asked.stderr.startswith("one was not asked to step down")
+        assert_said(asked.stderr)
+        commits = (await found_in(own_server.dsn, key))["commits"].found
+        assert "a present leader leads on, but no new leader can be elected" in commits
+        assert "no one can lead" not in commits
+        assert one.lock.is_leader
+
+
+async def test_acquire_that_waits_for_the_standby_says_so_instead_of_an_unreachable_store(
+    own_server: Server, key: LockKey, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("pgleaderlock.cli.acquire._SILENT_S", 0.1)
+    monkeypatch.setattr("pgleaderlock.cli.acquire.ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("pgleaderlock.cli.status._GLANCE_TIMEOUT_S", 60.0)
+    await name_standbys(own_server, "absent")
+    try:
+        with pytest.raises(UnreachableError) as failed:
+            await acquire(own_server.dsn, key, as_json=False)
+    finally:
+        await name_standbys(own_server, "")
+    still, error = capsys.readouterr().err, failed.value.message
+    for line in (still, error):
+        assert "synchronous_standby_names = 'absent'" in line
+        assert TO_DO in line
+    assert still.startswith(f"still asking for {key}")
+    assert "check --dsn" not in error
+
+
+async def test_step_down_names_the_missing_standby_when_no_node_leads(own_server: Server, key: LockKey):
+    async with Node(own_server.dsn, "pgleaderlock", key, "one") as one:
+        await until(lambda: one.lock.is_leader and one.registry.is_up and not one.registry.waiting_events, 20)
+    await name_standbys(own_server, "absent")
+    result = await run_beside("step-down", "--dsn", own_server.dsn, "--lock", str(key))
+    record = records(await run_beside("step-down", "--dsn", own_server.dsn, "--lock", str(key), "--json"))[0]
+    assert (result.exit_code, record["outcome"]) == (exit_codes.NOT_HANDED_OVER, "nobody")
+    assert_said(result.stderr)
+    assert_said(record["why"])

@@ -8,8 +8,8 @@ import secrets
 
 from pgleaderlock.backends import _sql
 from pgleaderlock.backends._pg_doctor_findings import Finding, Verdict
-from pgleaderlock.backends._pg_doctor_settings import lacks_standby
 from pgleaderlock.backends._pg_doctor_site import Site, connect
+from pgleaderlock.backends._pg_standby import missing_standby
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.session import end_of
 from pgleaderlock.causes import LossCause
@@ -86,7 +86,7 @@ SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pglead
 
 async def check_token(site: Site, name: str) -> Finding:
     """Draw two tokens: they must grow, and their commits must be answered."""
-    if await lacks_standby(site):  # and the session would wait on after we are gone
+    if await missing_standby(site.connection):  # and the session would wait on after we are gone
         found = "not tried: its commit would wait for a standby that is not there"
         return Finding(name, Verdict.PROBLEM, found, "see commits")
     first, _ = await site.ask(_NEXT_NUMBER)

@@ -8,9 +8,9 @@ import math
 
 from pgleaderlock.backends._pg_doctor_findings import Finding, Note, Verdict, together
 from pgleaderlock.backends._pg_doctor_site import Setting, Site
-from pgleaderlock.backends._pg_standby import REMEDY
+from pgleaderlock.backends._pg_standby import REMEDY, missing_standby
 
-__all__ = ["check_commits", "check_log", "check_timeouts", "lacks_standby"]
+__all__ = ["check_commits", "check_log", "check_timeouts"]
 
 _USUAL_DEADLOCK_TIMEOUT_S = 1.0
 _LIFTED_LIMITS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout")  # by set_up()
@@ -29,20 +29,6 @@ def _judge_limit(limit: Setting) -> Note:
     return Note(Verdict.INFO, f"{limit}: our sessions are never idle in a transaction")
 
 
-# Of others' connections an ordinary user sees that they are there, but not whether they are synchronous.
-_STANDBYS = """
-SELECT current_setting('synchronous_standby_names') <> ''
-           AND current_setting('synchronous_commit') NOT IN ('off', 'local'),
-       (SELECT count(*) FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden'))
-"""
-
-
-async def lacks_standby(site: Site) -> bool:
-    """Whether a commit of ours would wait for a standby that is not there."""
-    waits, connected = await site.ask(_STANDBYS)
-    return bool(waits) and connected == 0
-
-
 async def check_commits(site: Site, name: str) -> Finding:
     """A token is only as good as the commit that assigned it."""
     found = await site.settings("synchronous_commit", "synchronous_standby_names", "fsync")
@@ -54,11 +40,11 @@ async def check_commits(site: Site, name: str) -> Finding:
     if mode is not None and mode.shown == "off":
         notes.append(Note(Verdict.INFO, f"{mode}: our sessions raise it to local, so that tokens survive a crash"))
     elif standbys is not None and standbys.shown and mode is not None and mode.shown != "local":
-        waits = f"{mode} with {standbys}: a grant waits for a standby"
-        if await lacks_standby(site):
-            notes.append(Note(Verdict.PROBLEM, f"{waits}, and no such standby is connected: no one can lead", REMEDY))
-        else:
-            notes.append(Note(Verdict.INFO, f"{waits}, so while none is connected no one can lead"))
+        missing = await missing_standby(site.connection)
+        waits = (
+            f"{mode} with {standbys}: a grant waits for a standby, so while none is connected no new leader is elected"
+        )
+        notes.append(Note(Verdict.PROBLEM, missing, REMEDY) if missing else Note(Verdict.INFO, waits))
     return together(name, notes or [Note(Verdict.OK, "a token reaches the disk before it is used")])
 
 

@@ -12,7 +12,16 @@ from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.keys import LockKey
 
-__all__ = ["REMEDY", "StandbyWait", "described", "standby_waits"]
+__all__ = [
+    "MISSING_SQL",
+    "REMEDY",
+    "StandbyWait",
+    "described",
+    "missing_standby",
+    "missing_text",
+    "standby_problem",
+    "standby_waits",
+]
 
 REMEDY = (
     "connect a standby that synchronous_standby_names names, or take it out (ALTER SYSTEM SET "
@@ -21,6 +30,16 @@ REMEDY = (
     "reports a commit as done that no standby has"
 )
 """What to do about a session that waits for a standby."""
+
+# One row with both settings if a commit of this user would wait for a standby and none is connected. Of others'
+# connections an ordinary user sees that they are there, but not whether they are synchronous.
+MISSING_SQL = """
+SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')
+ WHERE current_setting('synchronous_standby_names') <> ''
+   AND current_setting('synchronous_commit') NOT IN ('off', 'local')
+   AND NOT EXISTS (SELECT FROM pg_stat_replication
+                    WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden'))
+"""
 
 # Without a key, every session that has a name of ours. What other users' sessions wait for is hidden from many.
 _WAITS = """
@@ -55,11 +74,36 @@ async def standby_waits(connection: Any, key: LockKey | None) -> list[StandbyWai
     return [StandbyWait(*row) for row in rows]
 
 
+async def missing_standby(connection: Any) -> str:
+    """Return that commits wait for a standby and none is connected, with the setting; nothing when that is not so."""
+    return missing_text(await (await connection.execute(MISSING_SQL)).fetchall())
+
+
+async def standby_problem(connection: Any, key: LockKey) -> str:
+    """Return what an absent synchronous standby does to the election of this lock, and what to do; nothing if none."""
+    waits = await standby_waits(connection, key)
+    found = described(waits) or await missing_standby(connection)
+    return f"{found}. To mend it: {REMEDY}" if found else ""
+
+
+def missing_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Return in words what :data:`MISSING_SQL` has found; nothing when it has found nothing."""
+    if not rows:
+        return ""
+    return (
+        f"no synchronous standby is connected, and commits wait for one ({_settings(*rows[0])}): a present leader "
+        "leads on, but no new leader can be elected"
+    )
+
+
 def described(waits: Sequence[StandbyWait]) -> str:
     """Return in words what they wait for; nothing when none does."""
     if not waits:
         return ""
     sessions = " and ".join(f"pid {wait.pid} ({wait.name}) for {wait.waiting_s:.3g} s" for wait in waits)
-    names, mode = waits[0].standby_names, waits[0].commit_mode
-    settings = f"synchronous_standby_names = {names!r}, synchronous_commit = {mode} for this user"
+    settings = _settings(waits[0].standby_names, waits[0].commit_mode)
     return f"waiting in SyncRep for a synchronous standby to confirm a commit: {sessions} ({settings})"
+
+
+def _settings(names: str, mode: str) -> str:
+    return f"synchronous_standby_names = {names!r}, synchronous_commit = {mode} for this user"

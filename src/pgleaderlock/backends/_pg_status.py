@@ -5,7 +5,6 @@ For people and for messages. What it answers may be history by the time it is re
 
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._pg_activity import Contender
-from pgleaderlock.backends._pg_standby import REMEDY, described
 from pgleaderlock.backends.plain import PlainLockBackend
 from pgleaderlock.keys import LockKey
 
@@ -25,7 +24,6 @@ async def inspect_lock(dsn: str, key: LockKey) -> tuple[list[Contender], str]:
     observer = PlainLockBackend(key, Connector(key, dsn=dsn))
     try:
         await observer.open()
-        contenders, waits = await observer.contenders(), await observer.standby_waits()
+        return await observer.contenders(), await observer.standby_problem()
     finally:
         await observer.close()
-    return contenders, f"{described(waits)}. To mend it: {REMEDY}" if waits else ""

@@ -73,10 +73,9 @@ class PlainLockBackend(Backend):
         answer: list[_pg_activity.Contender] = await self._run(_pg_activity.contenders(self._connection, self._key))
         return answer
 
-    async def standby_waits(self) -> list[_pg_standby.StandbyWait]:
-        """Return which sessions of this lock wait for a synchronous standby."""
-        answer: list[_pg_standby.StandbyWait] = await self._run(_pg_standby.standby_waits(self._connection, self._key))
-        return answer
+    async def standby_problem(self) -> str:
+        """Return what an absent synchronous standby does to this election, and what to do; nothing if it does none."""
+        return str(await self._run(_pg_standby.standby_problem(self._connection, self._key)))
 
     async def holder(self) -> Holder | None:
         """Ask the server, on the session that is open."""

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import describe_holder, holder_fields, print_json
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
-from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, find_holder
+from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
 from pgleaderlock.errors import ConnectionError
@@ -70,10 +70,7 @@ class _Attempt:
         ends: set[asyncio.Future[Any]] = {self._answer, self.participant.ended, self.participant.stop_asked}
         await asyncio.wait(ends, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
         if not any(end.done() for end in ends):
-            if self._wait_s <= 0:
-                click.echo(f"still asking for {self._name}: nobody leads for a lease after a server's start", err=True)
-            patience_s = self._wait_s + ANSWER_TIMEOUT_S - _SILENT_S
-            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_longer(ends)
         if not self._answer.done() and not self._gave_up:
             return await self._end_without_answer()
         if not self._answer.done() or self._answer.result() is EventKind.ACQUIRE_FAILED:
@@ -84,6 +81,21 @@ class _Attempt:
         await asyncio.wait(ends, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
         return await self._end_term()
 
+    async def _wait_longer(self, ends: set[asyncio.Future[Any]]) -> None:
+        """Wait for one of the ends, and meanwhile say what is waited for."""
+        telling = asyncio.ensure_future(self._tell_what_it_waits_for())
+        patience_s = self._wait_s + ANSWER_TIMEOUT_S - _SILENT_S
+        await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if any(end.done() for end in ends):
+            telling.cancel()
+        await asyncio.wait({telling})
+
+    async def _tell_what_it_waits_for(self) -> None:
+        if self._wait_s <= 0:
+            _, note = await glance(self._target)
+            why = visible(note) or "no candidate leads for a lease after a server's start"
+            click.echo(f"still asking for {self._name}: {why}", err=True)
+
     @property
     def _gave_up(self) -> bool:
         """Whether another had it for the whole time."""
@@ -91,9 +103,13 @@ class _Attempt:
 
     async def _end_without_answer(self) -> int:
         asked = self.participant.stop_asked
-        await self.participant.leave()
         if asked.done() and asked.result() is not None:
+            await self.participant.leave()
             return exit_codes.TERMINATED if asked.result() is signal.SIGTERM else exit_codes.INTERRUPTED
+        _, note = await glance(self._target)  # before we leave: our own session may be the one that waits
+        await self.participant.leave()
+        if note:  # it answers, and what it says is the reason
+            raise UnreachableError(f"{self._name} could not be acquired: {visible(note)}")
         silence = ConnectionError(f"the store did not answer about lock {self._name} in {ANSWER_TIMEOUT_S:g} s")
         raise UnreachableError.from_error(self._error or silence, self._target.advice)
 
@@ -109,10 +125,12 @@ class _Attempt:
         return exit_codes.CLEAN
 
     async def _report_held(self) -> None:
-        holder = await find_holder(self._target)
+        holder, note = await glance(self._target)
         fields = None if holder is None else holder_fields(holder)
         who = "another process" if holder is None else describe_holder(holder)
-        self._report("held_by_another", f"{self._name} is held by {who}", holder=fields)
+        more = {"note": note} if note else {}
+        problem = f"\n  problem: {visible(note)}" if note else ""
+        self._report("held_by_another", f"{self._name} is held by {who}{problem}", holder=fields, **more)
 
     def _report(self, outcome: str, text: str, **fields: Any) -> None:
         if self._as_json:

@@ -47,15 +47,21 @@ async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
     """Print all roles that are wanted, as the registry shows them now."""
     async with opened(dsn, place) as reader:
         roles = await reader.status(roles=place.roles)
+        problem = await reader.standby_problem()
+    if problem:  # and without it, "silent" and "dead" would be all that is shown of living nodes
+        problem = f"{problem}. The registry is not written meanwhile: what it shows is from before"
     if as_json:
         for role in roles:
-            print_record(role_fields(role))
-    elif roles:
+            print_record(role_fields(role) | ({"note": problem} if problem else {}))
+        return
+    if roles:
         console = console_for()
         console.print(roles_table(roles, console.width))
     else:
         of_them = "" if place.roles is None else " of this configuration"
         click.echo(f"The registry shows no role{of_them}. {_WHO_IS_IN_IT}", err=True)
+    if problem:
+        click.echo(f"problem: {visible(problem)}")
 
 
 def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:

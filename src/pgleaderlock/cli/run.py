@@ -11,7 +11,7 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
-from pgleaderlock.cli.status import find_holder
+from pgleaderlock.cli.status import glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
@@ -90,7 +90,7 @@ class _Narrator:
             self._glance = asyncio.get_running_loop().create_task(self._tell_who_leads())
 
     async def _tell_who_leads(self) -> None:
-        holder = await find_holder(self._target)
+        holder, _ = await glance(self._target)
         pid = f", session pid {holder.pid}" if holder and holder.pid is not None else ""
         who = f" ({visible(holder.name)}{pid})" if holder else ""
         logger.info(f"another process leads {self._name}{who}; waiting to take over when it ends")

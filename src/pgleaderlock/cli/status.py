@@ -10,7 +10,7 @@ from pgleaderlock.cli.target import Sight, Target
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
 
-__all__ = ["ANSWER_TIMEOUT_S", "find_holder", "show_status"]
+__all__ = ["ANSWER_TIMEOUT_S", "glance", "show_status"]
 
 ANSWER_TIMEOUT_S = 30.0  # more than the time-out for connecting; a server that accepts and falls silent ends here
 _GLANCE_TIMEOUT_S = 3.0
@@ -32,14 +32,14 @@ async def show_status(target: Target, *, as_json: bool) -> None:
         _print_as_text(target, seen)
 
 
-async def find_holder(target: Target) -> Holder | None:
-    """Say who holds the lock, for a message that is as good without it: None also when nobody can tell."""
+async def glance(target: Target) -> tuple[Holder | None, str]:
+    """Return who holds the lock and what is wrong, for a message that is as good without it: nothing if unknown."""
     try:
         async with asyncio.timeout(_GLANCE_TIMEOUT_S):
             seen = await target.look()
     except (PgLeaderLockError, TimeoutError):
-        return None
-    return next((contender.holder for contender in seen.contenders if contender.granted), None)
+        return None, ""
+    return next((contender.holder for contender in seen.contenders if contender.granted), None), seen.note
 
 
 def _print_as_json(target: Target, seen: Sight) -> None:

@@ -43,6 +43,7 @@ class _Seen:
     """The old leader's own word; None if it said none."""
     heir: Line | None = None
     refusal: str | None = None
+    is_asked: bool = True
 
     @property
     def seconds(self) -> float | None:
@@ -70,9 +71,10 @@ async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int
             raise click.UsageError("say whose leader: --role, or --lock.")
         since = await reader.now() - _SLACK_S
         leader = next((each.leader for each in await reader.status(known.lock)), None)
-        seen = _Seen()
         if leader is not None:
             seen = await _ask(reader, known.lock, leader, since, wish)
+        else:
+            seen = _Seen(refusal=await reader.standby_problem() or None, is_asked=False)
     outcome = _outcome(leader, seen)
     is_done = outcome == "handed_over"
     if as_json:
@@ -97,7 +99,7 @@ async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, 
     try:
         asked = await reader.ask_to_step_down(lock, _who_asks(), leader=target, reason=wish.reason, wait_s=wish.wait_s)
     except AskRefused as error:
-        return _Seen(refusal=str(error))
+        return _Seen(refusal=str(error), is_asked=False)
     return await _wait(reader, asked, leader, since, wish.wait_s)
 
 
@@ -130,7 +132,7 @@ def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
 
 
 def _outcome(leader: Leader | None, seen: _Seen) -> str:
-    if seen.refusal is not None:
+    if seen.refusal is not None and leader is not None:
         return "refused"
     if seen.heir is not None and leader is not None:
         return "same_node" if seen.heir.instance == leader.instance else "handed_over"
@@ -154,7 +156,8 @@ def _fields(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str) 
 def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str, wait_s: float) -> str:
     role = f"{visible(known.role)} ({visible(known.lock)})"
     if leader is None:
-        return f"Nobody leads {role}: there is nobody to ask."
+        why = "" if seen.refusal is None else f" {visible(seen.refusal)}"
+        return f"No node leads {role}: there is no leader to ask.{why}"
     node, within = visible(leader.node), f"within {duration(wait_s)}"
     if outcome in ("refused", "not_heard"):
         return _no_consent(leader, seen, role, within)
@@ -170,6 +173,8 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
 
 def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:
     node = visible(leader.node)
+    if seen.refusal is not None and not seen.is_asked:
+        return f"{node} was not asked to step down from {role}: {visible(seen.refusal)}"
     if seen.refusal is not None:
         return f"{node} goes on to lead {role}, the ask was refused: {visible(seen.refusal)}"
     silent_s = silence_s(leader)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgleaderlock._checks import visible
+from pgleaderlock.backends._pg_standby import MISSING_SQL, REMEDY, missing_text
 from pgleaderlock.errors import LockError
 from pgleaderlock.registry._ask_inbox import LONGEST_CLAIM, MARK, MAX_WAIT_S, by_session
 from pgleaderlock.registry._database import Database
@@ -104,12 +105,19 @@ class Asker:
                 f"pgleaderlock schema apply --schema {self._schema} --grant-asks-to {visible(role)}"
             )
         _check_target(claims)
+        if problem := await self.standby_problem():
+            raise AskRefused(f"{problem}. An ask could not be committed either, and would leave no leader")
         values = {**claims, "by": _short(claims["by"]), "reason": _short(claims["reason"])}
         values["wait_s"] = min(claims["wait_s"], MAX_WAIT_S)
         if has_table:
             return Asked(claims["lock"], visible(role), at, await self._insert(values))
         await self._notify(values)
         return Asked(claims["lock"], by_session(role, pid), at, None)
+
+    async def standby_problem(self) -> str:
+        """Return that commits wait for a synchronous standby that is not connected, and what to do; nothing if not."""
+        missing = missing_text(await self._database.fetch(MISSING_SQL))
+        return f"{missing}. To mend it: {REMEDY}" if missing else ""
 
     async def _insert(self, values: dict[str, Any]) -> int:
         payload = json.dumps({"ask": "step_down", "schema": self._schema, **values, "row": True})

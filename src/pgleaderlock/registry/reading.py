@@ -318,6 +318,13 @@ class RegistryReader:
         target = {"instance": leader.instance, "token": leader.token}
         return await self._asker.ask({"lock": lock, "by": by, "reason": reason, "wait_s": wait_s, **target})
 
+    async def standby_problem(self) -> str:
+        """Return that commits wait for a synchronous standby that is not connected, and what to do; nothing if not.
+
+        Nothing is written into the registry then: leaders show as silent in it, and nodes as dead.
+        """
+        return await self._asker.standby_problem()
+
     async def answer_to(self, asked: Asked) -> Answer | None:
         """Return what the leader says to an ask; None if it has said nothing yet."""
         return await self._asker.answer_to(asked)
