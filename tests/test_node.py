@@ -133,7 +133,7 @@ def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres:
         (["--set", "cluster.leader_election.lease_duration=1s"], "roles: name at least one role"),
         (["--set", "cluster.leader_election.rolls=a"], "did you mean cluster.leader_election.roles?"),
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["--set", "cluster.node=x", "--key1", "1", "--key2", "2"], "give one or the other"),
+        (["--set", "cluster.node=x", "--key1", "1", "--key2", "2"], "--key1 has no effect beside --config and --set"),
     ],
 )
 def test_what_is_wrong_with_it_is_said_before_anything_starts(postgres: Postgres, arguments: list[str], words: str):

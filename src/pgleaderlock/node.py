@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
-_MANY = 8
 _WINDOW_S = 3600.0  # of the history, on the dashboard
 _GIVE_UP_S = 10.0  # for a start that failed, and a block that ended in an exception
 
@@ -45,7 +44,7 @@ class Node:
         self._dsn = config.election.url or dsn
         self._settle_s = settle_s if config.election.settle is None else config.election.settle
         self.elections: LeaderGroup | _SeparateElections = (
-            self._make_group() if _shares_sessions(config) else self._make_elections()
+            self._make_group() if config.election.shares_sessions else self._make_elections()
         )
         self.registry = self._make_registry()
         self._metrics_server: MetricsServer | None = None
@@ -222,15 +221,6 @@ class _SeparateElections(dict[str, Election]):
     def on_renewed(self, fn: Callable[[float], object]) -> Callable[[float], object]:
         """Call nothing: each election's renewals are events of its own."""
         return fn
-
-
-def _shares_sessions(config: Config) -> bool:
-    election = config.election
-    return (
-        election.on_sessions
-        and not election.term_table
-        and (election.max_roles is not None or len(election.roles) > _MANY)
-    )
 
 
 def _check(config: Config, dsn: str | None) -> None:

@@ -24,7 +24,7 @@ from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.cli.nfs import nfs
-from pgleaderlock.cli.node import config_for_run, run_configured
+from pgleaderlock.cli.node import run_configured
 from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
     dsn_option,
@@ -38,6 +38,7 @@ from pgleaderlock.cli.options import (
 )
 from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, key_in
 from pgleaderlock.cli.run import take_part
+from pgleaderlock.cli.run_config import config_for_run
 from pgleaderlock.cli.schema import apply_schema, statements_of
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
@@ -148,14 +149,11 @@ def run(
     SIGINT (Ctrl-C) and SIGTERM release the lock and exit; a second one closes the session by force. Logs go to
     stderr. With --json, each event is a line on stdout.
 
-    With --config or --set, all roles of a configured node; pgleaderlock config show tells what is in force.
+    With --config or --set, all roles of a configured node; pgleaderlock config show tells what is in force. Other
+    options win over the file and the variables; those that a configured node has no use for are refused.
     """
     if config_file is not None or sets:
-        if (key1, key2) != (None, None):
-            raise click.UsageError(
-                "--key1 and --key2 name one lock; a configured node has roles: give one or the other."
-            )
-        chosen = config_for_run(config_file, sets, role=role, metrics_port=metrics_port)
+        chosen = config_for_run(context, config_file, sets)
         context.exit(run_configured(chosen, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
     try:
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)

@@ -1,6 +1,7 @@
 """``pgleaderlock config``: what is in force, where each value came from, and whether it can be meant."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -8,11 +9,13 @@ import click
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
 from pgleaderlock.cli.console import print_json
 from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pgleaderlock.config import InForce, Loaded
+    from pgleaderlock.config.sources import Option
 
 __all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
 
@@ -61,15 +64,17 @@ def config_options(command: F) -> F:
     return config_option(command)
 
 
-def load_for_command(config_file: Path | None, sets: tuple[str, ...]) -> "Loaded":
-    """Return the configuration in force; what is wrong with it is wrong usage."""
+def load_for_command(config_file: Path | None, sets: tuple[str, ...], options: "Sequence[Option]" = ()) -> "Loaded":
+    """Return the configuration in force, under the command's own options; what is wrong with it is wrong usage."""
     _keep_passwords_out(sets)
+    moved = os.environ.get(MOVED_VARIABLE, "").split()  # what the command line gave is no variable of the user's
+    environ = {name: value for name, value in os.environ.items() if name not in moved}
     try:
         from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
     except MissingExtra as error:
         raise click.UsageError(str(error)) from error
     try:
-        return load(config_file, sets=sets)
+        return load(config_file, environ=environ, sets=sets, options=options)
     except ConfigError as error:
         raise WrongConfigError(str(error)) from error
 

@@ -3,14 +3,12 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from loguru import logger
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import Database, open_database
 from pgleaderlock.cli.run import EventPrinter
@@ -22,21 +20,10 @@ if TYPE_CHECKING:
     from pgleaderlock.config import Config
     from pgleaderlock.node import Node
 
-__all__ = ["config_for_run", "run_configured"]
+__all__ = ["run_configured"]
 
 _GRACEFUL_S = 10.0
 _FORCED_S = 0.5
-
-
-def config_for_run(
-    config_file: Path | None, sets: tuple[str, ...], *, role: str | None, metrics_port: int | None
-) -> "Config":
-    """Return the configuration in force, with the options of ``run`` that are keys of it."""
-    if role is not None:
-        sets = (*sets, f"cluster.leader_election.roles={role}")
-    if metrics_port is not None:
-        sets = (*sets, "metrics.enabled=true", f"metrics.port={metrics_port}")
-    return load_for_command(config_file, sets).config
 
 
 def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:

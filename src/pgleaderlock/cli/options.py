@@ -89,7 +89,7 @@ def wants_embedded() -> bool:
 
 
 def _check_store(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Return the store that counts: ``--embedded`` wins over a variable, and is wrong beside an option."""
+    """Return the store that counts: ``--embedded`` wins over a variable, and beside another option is refused."""
     name = str(option.name)
     if wants_embedded():
         if is_given(name):

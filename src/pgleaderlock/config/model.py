@@ -59,6 +59,7 @@ RELATIONS_LATER: Mapping[str, Any] = {"relations": "later"}
 
 _LONGEST_SLICE_S = 0.9  # of the usual deadlock_timeout of 1 s
 _MANY = 100_000
+_MOST_SEPARATE = 8
 _LAST_PORT = 65535
 
 
@@ -162,6 +163,12 @@ class LeaderElectionConfig(_Section):
     def on_sessions(self) -> bool:
         """Whether the locks are those of PostgreSQL's sessions, which the embedded one has too."""
         return self.url is None or is_sessions(self.url)
+
+    @property
+    def shares_sessions(self) -> bool:
+        """Whether all roles share one pair of sessions, in a group."""
+        is_many = self.max_roles is not None or len(self.roles) > _MOST_SEPARATE
+        return self.on_sessions and not self.term_table and is_many
 
     @property
     def postgres_dsn(self) -> str | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Conflict", "find_conflicts"]
 
 _ELECTION = ("cluster", "leader_election")
+_OF_SEPARATE_SESSIONS = ("wake", "reconnect_grace")
 _OF_SESSIONS = ("witness", "term_table", "takeover", "wake", "settle")
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 
@@ -30,7 +31,7 @@ class Conflict:
 
 def find_conflicts(config: "Config") -> list[Conflict]:
     """Return every relation that does not hold."""
-    checks = (_times, _takeover, _limit, _sessions, _schema, _registry, _roles, _one_lock, _ports)
+    checks = (_times, _takeover, _limit, _shared, _sessions, _schema, _registry, _roles, _one_lock, _ports)
     return [conflict for check in checks for conflict in check(config)]
 
 
@@ -71,6 +72,20 @@ def _limit(config: "Config") -> Iterator[Conflict]:
         f"a limited node shares PostgreSQL's sessions between its roles, and has no term table: leave out max_roles or "
         f"{other}",
     )
+
+
+def _shared(config: "Config") -> Iterator[Conflict]:
+    """Roles that share their sessions are tried for together, and none of them is won back alone."""
+    election = config.election
+    if not election.shares_sessions:
+        return
+    for name in _OF_SEPARATE_SESSIONS:
+        if name in election.model_fields_set:
+            yield Conflict(
+                (_key(name), _key("roles" if election.max_roles is None else "max_roles")),
+                f"{name} has no effect where roles share their sessions (more than eight of them, or max_roles): "
+                f"leave {name} out, or set term_table = true",
+            )
 
 
 def _sessions(config: "Config") -> Iterator[Conflict]:

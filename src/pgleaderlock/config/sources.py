@@ -28,7 +28,7 @@ from pgleaderlock.config.model import RELATIONS_LATER, Config
 from pgleaderlock.config.problems import ConfigError, Problem, show_path
 from pgleaderlock.config.settings import PREFIX, SETTINGS, Setting, sections, setting_at, suggest
 
-__all__ = ["DEFAULT", "Loaded", "load", "load_config"]
+__all__ = ["DEFAULT", "Loaded", "Option", "load", "load_config"]
 
 _DEEPEST = 50  # tables and lists within each other
 DEFAULT = "default"
@@ -53,13 +53,23 @@ _TEXTS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a command line that says what a key of the file says."""
+
+    flag: str
+    key: str
+    text: str
+    """As the environment would have it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A configuration, and where each of its values came from."""
 
     config: Config
     file: str | None
     origins: Mapping[str, str]
-    """By key: ``default``, ``pgleaderlock.toml:14``, ``$PGLEADERLOCK_LEASE_DURATION`` or ``--set``."""
+    """By key: ``default``, ``pgleaderlock.toml:14``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set`` or ``--lease``."""
 
 
 def load_config(
@@ -77,16 +87,18 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     sets: Sequence[str] = (),
+    options: Sequence[Option] = (),
 ) -> Loaded:
     """Read, lay over, check. Anything wrong is a :class:`ConfigError` with all that is wrong.
 
     ``environ`` is by default the process's. ``sets`` are as ``--set`` takes them:
-    ``cluster.leader_election.lease_duration=30s``.
+    ``cluster.leader_election.lease_duration=30s``. ``options`` are a program's own, laid over everything else.
     """
     layers = _read(path)
     layers.drop_what_is_no_table()
     layers.lay_environment(os.environ if environ is None else environ)
     layers.lay_flags(sets)
+    layers.lay_options(options)
     config = _check(layers)
     if layers.problems:
         raise ConfigError(sorted(layers.problems, key=_line_of))
@@ -160,14 +172,25 @@ class _Layers:
             else:
                 self.problems.append(Problem(f"--set {shown}", "", _suggest_key(key)))
 
+    def lay_options(self, options: Iterable[Option]) -> None:
+        by_key = {setting.key: setting for setting in SETTINGS}
+        for option in options:
+            setting = by_key[option.key]
+            if self.laid_over.get(setting.path) == "--set":
+                self.problems.append(Problem(option.flag, "", f"--set {option.key} says it as well: give one of them"))
+            else:
+                self._lay(setting, option.text, option.flag)
+
     def _lay(self, setting: Setting, text: str, label: str) -> None:
         self.laid_over[setting.path] = label
         holder = self._holder(setting.path)
-        holder.pop(setting.path[-1], None)  # what is laid over need not be right any more
+        before = holder.pop(setting.path[-1], None)  # what is laid over need not be right any more
         try:
-            holder[setting.path[-1]] = setting.read(text)
+            value = setting.read(text)
         except ValueError as error:
             self.add(setting.path, str(error))
+            return
+        holder[setting.path[-1]] = _with_keys(value, before) if setting.kind == "roles" else value
 
     def _holder(self, path: KeyPath) -> dict[str, Any]:
         """Return the table that a key is in, which is made if it is not there."""
@@ -201,7 +224,7 @@ class _Layers:
     def add(self, path: KeyPath, text: str) -> None:
         """Note what is wrong with this key."""
         setting, place = setting_at(path), self.origin(path)
-        if setting is None or not place.startswith(("$", "--set")):
+        if setting is None or not place.startswith(("$", "--")):
             self.problems.append(Problem("" if place == DEFAULT else place, show_path(path), text))
             return
         rest = show_path(path[len(setting.path) :])
@@ -212,6 +235,13 @@ class _Layers:
         keys = sorted(conflict.keys, key=lambda key: self.origin(key) == DEFAULT)
         others = ", ".join(f"{show_path(key)}: {self.origin(key)}" for key in keys[1:])
         self.add(keys[0], f"{conflict.text} ({others})")
+
+
+def _with_keys(roles: list[Any], before: Any) -> list[Any]:
+    """Return the roles with the keys that the layer beneath gives them: the same name must stay the same lock."""
+    tables = [each for each in before if isinstance(each, dict)] if isinstance(before, list) else []
+    keyed = {each["name"]: each for each in tables if isinstance(each.get("name"), str)}
+    return [keyed.get(each, each) if isinstance(each, str) else each for each in roles]
 
 
 def _suggest_key(key: str) -> str:
