@@ -324,6 +324,14 @@ async def test_a_role_is_the_same_lock_here_and_in_the_library(postgres: Postgre
     assert freed.returncode == exit_codes.CLEAN
 
 
+@pytest.mark.parametrize("form", ["bigint:0x464F524745_0001", f"bigint:{0x464F524745_0001}"])
+def test_a_lock_is_named_by_its_number_as_other_programs_write_it(postgres: Postgres, form: str) -> None:
+    with held(postgres.dsn, LockKey.bigint(0x464F524745_0001)) as pid:
+        taken = cli("acquire", "--dsn", postgres.dsn, "--key", form, "--settle", "0", "--json")
+    assert taken.returncode == exit_codes.NOT_ACQUIRED
+    assert json.loads(taken.stdout)["holder"]["pid"] == pid
+
+
 # --- status ---
 
 
@@ -394,6 +402,17 @@ BAD_INPUT: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("run", *HERE, "--key1", "True", "--key2", "2"), "not a valid integer"),
         (("status", *HERE, "--key1", "1.0", "--key2", "2"), "not a valid integer"),
         (("status", *HERE, "--key1", "", "--key2", "2"), "not a valid integer"),
+    ],
+    "keys by number": [
+        (("run", *HERE, "--key", "7"), "'7' is not a lock key: write pair:1/100, bigint:7"),
+        (("status", *HERE, "--key", "bigint:9223372036854775808"), "key must be between"),
+        (("acquire", *HERE, *PAIR, "--key", "bigint:7"), "exactly one way"),
+        (("doctor", *HERE, "--role", "x", "--key", "bigint:7"), "exactly one way"),
+        (("run", *HERE, "--role", "bigint:7"), "pass it as the key (on the command line: --key"),
+        (("acquire", *HERE, "--role", "pair:1/100"), "pass it as the key (on the command line: --key"),
+        (("run", *HERE, "--key", f"host=h password={SECRET}"), "is not a lock key"),
+        (("status", "--url", "file:///tmp/x", "--key", "bigint:7"), "only for sessions of PostgreSQL"),
+        (("status", "--url", "file:///tmp/x", "--key1", "0", "--key2", "0"), "only for sessions of PostgreSQL"),
     ],
     "roles": [
         (("run", *HERE, *PAIR, "--role", "x"), "exactly one way"),

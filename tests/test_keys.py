@@ -7,10 +7,13 @@ import pickle
 import re
 from typing import Any
 
+import click
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pgleaderlock.cli.options import LockName
+from pgleaderlock.config.model import RoleConfig
 from pgleaderlock.keys import LockKey
 
 INT4_MIN, INT4_MAX = -(2**31), 2**31 - 1
@@ -18,7 +21,9 @@ INT8_MIN, INT8_MAX = -(2**63), 2**63 - 1
 
 int4 = st.integers(INT4_MIN, INT4_MAX)
 int8 = st.integers(INT8_MIN, INT8_MAX)
-names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}\Z")
+names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}\Z").filter(
+    lambda name: not name.startswith(("pair:", "bigint:", "named:"))
+)
 keys = st.builds(LockKey.pair, int4, int4) | st.builds(LockKey.bigint, int8) | st.builds(LockKey.named, names)
 
 properties = settings(deadline=None, max_examples=60)
@@ -297,8 +302,15 @@ def test_a_name_can_be_written_too(name: str) -> None:
         "PAIR:1/2",
         "bigint:",
         "bigint:1/2",
-        "bigint:0x10",
-        "bigint:1_000",
+        "bigint:0x",
+        "bigint:0xg",
+        "bigint:0b1",
+        "bigint:0x_1",
+        "bigint:_1",
+        "bigint:1_",
+        "bigint:1__0",
+        "bigint:0x8000000000000000",
+        "bigint:0x" + "f" * 5000,
         "bigint:9223372036854775808",
         "bigint:7\n",
         "bigint:" + "9" * 5000,
@@ -312,6 +324,67 @@ def test_a_name_can_be_written_too(name: str) -> None:
 def test_what_is_not_a_printed_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         LockKey.parse(text)
+
+
+def written(number: int) -> st.SearchStrategy[str]:
+    """A number as people and programs write it: decimal or hex, in groups or not."""
+    sign, digits = ("-" if number < 0 else ""), abs(number)
+    forms = [
+        f"{sign}{digits}",
+        f"{sign}{digits:_}",
+        f"{sign}0x{digits:x}",
+        f"{sign}0x{digits:X}",
+        f"{sign}0x{digits:_x}",
+    ]
+    return st.sampled_from([*forms, f"{sign}0{digits}", f"{sign}0X{digits:016_X}"])
+
+
+@st.composite
+def written_keys(draw: st.DrawFn) -> tuple[LockKey, str]:
+    """A key, and one of the ways to write it."""
+    key = draw(keys)
+    forms = [str(key), f"{key.space}:{'/'.join(draw(written(number)) for number in key.numbers)}"]
+    return key, draw(st.sampled_from(forms + ([] if key.name is None else [f"named:{key.name}"])))
+
+
+@properties
+@given(pair=written_keys())
+@example(pair=(LockKey.bigint(0x464F524745_0001), "bigint:0x464F524745_0001"))
+@example(pair=(LockKey.bigint(INT8_MIN), "bigint:-0x8000_0000_0000_0000"))
+def test_every_form_of_a_key_is_read_as_that_lock_by_the_library_the_shell_and_the_configuration(
+    pair: tuple[LockKey, str],
+) -> None:
+    key, text = pair
+    assert LockKey.parse(text) == key
+    assert LockName(key=text).choose() == key
+    assert RoleConfig.model_validate({"name": "x", "key": text}).lock_key == key
+
+
+@pytest.mark.parametrize("name", ["pair:1/100", "bigint:7", "bigint:0x464F524745_0001", "named:billing", "bigint:x"])
+def test_a_printed_key_is_no_role_name_since_it_would_be_another_lock(name: str) -> None:
+    with pytest.raises(ValueError, match="is a lock key, not a role name: pass it as the key"):
+        LockKey.named(name)
+    with pytest.raises(click.UsageError, match="--key"):
+        LockName(role=name).choose()
+    with pytest.raises(ValueError, match="begin a key"):
+        RoleConfig.model_validate({"name": name})
+
+
+@pytest.mark.parametrize(
+    ("key", "labels", "described"),
+    [
+        (LockKey.pair(1, 100), {"role": "r", "key1": 1, "key2": 100}, "r (pair:1/100)"),
+        (LockKey.bigint(7), {"role": "r", "key": "bigint:7"}, "r (bigint:7)"),
+        (LockKey.named("a"), {"role": "r", "key": "bigint:6444831909113342383"}, "r (bigint:6444831909113342383)"),
+    ],
+)
+def test_a_role_with_a_key_of_its_own_is_named_by_both(key: LockKey, labels: dict[str, Any], described: str) -> None:
+    named = key.for_role("r")
+    assert list(named.labels.items()) == list(labels.items())
+    assert (named.described, named) == (described, key)
+    assert eval(repr(named), {"LockKey": LockKey}).role == "r"
+    with pytest.raises(ValueError, match="not usable"):
+        key.for_role("two words")
 
 
 @pytest.mark.parametrize("value", [None, 7, b"pair:1/2"], ids=repr)

@@ -1,5 +1,6 @@
 """A node as its configuration describes it, in this process and as the command line runs it."""
 
+import logging
 import os
 import signal
 import socket
@@ -164,6 +165,23 @@ def test_a_role_of_the_command_line_takes_the_place_of_those_in_the_file(postgre
         process.wait_for("no longer leads")
         process.signal(signal.SIGINT)
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("max_roles", [None, 5])
+async def test_log_lines_of_a_role_with_a_key_of_its_own_carry_the_role(
+    postgres: Postgres, key: LockKey, max_roles: int | None, caplog: pytest.LogCaptureFixture
+):
+    """As a lock of its own, and in a group."""
+    sets = [f"cluster.leader_election.roles={NAME}/keyed={key}", "cluster.leader_election.settle=0s"]
+    more = [] if max_roles is None else [f"cluster.leader_election.max_roles={max_roles}"]
+    config = load_config(environ={}, sets=[*sets, *more, "registry.enabled=false"])
+    with caplog.at_level(logging.INFO, "pgleaderlock"):
+        async with Node(config, dsn=postgres.dsn) as node:
+            assert await node.elections[f"{NAME}/keyed"].wait_for_leadership(30)
+    acquired = [record.getMessage() for record in caplog.records if record.getMessage().startswith("lock_acquired")]
+    assert [line.split()[1:4] for line in acquired] == [
+        [f"role={NAME}/keyed", f"key1={key.numbers[0]}", f"key2={key.numbers[1]}"]
+    ]
 
 
 def end_sessions(dsn: str, role: str) -> None:

@@ -162,7 +162,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         }
         self._starting = asyncio.Lock()
         self._roles = {
-            name: GroupRole(name, key, self._group, {**key.labels, **database}, **settings)
+            name: GroupRole(name, key, self._group, {**_labels(name, key), **database}, **settings)
             for name, key in keys.items()
         }
 
@@ -309,3 +309,8 @@ def _key_of(role: str | LockKey) -> LockKey:
 
 def _name_of(role: str | LockKey) -> str:
     return role if isinstance(role, str) else getattr(role, "name", None) or str(role)
+
+
+def _labels(name: str, key: LockKey) -> dict[str, object]:
+    """Return what names a role in log lines; a role without a name is named by its key alone."""
+    return key.labels if name == str(key) else {"role": name} | key.labels | {"role": name}

@@ -10,12 +10,13 @@ That formula is frozen: processes of different versions and languages must meet 
 names apart from whatever else this library may ever hash into the same space.
 
 ``str(key)`` names the lock itself and not the way one came to it: a named key and the bigint that it hashes to are
-the same lock, compare equal and print alike. ``LockKey.parse`` reads that form back.
+the same lock, compare equal and print alike. ``LockKey.parse`` reads that form back, and numbers as SQL and source
+code have them: ``bigint:0x464F524745_0001``. Such a text is no role name: hashed, it would be another lock.
 """
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from pgleaderlock._checks import check_int, quoted
@@ -26,8 +27,9 @@ _INT4 = (-(2**31), 2**31 - 1)
 _INT8 = (-(2**63), 2**63 - 1)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}", re.ASCII)
 # As many digits as a number that is only out of range may have. Thousands of them Python refuses, in words of its own.
-_DIGITS = r"(-?\d{1,60})"
+_DIGITS = r"(-?(?:0[xX][0-9a-fA-F](?:_?[0-9a-fA-F]){0,59}|\d(?:_?\d){0,59}))"
 _PRINTED = re.compile(rf"pair:{_DIGITS}/{_DIGITS}|bigint:{_DIGITS}|named:(.+)", re.ASCII)
+_PREFIXES = ("pair:", "bigint:", "named:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class LockKey:
     space: Literal["pair", "bigint"]
     numbers: tuple[int, ...]
     name: str | None = field(default=None, compare=False)
+    """What the number is the hash of, if it is."""
+    alias: str | None = field(default=None, compare=False)
+    """What a role that has this lock is called, where its name does not say the lock. See :meth:`for_role`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.numbers, tuple):
@@ -54,6 +59,8 @@ class LockKey:
             raise ValueError(f"space must be 'pair' or 'bigint', got {quoted(self.space)}")
         if self.name is not None and (self.space, self.numbers) != ("bigint", (_hash_name(self.name),)):
             raise ValueError(f"the name {quoted(self.name)} belongs to another key: make it with LockKey.named()")
+        if self.alias is not None:
+            _check_name(self.alias)
 
     @classmethod
     def pair(cls, key1: int, key2: int) -> Self:
@@ -72,39 +79,63 @@ class LockKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``pair:1/100``, ``bigint:7`` or ``named:billing/scheduler``."""
+        """Read ``pair:1/100``, ``bigint:7``, ``bigint:0x464F524745_0001`` or ``named:billing/scheduler``."""
         if not isinstance(text, str):
             raise TypeError(f"a lock key is written as a str, not {type(text).__name__}")
         match = _PRINTED.fullmatch(text)
         if match is None:
-            raise ValueError(f"{quoted(text)} is not a lock key: write pair:1/100, bigint:7 or named:billing/scheduler")
+            raise ValueError(
+                f"{quoted(text)} is not a lock key: write pair:1/100, bigint:7, bigint:0x464F524745_0001 or "
+                "named:billing/scheduler"
+            )
         key1, key2, number, name = match.groups()
         if name is not None:
             return cls.named(name)
-        return cls.bigint(int(number)) if number is not None else cls.pair(int(key1), int(key2))
+        return cls.bigint(_number(number)) if number is not None else cls.pair(_number(key1), _number(key2))
+
+    def for_role(self, role: str) -> Self:
+        """Return the same lock under the name of a role, which log lines and messages then show."""
+        return replace(self, alias=None if role == self.name else role)
+
+    @property
+    def role(self) -> str | None:
+        """What the role that has this lock is called; None where it has no name."""
+        return self.alias or self.name
 
     @property
     def labels(self) -> dict[str, object]:
-        """What names this lock in log lines: the two keys of a pair, otherwise the printed form and the role."""
+        """What names this lock in log lines: its role, if that has a name, and the two keys of a pair or the number."""
+        numbers: dict[str, object] = {"key": str(self)}
         if self.space == "pair":
-            return {"key1": self.numbers[0], "key2": self.numbers[1]}
-        return {"key": str(self)} if self.name is None else {"role": self.name, "key": str(self)}
+            numbers = {"key1": self.numbers[0], "key2": self.numbers[1]}
+        return numbers if self.role is None else {"role": self.role, **numbers}
 
     @property
     def described(self) -> str:
         """How to speak of this lock to a person: by its role's name, if it has one, and by its printed form."""
-        return str(self) if self.name is None else f"{self.name} ({self})"
+        return str(self) if self.role is None else f"{self.role} ({self})"
 
     def __str__(self) -> str:
         return f"{self.space}:{'/'.join(map(str, self.numbers))}"
 
     def __repr__(self) -> str:
+        role = "" if self.alias is None else f".for_role({self.alias!r})"
         if self.name is not None:
-            return f"LockKey.named({self.name!r})"
-        return f"LockKey.{self.space}({', '.join(map(str, self.numbers))})"
+            return f"LockKey.named({self.name!r}){role}"
+        return f"LockKey.{self.space}({', '.join(map(str, self.numbers))}){role}"
+
+
+def _number(text: str) -> int:
+    return int(text, 16 if "x" in text.lower() else 10)
 
 
 def _hash_name(name: str) -> int:
+    _check_name(name)
+    digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _check_name(name: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"a role name must be a str, not {type(name).__name__}")
     if not _NAME.fullmatch(name):
@@ -115,5 +146,7 @@ def _hash_name(name: str) -> int:
         )
     if "://" in name:
         raise ValueError("role name is not usable: it is a connection string (not shown, it may hold a password)")
-    digest = hashlib.sha256(f"pgleaderlock/role/1/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    if name.startswith(_PREFIXES):
+        raise ValueError(
+            f"{quoted(name)} is a lock key, not a role name: pass it as the key (on the command line: --key, --lock)"
+        )

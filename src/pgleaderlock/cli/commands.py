@@ -19,7 +19,7 @@ from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import print_json, show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
-from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, choose_key, chosen_times, elected
+from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, chosen_times, elected
 from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import manifest
 from pgleaderlock.cli.metrics import served_metrics
@@ -27,6 +27,7 @@ from pgleaderlock.cli.nfs import nfs
 from pgleaderlock.cli.node import run_configured
 from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
+    LockName,
     dsn_option,
     health_interval,
     lease_options,
@@ -36,7 +37,7 @@ from pgleaderlock.cli.options import (
     schema_owner_option,
     seconds_option,
 )
-from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, key_in
+from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, lock_in
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.run_config import config_for_run
 from pgleaderlock.cli.schema import apply_schema, statements_of
@@ -126,9 +127,7 @@ def run(
     metrics_port: int | None,
     dsn: str | None,
     url: str | None,
-    key1: int | None,
-    key2: int | None,
-    role: str | None,
+    named: LockName,
     as_json: bool,
     health_interval_s: float | None,
     lease_s: float | None,
@@ -169,7 +168,7 @@ def run(
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     level = "INFO" if quiet else "DEBUG"
     with (
-        elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target),
+        elected(dsn, url, named, common, lease, log_level=level) as (lock, target),
         served_metrics(lock, target.name, metrics_port),
     ):
         code = asyncio.run(take_part(lock, target, as_json=as_json))
@@ -193,9 +192,7 @@ def acquire(
     *,
     dsn: str | None,
     url: str | None,
-    key1: int | None,
-    key2: int | None,
-    role: str | None,
+    named: LockName,
     as_json: bool,
     health_interval_s: float | None,
     lease_s: float | None,
@@ -219,7 +216,7 @@ def acquire(
     common = Common(retry_strategy=Attempts(wait_s), health_interval_s=times.health_interval_s, auto_reacquire=False)
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     # Only errors are logged: the outcome is told by the command itself.
-    with elected(dsn, url, (key1, key2, role), common, lease, log_level="ERROR") as (lock, target):
+    with elected(dsn, url, named, common, lease, log_level="ERROR") as (lock, target):
         code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))
     context.exit(code)
 
@@ -237,9 +234,7 @@ def status(
     *,
     dsn: str | None,
     url: str | None,
-    key1: int | None,
-    key2: int | None,
-    role: str | None,
+    named: LockName,
     as_json: bool,
     schema: str | None,
     config_file: Path | None,
@@ -253,13 +248,12 @@ def status(
     poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
-    names_lock = not (key1 is None and key2 is None and role is None)
     configured = config_in_force(config_file)
-    if configured is not None and not names_lock:
+    if configured is not None and not named.is_given:
         show_all_roles(find_place(dsn, url, schema, config_file), as_json=as_json)
         return
     if configured is not None and not is_database_said():
-        target = find_target(configured, key1, key2, role)
+        target = find_target(configured, named)
         if isinstance(target, LockKey):
             with open_database(None) as database:
                 asyncio.run(show_status(in_postgres(database.dsn, target), as_json=as_json))
@@ -267,13 +261,13 @@ def status(
             asyncio.run(show_status(target, as_json=as_json))
         return
     url, dsn = as_dsn(url, dsn)
-    if check_url(url, dsn, key1=key1, key2=key2) is not None:
-        asyncio.run(show_status(in_store(str(url), role, schema, schema_owner()), as_json=as_json))
+    if check_url(url, dsn, named) is not None:
+        asyncio.run(show_status(in_store(str(url), named.role, schema, schema_owner()), as_json=as_json))
         return
-    if not names_lock:
+    if not named.is_given:
         show_all_roles(find_place(dsn, None, schema, None), as_json=as_json)
         return
-    key = key_in(configured, role) or choose_key(key1, key2, role)
+    key = lock_in(configured, named)
     with open_database(dsn) as database:
         asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
 
@@ -288,9 +282,7 @@ def doctor(
     *,
     dsn: str | None,
     url: str | None,
-    key1: int | None,
-    key2: int | None,
-    role: str | None,
+    named: LockName,
     as_json: bool,
     lease_s: float,
     allow_pooler: bool,
@@ -304,8 +296,7 @@ def doctor(
     url, dsn = as_dsn(url, dsn)
     if url is not None:
         raise click.UsageError("doctor examines a PostgreSQL: give it --dsn.")
-    names_lock = not (key1 is None and key2 is None and role is None)
-    key = choose_key(key1, key2, role) if names_lock else None
+    key = named.choose() if named.is_given else None
     show_logs("ERROR")
     with open_database(dsn) as database:
         is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, allow_pooler=allow_pooler))

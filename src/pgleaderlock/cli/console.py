@@ -62,8 +62,9 @@ def print_json(record: dict[str, Any]) -> None:
 def key_fields(key: LockKey) -> dict[str, Any]:
     """Name the lock in the way that it was named to us, and in the form that the library prints."""
     if key.space == "pair":
-        return {"key": str(key), "key1": key.numbers[0], "key2": key.numbers[1]}
-    return {"key": str(key), "role": key.name}
+        pair = {"key": str(key), "key1": key.numbers[0], "key2": key.numbers[1]}
+        return pair if key.role is None else {**pair, "role": key.role}
+    return {"key": str(key), "role": key.role}
 
 
 def holder_fields(holder: Holder) -> dict[str, Any]:

@@ -12,15 +12,14 @@ from pgleaderlock.backends import open_backend
 from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import is_given, schema_owner
+from pgleaderlock.cli.options import LockName, is_given, schema_owner
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock
 from pgleaderlock.retry import RetryStrategy
 
-__all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "choose_key", "chosen_times", "elected"]
+__all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "chosen_times", "elected"]
 
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
@@ -28,7 +27,7 @@ def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
     return (None, url) if url is not None and dsn is None and is_postgres(url) else (url, dsn)
 
 
-def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str | None:
+def check_url(url: str | None, dsn: str | None, named: LockName, **for_postgres: object) -> str | None:
     """Return the URL of a store that is not PostgreSQL's session locks, or None where ``--dsn`` is meant."""
     if url is None:
         return None
@@ -36,26 +35,12 @@ def check_url(url: str | None, dsn: str | None, **for_postgres: object) -> str |
         if not is_given("url"):
             return None  # what was said here and now counts
         raise click.UsageError("--url and --dsn name the store twice: give one of them.")
-    given = [name for name, value in for_postgres.items() if value]
+    numbers = {"key": named.key, "key1": named.key1, "key2": named.key2}
+    given = [name for name, value in {**numbers, **for_postgres}.items() if value is not None and value is not False]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise click.UsageError(f"only for sessions of PostgreSQL, with --dsn or a postgresql:// URL: {options}")
     return url
-
-
-def choose_key(key1: int | None, key2: int | None, role: str | None) -> LockKey:
-    """Return the lock that was named, in exactly one way."""
-    by_numbers = key1 is not None or key2 is not None
-    if by_numbers == (role is not None):
-        raise click.UsageError("name the lock in exactly one way: --key1 and --key2, or --role.")
-    if by_numbers and (key1 is None or key2 is None):
-        raise click.UsageError("--key1 and --key2 go together: both are needed.")
-    if role is not None and "://" in role:  # a usable name, but never meant as one, and every log line would show it
-        raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
-    try:
-        return LockKey.named(role) if role is not None else LockKey.pair(key1, key2)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
@@ -105,26 +90,28 @@ class LeaseOptions:
 def elected(
     dsn: str | None,
     url: str | None,
-    named: tuple[int | None, int | None, str | None],
+    named: LockName,
     common: Common,
     lease: LeaseOptions,
     *,
     log_level: str,
 ) -> Iterator[tuple[Election, Target]]:
     """Yield the election that was asked for, not yet started, and what it is about."""
-    key1, key2, role = named
     url, dsn = as_dsn(url, dsn)
     is_strict, polls = lease.takeover == "strict", lease.wake == "poll"
     settles = lease.settle_s is not None
-    only_postgres = {"key1": key1, "key2": key2, "takeover": is_strict, "wake": polls, "settle": settles}
-    if check_url(url, dsn, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table) is not None:
+    only_postgres = {"takeover": is_strict, "wake": polls, "settle": settles}
+    if (
+        check_url(url, dsn, named, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table)
+        is not None
+    ):
         schema = lease.schema if is_given("schema") else None
-        election = _election_by_url(str(url), role, common, lease.lease_s, schema)
+        election = _election_by_url(str(url), named.role, common, lease.lease_s, schema)
         show_logs(log_level)
         _warn_of_memory(str(url))
-        yield election, in_store(str(url), role, schema, schema_owner())
+        yield election, in_store(str(url), named.role, schema, schema_owner())
         return
-    key = choose_key(key1, key2, role)
+    key = named.choose()
     _check_takeover(lease.takeover, term_table=lease.term_table)
     make_lock = partial(
         LeaderLock,

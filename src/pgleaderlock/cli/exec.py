@@ -19,7 +19,7 @@ from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
-from pgleaderlock.cli.options import health_interval, lease_options, naming_options, seconds_option
+from pgleaderlock.cli.options import LockName, health_interval, lease_options, naming_options, seconds_option
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.cli.target import Target
 from pgleaderlock.election import Election
@@ -68,9 +68,7 @@ def exec_command(
     *,
     dsn: str | None,
     url: str | None,
-    key1: int | None,
-    key2: int | None,
-    role: str | None,
+    named: LockName,
     as_json: bool,
     health_interval_s: float | None,
     lease_s: float | None,
@@ -110,7 +108,7 @@ def exec_command(
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log
     try:
-        with elected(dsn, url, (key1, key2, role), common, lease, log_level=level) as (lock, target):
+        with elected(dsn, url, named, common, lease, log_level=level) as (lock, target):
             ending = asyncio.run(_supervise(lock, target, job, policy, tell))
     except UnreachableError as error:
         context.exit(complain(exit_codes.EXEC_UNREACHABLE, error.message))

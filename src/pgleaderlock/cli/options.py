@@ -1,8 +1,10 @@
 """The options, each said once, and the checks that belong to one option alone."""
 
+import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -12,8 +14,10 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
+from pgleaderlock.keys import LockKey
 
 __all__ = [
+    "LockName",
     "dsn_option",
     "health_interval",
     "is_given",
@@ -173,6 +177,39 @@ def schema_owner() -> str | None:
 # --- The lock ---
 
 
+@dataclass(frozen=True, slots=True)
+class LockName:
+    """How the command line names a lock: in one of three ways, or not at all."""
+
+    role: str | None = None
+    key: str | None = None
+    key1: int | None = None
+    key2: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it names one in any way."""
+        return self != LockName()
+
+    def choose(self) -> LockKey:
+        """Return the lock that was named, in exactly one way."""
+        by_pair = self.key1 is not None or self.key2 is not None
+        if by_pair + (self.key is not None) + (self.role is not None) != 1:
+            raise click.UsageError("name the lock in exactly one way: --role, or --key, or --key1 and --key2.")
+        if by_pair and (self.key1 is None or self.key2 is None):
+            raise click.UsageError("--key1 and --key2 go together: both are needed.")
+        if self.role is not None and "://" in self.role:  # never meant as a name, and every log line would show it
+            raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
+        try:
+            if self.key is not None:
+                return LockKey.parse(self.key)
+            if self.role is not None:
+                return LockKey.named(self.role)
+            return LockKey.pair(self.key1, self.key2)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+
+
 def lock_options(command: F) -> F:
     """Add the options that say which lock, where, and how to print."""
     as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
@@ -180,17 +217,26 @@ def lock_options(command: F) -> F:
 
 
 def naming_options(command: F) -> F:
-    """Add the options that say which lock, and where."""
+    """Add the options that say which lock, as an argument ``named``, and where."""
     options = (
         dsn_option,
         url_option("Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://..."),
+        click.option("--role", metavar="NAME", help="The lock by name, as LeaderLock(role=...)."),
+        click.option("--key", metavar="KEY", help="The lock by number: bigint:7, bigint:0x464F_5247, pair:1/100."),
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
-        click.option("--role", metavar="NAME", help="The lock by name instead of by keys, as LeaderLock(role=...)."),
     )
+
+    @functools.wraps(command)
+    def with_name(
+        *args: Any, role: str | None, key: str | None, key1: int | None, key2: int | None, **others: Any
+    ) -> Any:
+        return command(*args, named=LockName(role, key, key1, key2), **others)
+
+    decorated: Any = with_name
     for option in reversed(options):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return cast("F", decorated)
 
 
 health_interval = seconds_option("--health-interval", "How often to renew the lease. [default: a third of it, so 5 s]")

@@ -15,8 +15,7 @@ import click
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.elect import choose_key
-from pgleaderlock.cli.options import is_given, schema_owner, wants_embedded
+from pgleaderlock.cli.options import LockName, is_given, schema_owner, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.keys import LockKey
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pgleaderlock.config import Config
     from pgleaderlock.config.model import RoleConfig
 
-__all__ = ["Place", "config_in_force", "find_place", "find_target", "is_database_said", "key_in"]
+__all__ = ["Place", "config_in_force", "find_place", "find_target", "is_database_said", "key_in", "lock_in"]
 
 _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
@@ -61,14 +60,14 @@ def config_in_force(config_file: Path | None) -> "Config | None":
     return load_for_command(config_file, ()).config
 
 
-def find_target(config: "Config", key1: int | None, key2: int | None, role: str | None) -> Target | LockKey:
+def find_target(config: "Config", named: LockName) -> Target | LockKey:
     """Return a lock in a node's store, whose role the file may give a key; in the embedded one, the key."""
     election = config.election
     if election.on_sessions:
-        key = key_in(config, role) or choose_key(key1, key2, role)
+        key = lock_in(config, named)
         return key if election.postgres_dsn is None else in_postgres(election.postgres_dsn, key)
-    known = _role_in(config, role)
-    if known is None or key1 is not None or key2 is not None:
+    known, role = _role_in(config, named.role), named.role
+    if known is None or named != LockName(role):
         names = ", ".join(each.name for each in election.roles) or "none"
         raise click.UsageError(f"in this store the configuration says which locks there are: --role is one of {names}.")
     rows = election.postgres_dsn is not None
@@ -78,6 +77,12 @@ def find_target(config: "Config", key1: int | None, key2: int | None, role: str 
         election.schema_name if rows else None,
         schema_owner() or election.schema_owner,
     )
+
+
+def lock_in(config: "Config | None", named: LockName) -> LockKey:
+    """Return the lock that is named, of which this configuration may say more than its name does."""
+    by_role = key_in(config, named.role) if named == LockName(named.role) else None
+    return by_role or named.choose()
 
 
 def key_in(config: "Config | None", role: str | None) -> LockKey | None:

@@ -69,6 +69,7 @@ _INSTEAD = {
     "retry_base_s": _RETRY,
     "retry_max_s": _RETRY,
     "no_auto_reacquire": "a configured node takes part again after a loss",
+    "key": _BY_ROLE,
     "key1": _BY_ROLE,
     "key2": _BY_ROLE,
 }

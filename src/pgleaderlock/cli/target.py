@@ -59,7 +59,7 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
         return Sight(*await inspect_lock(dsn, key))
 
     advice = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
-    return Target(key.name or str(key), key.described, key_fields(key), look, advice)
+    return Target(key.role or str(key), key.described, key_fields(key), look, advice)
 
 
 def store_options(url: str, schema: str | None, owner: str | None) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class RoleConfig(_Section):
     @property
     def lock_key(self) -> LockKey:
         """The lock: that of the key, or of the name."""
-        return LockKey.named(self.name) if self.key is None else self.key
+        return LockKey.named(self.name) if self.key is None else self.key.for_role(self.name)
 
 
 class LeaderElectionConfig(_Section):

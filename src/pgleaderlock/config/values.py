@@ -113,7 +113,7 @@ def _check_role(name: str) -> str:
     except ValueError:  # whose words repeat the name
         raise ValueError(
             "is not usable as a role's name: start with an ASCII letter or digit, go on with those or any of "
-            ". _ / : @ + - and keep it to 200 characters, without ://"
+            ". _ / : @ + - and keep it to 200 characters, without ://; pair:, bigint: and named: begin a key"
         ) from None
     return name
 
@@ -124,7 +124,9 @@ def _parse_key(written: Any) -> LockKey:
     try:
         return LockKey.parse(written)
     except (ValueError, TypeError):
-        raise ValueError('is not a lock key: write "pair:1/100", "bigint:7" or "named:billing/scheduler"') from None
+        raise ValueError(
+            'is not a lock key: write "pair:1/100", "bigint:7", "bigint:0x464F524745_0001" or "named:billing/scheduler"'
+        ) from None
 
 
 def _show_key(key: LockKey) -> str:

@@ -138,7 +138,7 @@ class Registry:
         lock = _presentable("lock", str(key) if key is not None else " ".join(map(str, election.labels.values())))
         if lock in self._book.standings:
             raise ValueError(f"lock {lock} is attached to this registry already")
-        name = _presentable("role", role or (key.name if key else None) or lock)
+        name = _presentable("role", role or (key.role if key else None) or lock)
         standing = Standing(lock, name, key, election)
         self._book.add(standing, self._clock())
         election.subscribe(lambda event: self._hear(standing, event))
