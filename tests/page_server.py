@@ -1,15 +1,14 @@
 """A dashboard on a thread of its own, showing what a test stages: the real server, the real page, invented roles."""
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from pgleaderlock.dashboard import Dashboard, Source
-from pgleaderlock.dashboard._board import message
 from pgleaderlock.dashboard._picture import Look
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.registry.asking import Target
@@ -71,6 +70,19 @@ class Stage:
             self.term(role, to, 0.0, None)
         self.stand(role, *(each.node for each in status.candidates))
 
+    def renew(self, role: str, ago_s: float = 0.0, lease_s: float = LEASE_S) -> None:
+        """Have the leader seen for the last time so long ago. A long lease gives a busy machine time."""
+        status, seen_at = self.roles[role], time.time() - ago_s
+        assert status.leader is not None
+        times = {"renewed_at": seen_at, "lease_until": seen_at + lease_s * 0.9, "heartbeat_s": lease_s / 3}
+        status.leader = replace(status.leader, **times)
+
+    def tell(self, role: str, node: str, event: str, ago_s: float, token: int | None = None) -> None:
+        """Add a line to the history, written now, of something that happened so long ago."""
+        lock = self.roles[role].lock
+        added = Line(lock, role, node, _instance(node), event, None, token or self._token, time.time() - ago_s)
+        self.lines[lock] = [*self.lines.get(lock, ()), added]
+
     def look(self) -> Look:
         """What the store would say now."""
         at = time.time()
@@ -79,10 +91,9 @@ class Stage:
 
     def _leader(self, node: str, since: float) -> Leader:
         now = time.time()
-        until = now + LEASE_S * 0.9
         return Leader(
-            node, _instance(node), self._token, since, until - LEASE_S, until, 77, "10.0.4.17", 4242, "0.1.0", {},
-            is_alive=True, read_at=now,
+            node, _instance(node), self._token, since, now, now + LEASE_S * 0.9, 77, "10.0.4.17", 4242, "0.1.0", {},
+            is_alive=True, read_at=now, heartbeat_s=LEASE_S / 3,
         )  # fmt: skip
 
 
@@ -176,14 +187,10 @@ class PageServer:
 
         self._call(look)
 
-    def say(self, event: str, data: Mapping[str, Any]) -> None:
-        """Say something to every open page."""
-
-        async def say() -> None:
-            assert self.dashboard is not None
-            self.dashboard.say(message(event, json.dumps(data)))
-
-        self._call(say)
+    def note(self, action: str | None, phase: str, text: str, failover_ms: float | None = None) -> None:
+        """Show on every page what the demo did."""
+        assert self.dashboard is not None
+        self.dashboard.note({"action": action, "phase": phase, "text": text, "failover_ms": failover_ms})
 
     def close(self) -> None:
         """End the thread."""
@@ -209,7 +216,7 @@ def _instance(node: str) -> str:
 
 
 def _copy(role: RoleStatus) -> RoleStatus:
-    return RoleStatus(role.lock, role.role, role.leader, list(role.candidates))
+    return replace(role, candidates=list(role.candidates))
 
 
 def one_role() -> Stage:

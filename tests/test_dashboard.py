@@ -199,6 +199,33 @@ async def test_whoever_comes_is_told_everything_and_then_what_changes():
     assert change["seq"] == state["seq"] + 1
 
 
+async def test_of_two_events_at_the_same_time_the_one_that_was_written_later_is_the_newer():
+    board = make_board()
+    lines = [line("acquired", 100.0), line("lost", 150.0), line("error", 150.0)]
+    board.show(Look(200.0, 0.0, [RoleStatus("l", "role")], {"l": lines}))
+    newest_first = ["error", "lost", "acquired"]
+    assert [each["event"] for each in board.events] == newest_first
+    listener = board.streams.open()
+    await listener.get()
+    more = [line("step_down_asked", 160.0), line("released", 160.0)]
+    board.show(Look(201.0, 0.0, [RoleStatus("l", "role")], {"l": [*lines, *more]}), more)
+    _, change = parsed(await listener.get())
+    assert [each["event"] for each in change["events"]] == ["released", "step_down_asked"]
+
+
+async def test_what_the_demo_noted_is_told_to_those_who_listen_and_to_those_who_come_later():
+    board = make_board()
+    board.show(Look(200.0, 0.0, []))
+    early = board.streams.open()
+    assert parsed(await early.get())[1]["demo"] == []
+    board.note({"action": "kill", "phase": "measured", "failover_ms": 4.2})
+    event, note = parsed(await early.get())
+    assert (event, note["failover_ms"]) == ("demo", 4.2)
+    assert note["at"] == pytest.approx(200.0, abs=5)
+    late = board.streams.open()
+    assert parsed(await late.get())[1]["demo"] == [note]
+
+
 async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.MonkeyPatch):
     """Or the page would offer "10 min 1 s", and half an hour more after half an hour without a store."""
     board = make_board()

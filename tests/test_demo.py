@@ -93,7 +93,7 @@ def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
     assert by_action["cut"]["failover_ms"] > by_action["cut"]["stopped_ms"] > 0
     assert by_action["step_down"]["failover_ms"] > by_action["step_down"]["stopped_ms"]
     assert by_action["kill"]["stopped_ms"] is None
-    assert any("the lease, 1 s, had to run out" in line for line in process.lines)
+    assert any("its lease, 1 s, had to end first" in line for line in process.lines)
     assert_nothing_is_left(root)
 
 
@@ -342,10 +342,10 @@ class Scene:
 
 async def test_what_cannot_be_done_now_is_refused_with_a_reason(root: Path):
     scene = Scene(root)
-    with pytest.raises(LockError, match="nobody leads at this moment"):
+    with pytest.raises(LockError, match="no node leads at this moment"):
         scene.stage.begin("kill")
     scene.says("node-a", "believes", token=1, at=1.0)
-    with pytest.raises(LockError, match="nobody stands in line to take over yet: node-b"):
+    with pytest.raises(LockError, match="no follower is ready to take over yet: node-b"):
         scene.stage.begin("kill")
     scene.stands_in_line("node-b")
     assert scene.stage.begin("cut") == "node-a is cut off from PostgreSQL"
@@ -374,7 +374,7 @@ async def test_nobody_who_takes_over_is_an_alarm_too(root: Path, monkeypatch: py
     failover = await scene.stage.act("freeze")
     assert (failover.to_node, failover.failover_ms) == (None, None)
     assert scene.said[-1].is_alarm
-    assert "nobody has taken over from node-a" in scene.said[-1].text
+    assert "no node has taken over from node-a" in scene.said[-1].text
     with pytest.raises(LockError, match="for want of node-a"):
         await scene.stage.wait_until_whole(0.05)
     await scene.stage.close()

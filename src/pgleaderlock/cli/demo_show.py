@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -22,7 +21,6 @@ from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.dashboard import Dashboard, RegistrySource
-from pgleaderlock.dashboard._board import message
 from pgleaderlock.demo import ACTIONS, ActionResult, Said, Stage, own_server, play
 from pgleaderlock.embedded import Server
 from pgleaderlock.errors import EmbeddedServerError, LockError, PgLeaderLockError
@@ -127,7 +125,7 @@ class _Demo:
                 raise click.UsageError(f"{error}; --port 0 is any free one.") from error
             dashboard = self._make_dashboard(stage, 0, token)
             await dashboard.start()
-        self._listeners.append(lambda said: None if said.is_aside else _say_on_page(dashboard, said))
+        self._listeners.append(lambda said: None if said.is_aside else dashboard.note(_page_record(said)))
         try:
             yield f"{dashboard.url}#token={token}"
         finally:
@@ -140,7 +138,7 @@ class _Demo:
         return Dashboard(source, port=port, token=token, actions=actions)
 
     async def _show(self, stage: Stage, address: str) -> int:
-        click.echo(f"\n  {stage.leader} leads, {self.options.nodes - 1} more stand in line. See it, and break it:\n")
+        click.echo(f"\n  {stage.leader} leads, {self.options.nodes - 1} more are queued. See it, and break it:\n")
         click.echo(f"      {click.style(address, bold=True)}\n")
         click.echo("  Ctrl-C ends the demo and removes everything that it started.\n")
         if self.options.opens_browser:
@@ -167,9 +165,10 @@ def _button(stage: Stage, action: str) -> Callable[[Mapping[str, Any]], Awaitabl
     return press
 
 
-def _say_on_page(dashboard: Dashboard, said: Said) -> None:
-    record = {
+def _page_record(said: Said) -> dict[str, Any]:
+    return {
         "action": said.action,
+        "phase": _phase(said),
         "node": said.node,
         "from": said.from_node,
         "failover_ms": said.failover_ms,
@@ -177,7 +176,14 @@ def _say_on_page(dashboard: Dashboard, said: Said) -> None:
         "text": said.text,
         "alarm": said.is_alarm,
     }
-    dashboard.say(message("demo", json.dumps(record)))
+
+
+def _phase(said: Said) -> str:
+    if said.is_alarm:
+        return "failed"
+    if said.failover_ms is not None:
+        return "measured"
+    return "note" if said.action is None else "begun"
 
 
 def _fields(result: ActionResult) -> dict[str, Any]:

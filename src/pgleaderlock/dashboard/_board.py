@@ -7,6 +7,7 @@ one message. Whoever comes later gets the whole, made of the same texts.
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from pgleaderlock.dashboard._alerts import alert_records
 from pgleaderlock.dashboard._picture import (
     Json,
     Look,
-    event_record,
     node_records,
     past_record,
     shown_events,
@@ -29,6 +29,7 @@ from pgleaderlock.registry.reading import RoleStatus
 __all__ = ["Board", "dumps", "message"]
 
 _MOST_NEW_EVENTS = 200
+_MOST_NOTES = 400
 _JUDGED_FOR_S = 10.0
 
 
@@ -59,6 +60,7 @@ class Board:
         self._nodes: list[Json] = []
         self._alerts: list[Json] = []
         self._events: list[Json] = []
+        self._notes: deque[Json] = deque(maxlen=_MOST_NOTES)
         self._snapshot: tuple[int, str] = (-1, "")
 
     @property
@@ -128,6 +130,13 @@ class Board:
         """Show that somebody is there."""
         self.streams.say(message("beat", json.dumps({"at": self.now})))
 
+    def note(self, record: Json) -> None:
+        """Send what the demo did or measured to every page, and keep it for pages that are opened or reloaded later."""
+        dated = {**record, "at": self.now}
+        self._notes.append(dated)
+        self._snapshot = (-1, "")
+        self.streams.say(message("demo", dumps(dated)))
+
     def snapshot(self) -> str:
         """Return the whole as JSON, of this moment."""
         return "".join(self.snapshot_parts())
@@ -164,6 +173,7 @@ class Board:
                 "nodes": self._nodes,
                 "alerts": self._alerts,
                 "events": self._events,
+                "demo": list(self._notes),
             }
         )
         return f'{rest[1:-1]},"roles":[{",".join(self._texts.values())}]}}'
@@ -200,8 +210,7 @@ class Board:
         return known.record
 
     def _newest(self, lines: Iterable[Line]) -> list[Json]:
-        newest = sorted(lines, key=lambda line: line.at, reverse=True)[:_MOST_NEW_EVENTS]
-        return [event_record(line) for line in newest]
+        return shown_events(lines)[:_MOST_NEW_EVENTS]
 
     def _say_change(self, changed: list[str], parts: Json) -> None:
         self._number += 1

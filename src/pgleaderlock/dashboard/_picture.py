@@ -175,5 +175,6 @@ def event_record(line: Line) -> Json:
 
 
 def shown_events(lines: Iterable[Line]) -> list[Json]:
-    """Return the newest lines, the newest first."""
-    return [event_record(line) for line in sorted(lines, key=lambda line: line.at, reverse=True)[:_MOST_EVENTS]]
+    """Return the newest lines, the newest first; of two at the same time, the one that was written later."""
+    ordered = sorted(lines, key=lambda line: line.at)
+    return [event_record(line) for line in reversed(ordered[-_MOST_EVENTS:])]

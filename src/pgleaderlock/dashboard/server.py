@@ -97,10 +97,10 @@ class Dashboard:
             await asyncio.wrap_future(self._server.ask_to_end())
             self._server = None
 
-    def say(self, message: str) -> None:
-        """Send a message to every open page, from any thread."""
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Show on every page what the demo did or measured, from any thread."""
         if self._server is not None:
-            self._server.call_soon(self.board.streams.say, message)
+            self._server.call_soon(self.board.note, dict(record))
 
     async def __aenter__(self) -> Self:
         await self.start()

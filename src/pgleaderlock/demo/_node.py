@@ -106,7 +106,7 @@ async def main(dsn: str, role: str, node: str, lease_s: float) -> None:
     lock.subscribe(BeliefWatch(lock).hear)
     lock.subscribe(_tell)
     lock.while_leader(_work)
-    registry = Registry(dsn, node=node, heartbeat_s=1.0)
+    registry = Registry(dsn, node=node, heartbeat_s=min(1.0, lease_s / 6))  # a page shows early what is not renewed
     registry.attach(lock)
     await registry.start()
     await lock.start()

@@ -48,21 +48,21 @@ _HARMED = {
     "step_down": "{node} is asked to step down",
 }
 _DONE = {
-    "kill": "{heir} leads {ms} after {node} was killed: its sessions ended with it, and the next in line had the lock",
+    "kill": "{heir} leads {ms} after {node} was killed: its sessions ended with it, and the next in the queue led",
     "freeze": (
-        "{heir} leads {ms} after {node} froze: the lease, {lease}, had to run out, for nobody could tell a frozen "
-        "leader from a slow one"
+        "{heir} leads {ms} after {node} froze: its lease, {lease}, had to end first, because a frozen leader cannot be "
+        "told from a slow one"
     ),
     "cut": (
-        "{heir} leads {ms} after {node} was cut off: the lease, {lease}, had to run out, for nobody could tell a "
-        "leader that is cut off from a slow one"
+        "{heir} leads {ms} after {node} was cut off: its lease, {lease}, had to end first, because a leader that is "
+        "cut off cannot be told from a slow one"
     ),
     "step_down": "{heir} leads {ms} after {node} was asked: it ended its work, and then released",
 }
 _BACK = {
-    "freeze": "{node} is awake again: it knew at once that its time was over, and stands in line",
-    "cut": "{node} is connected again, and stands in line",
-    "kill": "{node} is back, as a new process, and stands in line",
+    "freeze": "{node} runs again: it knew at once that its lease had ended, and is queued as a follower",
+    "cut": "{node} is connected again, and is queued as a follower",
+    "kill": "{node} is back, as a new process, and is queued as a follower",
 }
 
 
@@ -214,15 +214,15 @@ class Stage:
         """Return whom to harm, and let nobody else begin meanwhile."""
         if self._under_way is not None:
             raise LockError(
-                f"one at a time: {_HARMED[self._under_way].format(node='the leader')}, and nobody leads yet"
+                f"one at a time: {_HARMED[self._under_way].format(node='the leader')}, and no other node leads yet"
             )
         believer = self._ledger.believer()
         if believer is None or not self._actors[believer.node].is_well:
-            raise LockError("nobody leads at this moment: try again when somebody does")
+            raise LockError("no node leads at this moment: try again when one does")
         others = [actor for actor in self._actors.values() if actor.name != believer.node]
         if not any(actor.is_well for actor in others):
             away = ", ".join(actor.name for actor in others)
-            raise LockError(f"nobody stands in line to take over yet: {away} will be back in a moment")
+            raise LockError(f"no follower is ready to take over yet: {away} will be back in a moment")
         self._under_way = action
         return believer
 
@@ -270,7 +270,7 @@ class Stage:
 
     def _outcome(self, failover: Failover) -> Said:
         if failover.failover_ms is None:
-            text = f"nobody has taken over from {failover.from_node}: that should not be"
+            text = f"no node has taken over from {failover.from_node}: that should not happen"
             return Said(text, failover.action, from_node=failover.from_node, is_alarm=True)
         text = _DONE[failover.action].format(
             heir=failover.to_node,
@@ -279,7 +279,7 @@ class Stage:
             lease=f"{self._lease_s:g} s",
         )
         if failover.stopped_ms is not None:
-            text += f"; {failover.from_node} itself had ceased to believe after {_readable(failover.stopped_ms)}"
+            text += f"; {failover.from_node} had stopped acting as leader after {_readable(failover.stopped_ms)}"
         return Said(
             text, failover.action, failover.to_node, failover.from_node, failover.failover_ms, failover.stopped_ms
         )

@@ -5,6 +5,7 @@ import { StoreClock } from "./clock.js";
 import { colourOf, meet, setDark } from "./colours.js";
 import { Connection } from "./connection.js";
 import { Control } from "./control.js";
+import { Demo } from "./demo.js";
 import { Detail } from "./detail.js";
 import { RoleList } from "./list.js";
 import { Store, failoversOf, healthOf } from "./store.js";
@@ -15,6 +16,7 @@ const clock = new StoreClock();
 const detail = new Detail(store, clock);
 const list = new RoleList(store, clock, choose);
 const control = new Control(store, () => detail.role);
+const demo = new Demo(store, clock, control, () => detail.role);
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -24,7 +26,7 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 const dirty = { changed: new Set(), gone: new Set(), isDue: false };
 
 function hear(kind, message) {
-  if (kind === "demo") return control.hear(message);
+  if (kind === "demo") return demo.hear(message);
   if (message.at) clock.set(message.at);
   if (kind === "beat") return undefined;
   // A server that had not yet looked had nothing to say about the window; by now it has.
@@ -34,6 +36,7 @@ function hear(kind, message) {
   for (const lock of news.gone) dirty.gone.add(lock);
   announce(news.moved);
   meetNodes(news.changed);
+  if (kind === "snapshot") demo.replace(store.demo);
   if (!dirty.isDue) {
     dirty.isDue = true;
     // A tab in the background gets no frames, and its title should be right all the same.
@@ -66,6 +69,7 @@ function draw() {
   showAlerts();
   showSource();
   control.update();
+  demo.update();
   showTitle();
 }
 
@@ -83,14 +87,15 @@ function showMode() {
   setData(document.body, "mode", mode);
   setHidden(byId("empty"), mode !== "empty");
   setHidden(byId("overview"), mode !== "many");
-  setText(byId("empty-title"), store.isBlank ? "One moment…" : "Nobody stands for anything yet");
-  setText(byId("empty-text"), store.isBlank ? "The dashboard reads its store." : "As soon as a node does, its role appears here by itself.");
+  setText(byId("empty-title"), store.isBlank ? "One moment…" : "No candidates yet");
+  setText(byId("empty-text"), store.isBlank ? "The dashboard reads its store." : "As soon as a node takes part in an election, its role appears here by itself.");
 }
 
 function choose(lock, isToOpen) {
   detail.open(lock);
   list.select(lock);
   control.update();
+  demo.update();
   showTitle();
   if (!isToOpen) return;
   document.body.classList.add("reading");
@@ -105,13 +110,13 @@ function showTotals() {
   const roles = [...store.roles.values()];
   const kinds = roles.map((role) => healthOf(role, now));
   const none = kinds.filter((each) => each.word === "No leader").length;
-  const risky = kinds.filter((each) => each.kind !== "good").length - none;
+  const risky = kinds.filter((each) => each.kind === "risk" || each.kind === "bad").length - none;
   showFacts(byId("totals"), [
     ["Roles", String(roles.length)],
     ["Without a leader", String(none), "", none ? "bad" : "good"],
     ["At risk", String(risky), "Led, but not heard of, overdue, or by two at once", risky ? "risk" : "good"],
     ["Nodes", String(store.nodes.length)],
-    ["Fail-overs", String(roles.reduce((sum, role) => sum + failoversOf(role), 0)), `In the last ${words.span(store.span)}`],
+    ["Failovers", String(roles.reduce((sum, role) => sum + failoversOf(role), 0)), `In the last ${words.span(store.span)}`],
     ["Leaderless", words.took(roles.reduce((sum, role) => sum + role.leaderless_s, 0)), `All roles together, in the last ${words.span(store.span)}`],
   ]);
 }
@@ -129,7 +134,7 @@ function showNodes() {
   const update = (item, each) => {
     item.firstChild.style.background = colourOf(each.node);
     setName(item.children[1], each.node);
-    setText(item.lastChild, each.is_alive ? `leads ${each.leads} of ${each.stands_for}` : "not heard of");
+    setText(item.lastChild, each.is_alive ? `leads ${each.leads} of ${words.count(each.stands_for, "role")}` : "not heard of");
     setData(item, "kind", each.is_alive ? "" : "gone");
   };
   reconcile(byId("nodes"), store.nodes, (each) => `${each.instance} ${each.node}`, create, update);
@@ -259,7 +264,7 @@ function announce(moved) {
 function sayAloud() {
   const last = [...new Map(waiting.map((each) => [each.lock, each])).values()];
   waiting = [];
-  const say = ({ role, to }) => (to ? `${isolated(to.node)} now leads ${isolated(role)}.` : `Nobody leads ${isolated(role)}.`);
+  const say = ({ role, to }) => (to ? `${isolated(to.node)} now leads ${isolated(role)}.` : `No node leads ${isolated(role)}.`);
   setText(byId("announcer"), last.length > 3 ? `${last.length} roles changed their leader.` : last.map(say).join(" "));
 }
 
@@ -268,7 +273,7 @@ function showTitle() {
   const now = clock.now();
   const bad = [...store.roles.values()].filter((each) => healthOf(each, now).kind === "bad").length;
   let title = "pgleaderlock";
-  if (role) title = `${role.leader ? isolated(role.leader.node) : "Nobody"} leads ${isolated(role.role)}`;
+  if (role) title = `${role.leader ? isolated(role.leader.node) : "No node"} leads ${isolated(role.role)}`;
   else if (store.roles.size) title = bad ? `${bad} of ${words.count(store.roles.size, "role")} in trouble` : `${words.count(store.roles.size, "role")}, all led`;
   if (store.seq >= 0 && !link.isUp) title = `Stale · ${title}`;
   if (document.title !== title) document.title = title;
@@ -305,20 +310,27 @@ showTheme();
 
 // ---- the keyboard
 
+const hasList = () => store.roles.size > 1;
 const KEYS = [
-  ["/", "Go to the filter"],
-  ["↑ ↓", "Go through the roles"],
-  ["Enter", "Read a role"],
-  ["← →", "Go through the terms, on the timeline"],
-  ["Esc", "Back to the list"],
-  ["t", "Dark or light"],
-  ["?", "This help"],
+  ["/", "Go to the filter", hasList],
+  ["↑ ↓", "Go through the roles", hasList],
+  ["Enter", "Read a role", hasList],
+  ["← →", "Go through the terms, on the timeline", () => store.roles.size > 0],
+  ["Esc", "Back to the list", hasList],
+  ["t", "Dark or light", () => true],
+  ["?", "This help", () => true],
 ];
-for (const [key, what] of KEYS) {
-  const box = make("div");
-  box.append(make("dt"), make("dd", "", what));
-  box.firstChild.append(make("kbd", "", key));
-  byId("keys").append(box);
+
+// Only keys that do something on the page as it is: one role has no list.
+function showHelp() {
+  const create = ([key, what]) => {
+    const box = make("div");
+    box.append(make("dt"), make("dd", "", what));
+    box.firstChild.append(make("kbd", "", key));
+    return box;
+  };
+  reconcile(byId("keys"), KEYS.filter(([, , isThere]) => isThere()), ([key]) => key, create, () => {});
+  byId("help-dialog").showModal();
 }
 
 function back() {
@@ -327,8 +339,8 @@ function back() {
 }
 
 const SHORTCUTS = {
-  "/": () => byId("overview").hidden || (document.body.classList.remove("reading"), byId("filter").focus()),
-  "?": () => byId("help-dialog").showModal(),
+  "/": () => hasList() && (document.body.classList.remove("reading"), byId("filter").focus()),
+  "?": showHelp,
   t: toggleTheme,
   ArrowDown: () => list.focusBy(0),
   ArrowUp: () => list.focusBy(0),
@@ -346,7 +358,7 @@ addEventListener("keydown", (event) => {
   run();
 });
 
-byId("help").addEventListener("click", SHORTCUTS["?"]);
+byId("help").addEventListener("click", showHelp);
 byId("back").addEventListener("click", back);
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("click", (event) => {

@@ -3,10 +3,11 @@
 import { byId, make, makeChoice, makeName, readable, reconcile, setData, setHidden, setName, setText, showFacts } from "./dom.js";
 import { colourOf } from "./colours.js";
 import { Timeline, showTermsTable } from "./timeline.js";
-import { failoversOf, healthOf, leaderlessSince, leaseOf } from "./store.js";
+import { failoversOf, healthOf, leaderlessSince, leaseOf, standbysOf } from "./store.js";
 import * as words from "./words.js";
 
 const RANGES = [60, 300, 900, 3600, 21600, 86400];
+const DEMO_RANGE = "60"; // a failover of some milliseconds is to be seen
 
 export class Detail {
   lock = null;
@@ -67,13 +68,13 @@ export class Detail {
     if (!role) return;
     const health = healthOf(role, now);
     setData(byId("hero"), "kind", health.kind);
-    setText(byId("health"), health.word);
+    setText(byId("health"), [health.word, takeoverOf(role, now)].filter(Boolean).join(", "));
     const since = role.leader ? role.leader.acquired_at : leaderlessSince(role);
     setText(byId("tenure"), since === null ? "" : `for ${words.span(now - since)}`);
     this.#tickLease(role, now);
     this.#tickCandidates(now);
     if (drawTimeline) this.#timeline.draw(now);
-    if (this.#range === "auto" && this.#autoRange(role, now) !== this.#shownRange) this.#showHistory();
+    if (this.#range === "auto" && !this.#store.can.demo.length && this.#autoRange(role, now) !== this.#shownRange) this.#showHistory();
   }
 
   #shownRange = 0;
@@ -81,7 +82,7 @@ export class Detail {
   #showSentence(role) {
     const hero = byId("hero");
     const leader = role.leader;
-    setName(this.#who, leader ? leader.node : "Nobody");
+    setName(this.#who, leader ? leader.node : "No node");
     setText(byId("verb"), "leads");
     setName(this.#what, role.role);
     hero.style.setProperty("--who", leader ? colourOf(leader.node) : "var(--bad)");
@@ -106,25 +107,29 @@ export class Detail {
           ["Version", leader.version],
           ["Lock", role.lock],
         ]
-      : [["Stand by", String(role.candidates.filter((each) => each.is_alive).length)], ["Lock", role.lock]]);
+      : [
+          ["Standby", String(standbysOf(role).length)],
+          ["Last leader", (role.last_leader ?? role.terms.at(-1))?.node],
+          ["Lock", role.lock],
+        ]);
   }
 
+  // Confirmed or overdue: what is left of a lease nears nothing before each renewal, and says nothing while it is renewed.
   #tickLease(role, now) {
     const lease = leaseOf(role.leader, now);
-    const box = byId("lease");
-    setHidden(box, !role.leader);
+    setHidden(byId("lease"), !role.leader);
     if (!role.leader) return;
     setHidden(byId("lease-track"), !lease);
     if (!lease) {
-      setText(byId("lease-left"), "Held for as long as its session lives; nothing to renew.");
+      setText(byId("lease-state"), "Held for as long as its session lives; nothing to renew.");
       setText(byId("lease-renewed"), "");
       return;
     }
     byId("lease-fill").style.transform = `scaleX(${lease.part.toFixed(4)})`;
-    const left = lease.left > 0 ? `Lease: ${lease.left.toFixed(lease.whole < 10 ? 1 : 0)} s left` : "Lease: renewal overdue";
-    setText(byId("lease-left"), left);
-    byId("lease-track").setAttribute("aria-label", left);
-    setText(byId("lease-renewed"), `renewed ${lease.renewedAgo < 1 ? "just now" : `${words.span(lease.renewedAgo)} ago`}`);
+    const state = lease.isOverdue ? "Lease: renewal overdue" : "Lease: confirmed";
+    setText(byId("lease-state"), state);
+    byId("lease-track").setAttribute("aria-label", state);
+    setText(byId("lease-renewed"), lease.isOverdue ? `last renewal seen ${words.span(lease.renewedAgo)} ago` : "");
   }
 
   #showCandidates(role) {
@@ -144,7 +149,7 @@ export class Detail {
       item.dataset.kind = !each.is_alive ? "gone" : isLeader ? "leads" : "";
       item.since = each.since;
       item.state = each.is_alive ? words.stateWord(isLeader ? "leader" : each.state) : "not heard of";
-      item.seenAt = each.is_alive ? null : each.seen_at;
+      item.seenAt = each.is_alive ? null : this.#store.nodes.find((node) => node.instance === each.instance)?.seen_at;
     };
     const now = this.#clock.now();
     reconcile(byId("candidates"), role.candidates, (each) => `${each.instance} ${each.node}`, create, update);
@@ -174,7 +179,8 @@ export class Detail {
     if (!role) return;
     const now = this.#clock.now();
     const ranges = this.#ranges();
-    const chosen = ranges.includes(Number(this.#range)) ? Number(this.#range) : this.#autoRange(role, now);
+    const wanted = this.#range === "auto" && this.#store.can.demo.length ? DEMO_RANGE : this.#range;
+    const chosen = ranges.includes(Number(wanted)) ? Number(wanted) : this.#autoRange(role, now);
     this.#shownRange = chosen;
     this.#showRanges(ranges.map((each) => [String(each), words.span(each)]), String(chosen));
     this.#timeline.show(role, now, chosen);
@@ -192,11 +198,12 @@ export class Detail {
     showFacts(byId("figures"), [
       ["Leaderless", role.leaderless_s > 0 ? `${isAtMost ? "≤ " : ""}${words.took(role.leaderless_s)}` : "never", within + exactness, role.leaderless_s > 0 ? "" : "good"],
       ["Led", `${isAtMost ? "≥ " : ""}${words.percent(role.availability ?? 1)}`, within + exactness],
-      ["Fail-overs", String(failovers), how.join("\n") || within],
+      ["Failovers", String(failovers), how.join("\n") || within],
       ["Two at once", role.overlaps ? `${role.overlaps} ×` : "never", within, role.overlaps ? "bad" : "good"],
     ]);
     setText(byId("how"), readable(how.join(" · ")));
     setHidden(byId("how"), !how.length);
+    setHidden(byId("terms-explained"), !(role.leaderless_s > 0 && failovers));
   }
 
   showEvents() {
@@ -204,11 +211,20 @@ export class Detail {
     setHidden(byId("scope"), !isMany);
     this.#showScope([["role", "This role"], ["all", "All roles"]], this.#scope);
     const isAll = isMany && this.#scope === "all";
-    const events = this.#store.events.filter((each) => isAll || each.lock === this.lock);
+    const events = this.#store.eventsToShow.filter((each) => isAll || each.lock === this.lock);
     const now = this.#clock.now();
     reconcile(byId("events"), events, eventKey, makeEvent, (item, each) => fillEvent(item, each, now, isAll));
     setHidden(byId("no-events"), events.length > 0);
   }
+}
+
+// What follows from a lease that is not renewed: the leader's own, or that of one that is not valid any more.
+function takeoverOf(role, now) {
+  const lease = leaseOf(role.leader ?? role.last_leader, now);
+  if (!lease?.isOverdue) return "";
+  if (lease.left === 0) return role.leader ? "its lease has ended" : "";
+  const inTime = `in about ${lease.left < 10 ? `${lease.left.toFixed(1)} s` : words.span(lease.left)}`;
+  return standbysOf(role).length ? `takeover ${inTime}` : `no standby, its lease ends ${inTime}`;
 }
 
 const eventKey = (each) => `${each.at} ${each.lock} ${each.node} ${each.event} ${each.token}`;

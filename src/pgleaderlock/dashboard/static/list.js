@@ -14,7 +14,7 @@ const COLUMNS = [
   { key: "lease", label: "Lease" },
   { key: "strip", label: "History" },
   { key: "leaderless", label: "Leaderless", sorts: (a, b) => b.leaderless_s - a.leaderless_s },
-  { key: "failovers", label: "Fail-overs", sorts: (a, b) => failoversOf(b) - failoversOf(a) },
+  { key: "failovers", label: "Failovers", sorts: (a, b) => failoversOf(b) - failoversOf(a) },
 ];
 const compare = new Intl.Collator("en", { numeric: true }).compare;
 const byName = (a, b) => compare(a, b);
@@ -165,7 +165,7 @@ export class RoleList {
 
   #fill(parts, role, now) {
     setName(parts.role, role.role);
-    setName(parts.leader, role.leader ? role.leader.node : "nobody");
+    setName(parts.leader, role.leader ? role.leader.node : "no leader");
     parts.swatch.style.background = role.leader ? colourOf(role.leader.node) : "";
     setText(parts.leaderless, role.leaderless_s > 0 ? words.took(role.leaderless_s) : "–");
     const failovers = failoversOf(role);
@@ -261,7 +261,7 @@ export class RoleList {
 }
 
 const matches = (role, wanted) =>
-  !wanted || readable(role.role).toLowerCase().includes(wanted) || readable(role.leader?.node ?? "nobody").toLowerCase().includes(wanted);
+  !wanted || readable(role.role).toLowerCase().includes(wanted) || readable(role.leader?.node ?? "no leader").toLowerCase().includes(wanted);
 
 function makeCell(key, parts) {
   const cell = make("div", `cell ${key}`);

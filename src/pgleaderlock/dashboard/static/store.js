@@ -7,6 +7,7 @@ export class Store {
   nodes = [];
   alerts = [];
   events = [];
+  demo = []; // what the demo did and measured, the oldest first
   source = null;
   can = { step_down: false, demo: [] };
   span = 3600;
@@ -22,6 +23,7 @@ export class Store {
     this.nodes = state.nodes ?? [];
     this.alerts = state.alerts ?? [];
     this.events = state.events ?? [];
+    this.demo = state.demo ?? [];
     this.source = state.source ?? null;
     this.can = { step_down: Boolean(state.can?.step_down), demo: state.can?.demo ?? [] };
     this.isBlank = !state.at;
@@ -52,7 +54,16 @@ export class Store {
     }
     return { changed: changed.map((role) => role.lock), gone: change.gone ?? [], moved };
   }
+
+  // "vanished" is when others saw a leader last. It stands in until the node itself has written how its term ended.
+  get eventsToShow() {
+    const ended = new Set(this.events.filter((each) => ENDS.has(each.event)).map(termKey));
+    return this.events.filter((each) => each.event !== "vanished" || !ended.has(termKey(each)));
+  }
 }
+
+const ENDS = new Set(["released", "lost", "reconnecting", "stopped"]);
+const termKey = (each) => `${each.lock} ${each.node} ${each.token}`;
 
 function moves(before, roles) {
   const found = [];
@@ -71,32 +82,38 @@ export const HEALTH = {
   overlap: { rank: 0, kind: "bad", word: "Two led at once" },
   none: { rank: 1, kind: "bad", word: "No leader" },
   silent: { rank: 2, kind: "risk", word: "Leader not heard of" },
-  overdue: { rank: 3, kind: "risk", word: "Renewal overdue" },
-  alone: { rank: 4, kind: "good", word: "Healthy, nobody stands by" },
+  overdue: { rank: 3, kind: "risk", word: "Not renewing" },
+  closed: { rank: 4, kind: "off", word: "All nodes have left" },
+  alone: { rank: 4, kind: "good", word: "Healthy, no standby" },
   good: { rank: 5, kind: "good", word: "Healthy" },
 };
 
 export function healthOf(role, now) {
   const leader = role.leader;
   if (role.overlaps > 0) return HEALTH.overlap;
-  if (!leader) return HEALTH.none;
+  if (!leader) return role.is_closed && !role.is_expected ? HEALTH.closed : HEALTH.none;
+  if (leaseOf(leader, now)?.isOverdue) return HEALTH.overdue;
   if (!leader.is_alive) return HEALTH.silent;
-  if (leader.lease_until !== null && leader.lease_until !== undefined && now > leader.lease_until + 0.5) return HEALTH.overdue;
-  const others = role.candidates.filter((each) => each.instance !== leader.instance && each.is_alive);
-  return others.length || !role.candidates.length ? HEALTH.good : HEALTH.alone;
+  return standbysOf(role).length || !role.candidates.length ? HEALTH.good : HEALTH.alone;
 }
 
-// What is left of the lease, as a part of all of it; null where nothing expires.
+export const standbysOf = (role) => role.candidates.filter((each) => each.is_alive && each.instance !== role.leader?.instance);
+
+const ENDS_AFTER = 1 / 0.9; // the leader is valid for nine tenths of its lease; at the end the server frees the lock
+
+// What is known of a lease; null where nothing expires. When a renewal is due is the registry's to say.
 export function leaseOf(leader, now) {
   if (!leader || leader.lease_until === null || leader.lease_until === undefined) return null;
-  const whole = Math.max(0.001, leader.lease_until - leader.renewed_at);
-  const left = Math.max(0, leader.lease_until - now);
-  return { whole, left, part: Math.min(1, left / whole), renewedAgo: Math.max(0, now - leader.renewed_at) };
+  const valid = leader.lease_until - leader.renewed_at;
+  const isOverdue = now > (leader.renewal_due_at ?? leader.lease_until);
+  const left = Math.max(0, leader.renewed_at + ENDS_AFTER * valid - now);
+  const part = isOverdue ? Math.min(1, left / Math.max(0.001, valid)) : 1;
+  return { left, isOverdue, part, renewedAgo: Math.max(0, now - leader.renewed_at) };
 }
 
 export const failoversOf = (role) => Object.values(role.failovers ?? {}).reduce((sum, n) => sum + n, 0);
 
-// Since when nobody leads: the gap that is still open, or the end of the last term.
+// Since when no node leads: the gap that is still open, or the end of the last term.
 export function leaderlessSince(role) {
   const open = role.gaps.find((gap) => gap.ended_at === null);
   if (open) return open.began_at;

@@ -253,7 +253,7 @@ export class Timeline {
     const { tooltip } = this.#parts;
     const each = this.#chosen;
     const head = make("p", "tooltip-head");
-    if (each.node === undefined) head.append("Nobody led");
+    if (each.node === undefined) head.append("No leader");
     else {
       const swatch = make("span", "swatch");
       swatch.style.background = colourOf(each.node);
@@ -284,7 +284,7 @@ export class Timeline {
     const at = this.#shown.findIndex((each) => isSame(each, this.#chosen));
     const text = at < 0
       ? `${words.count(this.#shown.filter((each) => each.node !== undefined).length, "term")}, ${words.count(this.#shown.filter((each) => each.node === undefined).length, "gap")}`
-      : [this.#chosen.node === undefined ? "Nobody led" : readable(this.#chosen.node), ...linesFor(this.#chosen, this.#now)].join(", ");
+      : [this.#chosen.node === undefined ? "No leader" : readable(this.#chosen.node), ...linesFor(this.#chosen, this.#now)].join(", ");
     setAttribute(plot, "aria-valuemin", "0");
     setAttribute(plot, "aria-valuemax", String(Math.max(0, this.#shown.length - 1)));
     setAttribute(plot, "aria-valuenow", String(Math.max(0, at)));
@@ -335,7 +335,7 @@ export function showTermsTable(body, role, now) {
     const cells = row.children;
     const isGap = each.node === undefined;
     setData(row, "kind", isGap ? "bad" : "");
-    setName(cells[0].firstChild, isGap ? "nobody" : each.node);
+    setName(cells[0].firstChild, isGap ? "no leader" : each.node);
     setText(cells[1], words.dayAndClock(each.began_at, now));
     setText(cells[2], `${each.at_most ? "≤ " : ""}${words.took(endOf(each, now) - each.began_at)}`);
     setText(cells[3], each.ended_at === null ? (isGap ? "not yet over" : "leads") : isGap ? words.causeWord(each.cause) : words.endWord(each.end, each.cause));

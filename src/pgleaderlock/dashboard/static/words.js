@@ -29,8 +29,8 @@ export function took(seconds) {
 export function milliseconds(ms) {
   if (!Number.isFinite(ms)) return "–";
   if (ms >= 60_000) return span(ms / 1000);
-  if (ms >= 10_000) return `${digits(ms / 1000)} s`;
-  return ms < 0.1 ? "< 0.1 ms" : `${digits(ms)} ms`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`; // as the demo's own sentences have it
+  return ms < 0.1 ? "< 0.1 ms" : `${ms.toFixed(1).replace(/\.0$/, "")} ms`;
 }
 
 function digits(value) {
@@ -72,21 +72,21 @@ const CAUSES = {
   unknown: "for a reason unknown",
 };
 const ENDS = {
-  released: "handed over",
+  released: "released",
   lost: "lost",
   reconnecting: "connection lost",
   stopped: "stopped",
-  vanished: "vanished without a word",
+  vanished: "not heard of any more",
   recovered: "came back",
 };
 const EVENTS = {
   acquired: "took the lead",
   recovered: "has the lead back",
-  released: "handed over",
+  released: "released the lead",
   lost: "lost the lead",
   reconnecting: "lost its connection and tries to keep the lead",
   stopped: "stopped",
-  vanished: "vanished",
+  vanished: "was last seen leading",
   error: "reports an error",
   step_down_asked: "was asked to step down",
   overrun: "still runs work although it may not lead",
@@ -94,7 +94,7 @@ const EVENTS = {
 };
 const STATES = {
   leader: "leads",
-  follower: "stands by",
+  follower: "standby",
   acquiring: "takes over",
   reconnecting: "reconnects",
   releasing: "hands over",
@@ -103,7 +103,7 @@ const STATES = {
 const ALERTS = {
   no_leader: "No leader",
   overlap: "Two leaders at once",
-  frequent_failovers: "Frequent fail-overs",
+  frequent_failovers: "Frequent failovers",
   silent_node: "Silent node",
   store_unreachable: "Store unreachable",
 };
