@@ -170,7 +170,7 @@ def replace_a_slow_witness(self: SessionPair, admitted: Any, error: Any) -> None
 
 async def ask_witness_briefly(self: SessionPair, statement: str, parameters: Any = ()) -> bool:
     try:
-        await self.ask_witness(statement, parameters, bound_s=self._lease.renew_every_s)
+        await self.ask_witness(statement, parameters, bound_s=self._lease.renew_every_s / 2)
     except ConnectionError:
         return False
     return True
@@ -244,12 +244,12 @@ _NO_LOOK = replaced(SessionPair, "valid_until", valid_without_a_look)
 SESSION_PROTOCOL = (
     Mutation("validity counts from sending", "two_leaders",
              both(replaced(SessionPair, "_renew", renew_from_arrival), _NO_LOOK),
-             weather=only("freeze", every=1.5, slow_share=0.12, slowness=0.6)),
+             weather=only("late_answers_and_freeze", lasts=1.5, slow_share=0.0)),
     Mutation("the witness", "two_leaders", nothing, _ALONE, only("ambush", "kill_session")),
     Mutation("a silent witness is not closed", "two_leaders",
              both(replaced(SessionPair, "_note_witness_end", replace_a_slow_witness),
                   replaced(SessionPair, "_try_witness", ask_witness_briefly), _NO_LOOK),
-             weather=only("kill_session", every=1.2, slow_share=0.1, slowness=0.6), first_seed=175),
+             weather=only("late_answers_and_kill", every=1.3, slow_share=0.0)),
     Mutation("no validity is added without a witness", "two_leaders",
              replaced(SessionPair, "_replace_witness", pretend_to_replace),
              weather=only("kill_session", "ambush", every=0.6)),
@@ -291,21 +291,18 @@ SESSION_PROTOCOL = (
 """Mechanisms of :mod:`pgleaderlock.backends.pair`: each is one line, and missing for a lock and for a group alike."""
 
 
-_IN_A_GROUP: dict[str, dict[str, Any]] = {
-    "validity counts from sending": {"first_seed": 85},
-    "a silent witness is not closed": {
-        "weather": only("kill_session", every=0.6, slow_share=0.3, slowness=0.6),
-        "first_seed": 0,
-    },
+_IN_A_GROUP: dict[str, Weather] = {
+    "the witness": only("ambush", every=1.5),
 }
-"""What is rare there, and where to look for it."""
+"""Other weather for what would be rare there."""
 
 
 def in_a_group(mutation: Mutation) -> Mutation:
     given = STORES["group"]
     lease = {name: value for name, value in mutation.store.lease.items() if name in ("witness", "settle_s")}
     store = replace(given, lease={**given.lease, **lease})
-    return replace(mutation, name=f"{mutation.name}, in a group", store=store, **_IN_A_GROUP.get(mutation.name, {}))
+    weather = _IN_A_GROUP.get(mutation.name, mutation.weather)
+    return replace(mutation, name=f"{mutation.name}, in a group", store=store, weather=weather)
 
 
 MUTATIONS = (
@@ -313,8 +310,9 @@ MUTATIONS = (
     *map(in_a_group, SESSION_PROTOCOL),
     Mutation("trust counts from sending, in records", "two_leaders",
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
-             only("cut", "freeze", every=1.0, slow_share=0.4, slowness=0.5)),
-    Mutation("trust ends at 0.9 T", "two_leaders", replaced(base, "TRUST_SHARE", 1.0), weather=only("cut", "freeze")),
+             only("freeze", every=1.5, lasts=2.0, slow_share=0.15, slowness=0.33)),
+    Mutation("trust ends at 0.9 T", "two_leaders", both(replaced(base, "TRUST_SHARE", 1.0), _NO_LOOK),
+             weather=only("freeze", lasts=2.0, slow_share=0.0)),
     Mutation("a loss is declared at 2/3 T", "told_late", replaced(base, "LOST_SHARE", 1.1), weather=only("cut")),
     Mutation("is_leader compares with the clock", "two_leaders",
              replaced(Election, "time_left_s", property(bare_state)), weather=only("freeze")),
@@ -325,7 +323,7 @@ MUTATIONS = (
              replace(STORES["postgres-alone"], name="postgres-alone"),
              only("freeze", "crash", every=0.4, slow_share=0.3, slowness=0.6)),
     Mutation("a promotion is a restart", "two_leaders", replaced(leased, "past_s", forget_the_timeline),
-             STORES["postgres-terms"], only("cut_and_promote")),
+             STORES["postgres-terms"], only("cut_and_promote", "crash", every=1.0)),
     Mutation("a strict take-over", "two_leaders", nothing, replace(
         STORES["postgres-terms"], faults=STORES["postgres-strict"].faults), only("double_ambush")),
     Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),

@@ -12,7 +12,7 @@ from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 
 PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
-FAULTS = ("end_apart", "end_both", "frozen_end_both")
+FAULTS = ("end_apart", "end_both", "frozen_end_both", "late_answers_and_freeze", "late_answers_and_kill")
 
 
 def only(*faults: str) -> Weather:
@@ -21,7 +21,7 @@ def only(*faults: str) -> Weather:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("store", PAIR_STORES)
-def test_there_is_one_leader_when_both_sessions_of_a_leader_end(store: str, fault: str):
+def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(store: str, fault: str):
     for seed in range(3):
         assert simulate(seed, weather=only(fault), store=store, hours=0.1).faults[fault]
 
@@ -54,6 +54,19 @@ def leader_of(simulation: Simulation) -> Node:
 
 def sessions_of(node: Node) -> list[SimulatedSession]:
     return [each for each in node.sessions if isinstance(each, SimulatedSession) and not each.closed]
+
+
+def test_late_answers_come_late_on_the_connections_that_a_node_has_and_are_punctual_again(led: Simulation):
+    node = leader_of(led)
+    led.sky.strike("late_answers_and_kill", node, 60.0)
+    late = [session for session in sessions_of(node) if session.to_client.late_s]
+    assert late == sessions_of(node)
+    assert not any(session.to_client.is_quick for session in late)
+    led.sky.clear()
+    assert not any(session.to_client.late_s for session in late)
+    led.run(30)  # what was to strike later does not, in clear weather
+    assert leader_of(led) is node
+    led.end()
 
 
 def test_a_node_with_slow_connects_has_quick_answers_on_the_sessions_that_it_has(led: Simulation):

@@ -71,20 +71,25 @@ class Pipe:
     def __init__(self, cable: Cable) -> None:
         self._cable = cable
         self._last_at = 0.0
+        self.late_s = 0.0
+        """How much later than usual everything arrives: each connection takes a way of its own."""
         self.is_dead = False
         """Whether what is sent vanishes."""
 
     def send(self, deliver: Callable[[], object], *, after_s: float = 0.0) -> None:
         """Deliver it, in order, some time; ``after_s`` later than usual."""
         world = self._cable.world
-        self._last_at = max(self._last_at, world.now + after_s + self._cable.draw_delay_s())
+        if self.late_s:
+            self._cable.troubled_at = world.now
+        self._last_at = max(self._last_at, world.now + after_s + self.late_s + self._cable.draw_delay_s())
         world.at(self._last_at, lambda: self._cable.when_in(lambda: self._arrive(deliver)))
 
     @property
     def is_quick(self) -> bool:
         """Whether what is sent now arrives within the usual time: nothing is lost, held back or slow before it."""
         usual_s = 2 * self._cable.latency_s
-        return not self.is_dead and not self._cable.is_out and self._last_at <= self._cable.world.now + usual_s
+        is_well = not self.is_dead and not self.late_s and not self._cable.is_out
+        return is_well and self._last_at <= self._cable.world.now + usual_s
 
     def send_quickly(self, deliver: Callable[[], object]) -> None:
         """Deliver it in the usual time, whatever happens to the cable meanwhile. Only where it :attr:`is_quick`."""

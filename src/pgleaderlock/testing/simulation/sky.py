@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from pgleaderlock.causes import LossCause
 from pgleaderlock.testing.simulation._clock_faults import ClockFaults
+from pgleaderlock.testing.simulation._late_faults import LateFaults
 from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation._standby_faults import StandbyFaults
 from pgleaderlock.testing.simulation.checks import Checker
@@ -33,7 +34,7 @@ class _CanGoDown(Protocol):
     def come_back(self) -> None: ...
 
 
-class Sky(PairFaults, ClockFaults, StandbyFaults):
+class Sky(PairFaults, LateFaults, ClockFaults, StandbyFaults):
     """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
 
     def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:
@@ -95,6 +96,7 @@ class Sky(PairFaults, ClockFaults, StandbyFaults):
             self._server.find_standby()
         for node in self._nodes:
             node.cable.slow_share = node.cable.connect_s = 0.0
+            self._be_punctual(node.sessions)
             if not node.is_alive:
                 node.boot()
             self._plug_in(node)

@@ -52,8 +52,10 @@ _SESSIONS = _EVERYWHERE | {
     "cut_and_restart",
     "cut_and_crash",
     "lose_standby",
+    "late_answers",
+    "late_answers_and_freeze",
 }
-_KILLS = frozenset({"kill_session", "reset", "ambush"})
+_KILLS = frozenset({"kill_session", "reset", "ambush", "late_answers_and_kill"})
 _PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "end_newcomer", "slow_connects", "busy"})
 _CLOCKS = frozenset(
     {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}

@@ -1,0 +1,93 @@
+"""Faults of one way of the network: answers that come late, on some connections of one node, while it is harmed.
+
+A network that is slow for all (:attr:`Weather.slow_share`) is slow for the successor too, which then leads too late to
+be seen beside a leader that counts its validity wrongly. Here the leader alone has late answers.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from pgleaderlock.testing.simulation._session import SimulatedSession
+from pgleaderlock.testing.simulation.node import Connection, Node
+from pgleaderlock.testing.simulation.world import World
+
+__all__ = ["LateFaults"]
+
+_LATE = 0.33
+"""Leases by which answers are late, at most: later ones would not renew anything."""
+_LATE_SHARE = 0.5
+"""How many of the connections of a node have late answers."""
+_STRIKE = (0.3, 0.9)
+"""Leases from the first late answer on until the node is harmed: at least one renewal has come late."""
+
+
+class LateFaults:
+    """The part of the sky that knows of late answers."""
+
+    _world: World
+    _lease_s: float
+    _is_clear: bool
+
+    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+        """Let a process stand still."""
+        raise NotImplementedError
+
+    def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
+        """End one of a node's sessions on the server."""
+        raise NotImplementedError
+
+    def slow_connects(self, node: Node, lasts_s: float) -> bool | None:
+        """Let new connections take long."""
+        raise NotImplementedError
+
+    def _note(self, node: Node, what: str) -> None:
+        raise NotImplementedError
+
+    # --- The faults --------------------------------------------------------------------------------------------
+
+    def late_answers(self, node: Node, lasts_s: float) -> bool | None:
+        """Let answers come late for a while, on about half of the connections that a node has."""
+        return self._delay_answers(node, lasts_s, _LATE_SHARE)
+
+    def late_answers_and_freeze(self, node: Node, lasts_s: float) -> bool | None:
+        """Freeze a node that was renewed by late answers."""
+        if self._delay_answers(node, self._lease_s, _LATE_SHARE) is False:
+            return False
+        self._strike_later(lambda: self.freeze(node, lasts_s))
+        return None
+
+    def late_answers_and_kill(self, node: Node, lasts_s: float) -> bool | None:
+        """End one session of a node whose answers are late, and so is the news of that end; it connects slowly, too."""
+        if self._delay_answers(node, self._lease_s, 1.0) is False:
+            return False
+        self.slow_connects(node, lasts_s)
+        self._strike_later(lambda: self.kill_session(node))
+        return None
+
+    # --- How ---------------------------------------------------------------------------------------------------
+
+    def _delay_answers(self, node: Node, lasts_s: float, share: float) -> bool | None:
+        random = self._world.random
+        sessions = [session for session in node.sessions if isinstance(session, SimulatedSession)]
+        late = [session for session in sessions if not session.closed and random.random() < share]
+        if not node.is_alive or not late:
+            return False
+        for session in late:
+            session.to_client.late_s = _LATE * self._lease_s * random.random()
+        delays = ", ".join(f"{session.to_client.late_s:.1f} s" for session in late)
+        self._note(node, f"has answers that are late for {lasts_s:.1f} s, by {delays}")
+        self._world.later(lasts_s, partial(self._be_punctual, late))
+        return None
+
+    def _strike_later(self, strike: Callable[[], object]) -> None:
+        def unless_clear() -> None:
+            if not self._is_clear:
+                strike()
+
+        self._world.later(self._world.random.uniform(*_STRIKE) * self._lease_s, unless_clear)
+
+    @staticmethod
+    def _be_punctual(sessions: Iterable[Connection]) -> None:
+        for session in sessions:
+            if isinstance(session, SimulatedSession):
+                session.to_client.late_s = 0.0
