@@ -1,8 +1,8 @@
 """A candidate for a lock or for a group of roles, as a process: ``python -m tests.pair_members '{"dsn": ...}'``.
 
 It samples, in a thread of its own, whether it leads each role, and writes the intervals to a memory-mapped file, which
-outlives a kill -9; and it writes each loss with its cause, one JSON object per line. ``tests/pair_torture.py`` starts
-it and reads both. It ends when its stdin does.
+outlives a kill -9; it writes each loss with its cause, one JSON object per line, and when its event loop stood still.
+``tests/pair_torture.py`` starts it and reads all of it. It ends when its stdin does.
 
 Two samples of one role with the same token are one interval, however far apart: a leader whose term is the same one has
 been the leader all the time, also if its process was frozen. (A term that was lost begins again with a new token.)
@@ -30,6 +30,8 @@ __all__ = ["Interval", "key_of", "make_file", "read_file"]
 
 _RECORD = struct.Struct("ddqq")  # began, seen last, role + 1, token
 _ROOM = 2_000_000
+_LOOK_S = 0.02
+_STALL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ class _Losses:
         os.write(self._file, (line + "\n").encode())
 
 
+async def _note_stalls(path: str) -> None:
+    """Write down from when to when the event loop did nothing, though it had something to do."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    while True:
+        before = clock()
+        await asyncio.sleep(_LOOK_S)
+        if (after := clock()) - before > _LOOK_S + _STALL_S:
+            os.write(file, (json.dumps([before + _LOOK_S, after]) + "\n").encode())
+
+
 def _make(dsn: str, roles: int, lease_s: float, settings: Mapping[str, Any]) -> tuple[Any, list[Election]]:
     interval_s = lease_s / 3
     if roles:
@@ -157,10 +169,12 @@ async def main(
         election.subscribe(lambda event, role=role: losses.hear(role, event))
     samples = _Samples(Path(path), elections)
     threading.Thread(target=_sample_forever, args=(samples, pause_s), daemon=True).start()
+    looking = asyncio.ensure_future(_note_stalls(f"{path}.stalls"))
     async with service:
         asking = asyncio.ensure_future(_step_down_on_request(elections, Path(f"{path}.step-down")))
         await until_stdin_ends()
         asking.cancel()
+    looking.cancel()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ new connections (of the leader, or of all) take 0 to 2 s longer and established 
 three candidates for thousands of roles are killed, frozen and asked to step down, and one, both or all of their
 sessions are ended.
 
-Every candidate process samples whether it leads (``tests/pair_members.py``), by one clock. Exit code 1 when two led at
-once, or when a loss was reported with an untrue cause (only in rounds, where the cause is known).
+Every candidate process samples whether it leads (``tests/pair_members.py``), and the relays before the server write
+down when the end of a session reached a candidate's socket (``tests/traced_relay.py``), by one clock. Each overlap is
+traced (``tests/pair_trace.py``): the news had not reached the socket, which ``takeover="fast"`` does not promise, or it
+had. Exit code 1 when it had, or when the trace contradicts the cause of a loss (only in rounds).
 """
 
 import argparse
@@ -35,13 +37,13 @@ from pgleaderlock import suspend_aware_clock as clock
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.embedded import Server
-from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
 from tests.conftest import free_port
 from tests.pair_members import Interval, key_of, make_file, read_file
+from tests.pair_trace import Loss, Overlap, Trace, Traced
+from tests.traced_relay import RelayProcess
 
 __all__ = ["Outcome", "attack_roles", "attack_rounds", "find_overlaps"]
 
-TRUE_CAUSES = {"session_terminated", "connection_lost"}
 _NODES = 3
 _APART_S = 0.5
 _CONNECT_S = 2.0
@@ -53,19 +55,13 @@ SELECT l.pid, a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a U
 """
 
 
+_LOCK_SESSIONS = """
+SELECT DISTINCT pid FROM pg_locks
+ WHERE locktype = 'advisory' AND granted AND classid::text::bigint = %s AND objsubid = %s
+"""
 _OTHERS = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname IS NOT NULL"
 _DEEDS = {"kill": 2, "freeze": 2, "step_down": 3, "one": 3, "both": 4, "all": 1, "apart": 4, "slow": 2}
 """How often each is done, beside the others."""
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Two processes that led one role at once."""
-
-    role: int
-    names: tuple[str, str]
-    began_at: float
-    lasted_s: float
 
 
 @dataclass
@@ -83,10 +79,16 @@ class Outcome:
 
     rounds: int = 0
     terms: int = 0
-    overlaps: list[Overlap] = field(default_factory=list)
+    traced: list[Traced] = field(default_factory=list)
+    """Each overlap, with what it was."""
     causes: Counter[str] = field(default_factory=Counter)
     untrue: list[str] = field(default_factory=list)
     strikes: list[Strike] = field(default_factory=list)
+
+    @property
+    def defects(self) -> list[Traced]:
+        """The overlaps that must not be."""
+        return [each for each in self.traced if each.is_defect]
 
     def what_came_before(self, overlap: Overlap) -> str:
         """The last things that were done before it, the newest last."""
@@ -95,15 +97,16 @@ class Outcome:
 
     def told_once(self) -> Iterator[str]:
         """A line for each event, with how many roles of the two processes overlapped then."""
-        same: dict[tuple[tuple[str, str], int], list[Overlap]] = defaultdict(list)
-        for overlap in self.overlaps:
-            last = sum(strike.at <= overlap.began_at for strike in self.strikes)
-            same[overlap.names, last].append(overlap)
-        for (names, _), ones in same.items():
-            longest = max(ones, key=lambda overlap: overlap.lasted_s)
+        same: dict[tuple[tuple[str, str], int, bool], list[Traced]] = defaultdict(list)
+        for each in self.traced:
+            last = sum(strike.at <= each.overlap.began_at for strike in self.strikes)
+            same[each.overlap.names, last, each.is_defect].append(each)
+        for (names, _, is_defect), ones in same.items():
+            longest = max(ones, key=lambda each: each.overlap.lasted_s)
             yield (
-                f"{' and '.join(names)}: {len(ones)} roles, up to {longest.lasted_s * 1e3:.1f} ms; "
-                + self.what_came_before(longest)
+                f"{'DEFECT' if is_defect else 'not reached'}: {' and '.join(names)}: {len(ones)} roles, "
+                f"up to {longest.overlap.lasted_s * 1e3:.1f} ms: {longest.words}; "
+                + self.what_came_before(longest.overlap)
             )
 
 
@@ -120,9 +123,9 @@ class Blow:
 class Candidate:
     """One member: its process of the moment, and the files of all before it."""
 
-    def __init__(self, name: str, folder: Path, relay: FaultyRelay, settings: dict[str, Any]) -> None:
-        self.name = name
-        self.relay = relay
+    def __init__(self, number: int, folder: Path, settings: dict[str, Any]) -> None:
+        self.number = number
+        self.name = f"n{number}"
         self.files: list[Path] = []
         self.frozen_until = 0.0
         self._folder = folder
@@ -164,10 +167,18 @@ class Candidate:
             for interval in read_file(path):
                 yield f"{self.name}.{number}", interval
 
-    def losses(self) -> Iterator[dict[str, Any]]:
+    def losses(self) -> Iterator[Loss]:
+        for loss in self._lines("losses"):
+            yield Loss(self.number, loss["at"], loss["cause"], loss["detail"])
+
+    def stalls(self) -> Iterator[tuple[float, float]]:
+        """From when to when an event loop of its processes stood still."""
+        yield from self._lines("stalls")
+
+    def _lines(self, kind: str) -> Iterator[Any]:
         for path in self.files:
             with contextlib.suppress(FileNotFoundError):
-                for line in Path(f"{path}.losses").read_text().splitlines():
+                for line in Path(f"{path}.{kind}").read_text().splitlines():
                     with contextlib.suppress(ValueError):  # half a line of one that was killed
                         yield json.loads(line)
 
@@ -186,7 +197,8 @@ def find_overlaps(intervals: list[tuple[str, Interval]]) -> list[Overlap]:
                     break
                 if name != other:
                     lasted_s = min(first.seen_at, second.seen_at) - second.began_at
-                    found.append(Overlap(role, (name, other), second.began_at, lasted_s))
+                    times = {"first_since": first.began_at, "first_until": first.seen_at}
+                    found.append(Overlap(role, (name, other), second.began_at, lasted_s, **times))
     return sorted(found, key=lambda overlap: overlap.began_at)
 
 
@@ -199,19 +211,19 @@ class Attack:
         self._options = options
         self._random = random.Random(options.seed)
         self.candidates: list[Candidate] = []
+        self.relays = RelayProcess(folder, server.socket_path, _NODES)
+        self.trace = Trace()
         self.outcome = Outcome()
         self._connection: psycopg.AsyncConnection[Any]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        allowance = Allowance(1000, 1e9, clock)
         options = self._options
-        for number in range(_NODES):
-            relay = FaultyRelay(self._folder / f"relay{number}", Target(path=self._server.socket_path), allowance)
-            await relay.start()
-            dsn = f"postgresql://postgres@/postgres?host={self._folder}/relay{number}&port=5432"
+        await self.relays.start()
+        for number, folder in enumerate(self.relays.folders):
+            dsn = f"postgresql://postgres@/postgres?host={folder}&port=5432"
             settings = {"dsn": dsn, "roles": options.roles, "lease_s": options.lease, "pause_s": options.pause_ms / 1e3}
-            self.candidates.append(Candidate(f"n{number}", self._folder, relay, settings))
+            self.candidates.append(Candidate(number, self._folder, settings))
         self._connection = await psycopg.AsyncConnection.connect(self._server.dsn, autocommit=True)
         try:
             for candidate in self.candidates:
@@ -220,18 +232,19 @@ class Attack:
         finally:
             for candidate in self.candidates:
                 await candidate.kill()
-                await candidate.relay.close()
+            self.trace.add(await self.relays.stop())
             await self._connection.close()
         self._judge()
 
     def _judge(self) -> None:
         intervals = [each for candidate in self.candidates for each in candidate.intervals()]
         self.outcome.terms = len(intervals)
-        self.outcome.overlaps = find_overlaps(intervals)
+        self.trace.stalls = {candidate.number: list(candidate.stalls()) for candidate in self.candidates}
+        self.outcome.traced = [self.trace.explain(overlap) for overlap in find_overlaps(intervals)]
         losses = [loss for candidate in self.candidates for loss in candidate.losses()]
-        self.outcome.causes = Counter(loss["cause"] for loss in losses)
-        untrue = [loss for loss in losses if loss["cause"] not in TRUE_CAUSES]
-        self.outcome.untrue = [f"{loss['cause']}: {loss['detail']}" for loss in untrue]
+        self.outcome.causes = Counter(loss.cause for loss in losses)
+        untrue = [loss for loss in losses if self.trace.contradicts(loss, self._options.lease)]
+        self.outcome.untrue = [f"{loss.cause}: {loss.detail}" for loss in untrue]
 
     async def _pair(self, role: int = 0) -> tuple[Candidate, list[int]] | None:
         """The leader of a role and its two sessions, the lock's first; None while there is none."""
@@ -254,6 +267,9 @@ class Attack:
         raise TimeoutError(f"no leader within {_LEADS_S:g} s and three leases")
 
     async def _end(self, candidate: Candidate, *pids: int, text: str) -> None:
+        classid, _, objsubid = lock_columns(key_of(0))
+        rows = await (await self._connection.execute(_LOCK_SESSIONS, [classid, objsubid])).fetchall()
+        self.trace.lock_pids |= {row[0] for row in rows}
         self.outcome.strikes.append(Strike(clock(), f"{candidate.name}: {text}", candidate.name))
         statement = "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid"  # all in one statement
         await self._connection.execute(statement, [list(pids)])
@@ -276,7 +292,7 @@ class Attack:
             for blow in blows:
                 leader, pair = await self._await_pair(former)
                 for candidate in self.candidates:
-                    candidate.relay.heal()
+                    await self.relays.delay_connects(candidate.number, 0.0)
                 await asyncio.sleep(0.3 + self._random.random() * self._options.lease / 3)
                 await self._strike(blow, leader, pair)
                 former = pair
@@ -284,7 +300,7 @@ class Attack:
 
     async def _strike(self, blow: Blow, leader: Candidate, pair: list[int]) -> None:
         for candidate in self.candidates if blow.slow_for_all else [leader]:
-            candidate.relay.connect_delay_s = blow.connect_s
+            await self.relays.delay_connects(candidate.number, blow.connect_s)
         whose = "all" if blow.slow_for_all else "the leader"
         names = ["lock", "witness"] if blow.lock_first else ["witness", "lock"]
         first, second = pair if blow.lock_first else reversed(pair)
@@ -333,7 +349,7 @@ class Attack:
         elif deed == "step_down":
             candidate.ask_to_step_down(draw.sample(range(roles), k=max(1, roles // 20)))
         elif deed == "slow":
-            candidate.relay.connect_delay_s = draw.choice([0.0, draw.uniform(0, _CONNECT_S)])
+            await self.relays.delay_connects(candidate.number, draw.choice([0.0, draw.uniform(0, _CONNECT_S)]))
 
     async def _end_sessions(self, deed: str, candidate: Candidate, pair: list[int]) -> None:
         draw = self._random
@@ -393,13 +409,13 @@ def tell(outcome: Outcome, options: argparse.Namespace) -> int:
     say("losses: " + (", ".join(f"{count} {cause}" for cause, count in outcome.causes.most_common()) or "none"))
     for line in outcome.told_once():
         say(f"  {line}")
-    say(f"{len(outcome.overlaps)} overlaps")
+    say(f"{len(outcome.traced)} overlaps, {len(outcome.defects)} of them defects")
     is_untrue = options.mode != "many" and outcome.untrue
     if is_untrue:
-        say(f"{len(outcome.untrue)} losses with an untrue cause, such as: {outcome.untrue[0]}")
+        say(f"{len(outcome.untrue)} losses with a cause that the trace contradicts, such as: {outcome.untrue[0]}")
     if not outcome.terms:
         say("no candidate ever led: nothing was attacked")
-    return 1 if outcome.overlaps or is_untrue or not outcome.terms else 0
+    return 1 if outcome.defects or is_untrue or not outcome.terms else 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
