@@ -4,6 +4,10 @@ PostgreSQL measures two things with its wall clock. What it says of its *age* de
 candidate leads; and idle sessions *end* by it: early after a step forward, late after a step back. So a step back is
 shorter on a server that runs: a half-open session would keep the lock for as long as the clock was set back.
 
+The clock is wrong for a while and is then set right: that is the step, and a server with a clock that was wrong at its
+start is what people have. It has to end right: while a backend waits, libfaketime lets its signal handlers see the true
+time, so under a clock that stays behind every session would end too early, and under one that stays ahead too late.
+
 With ``takeover="fast"`` a step strikes only where its effects are within the promise: every candidate has met the
 server before, all are awake, and their networks are good. And nothing else is done until every timer that was set
 before the step has fired, for a step forward may end both sessions of a leader then.
@@ -19,6 +23,7 @@ CALM_LEASES = 1.5
 """How long after a step nothing else is done in ``fast``: timers of idle sessions are set for one lease."""
 _LEAST, _MOST, _MOST_BACK_RUNNING = 1.2, 20.0, 4.0
 _MOST_WAIT_S = 0.3
+_LEAST_WRONG = 0.3
 _LONGEST = 1.6
 """Leases that a deed lasts at most."""
 
@@ -28,13 +33,14 @@ class ClockStep:
     """One step of the server's clock."""
 
     by_s: float
+    """Forward, or back if it is negative; before it, the clock is wrong by as much."""
     restarts: bool
-    """Whether the server is restarted before it."""
+    """Whether the server is restarted before it, and starts with the wrong clock."""
     crashes: bool
     cuts_leader: bool
     """Whether the leader is cut off before the restart, so that it does not notice it."""
     wait_s: float
-    """How long after the server's return the clock is stepped."""
+    """For how long the server runs with the wrong clock."""
 
     def describe(self) -> str:
         """Say what was done."""
@@ -49,11 +55,12 @@ def plan_step(deed: Deed, lease_s: float) -> ClockStep:
     is_forward = deed.jump_s > 0
     most = _MOST if restarts or is_forward else _MOST_BACK_RUNNING
     size = min(1.0, deed.lasts_s / (_LONGEST * lease_s))
+    part = deed.strength * 10 % 1
     by_s = (_LEAST + (most - _LEAST) * size) * lease_s
     return ClockStep(
         by_s=by_s if is_forward else -by_s,
         restarts=restarts,
         crashes=restarts and deed.node % 2 == 1,
         cuts_leader=deed.strength >= 2 / 3,
-        wait_s=_MOST_WAIT_S * (deed.strength * 10 % 1),
+        wait_s=_MOST_WAIT_S * part if restarts else (_LEAST_WRONG + (1 - _LEAST_WRONG) * part) * lease_s,
     )

@@ -311,10 +311,11 @@ class Conductor:
             if leader is None or not leader.weather.is_fair:
                 return False
             leader.weather.cut()
+        wall_clock.jump(-step.by_s)
         if step.restarts:
             await self._restart_server(crash=step.crashes)
-            await asyncio.sleep(step.wait_s)
-        wall_clock.step(step.by_s)
+        await asyncio.sleep(step.wait_s)
+        wall_clock.jump(0)
         if step.cuts_leader and leader is not None:
             self._spawn(_later(deed.lasts_s, leader.weather.heal))
         if is_fast:

@@ -31,20 +31,14 @@ class WallClock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.ahead_s = 0.0
         self.jump(0)
 
     def jump(self, ahead_s: float) -> None:
         """Show the time of so many seconds later than it is, or earlier."""
-        self.ahead_s = ahead_s
         new = self._path.with_name(f"{self._path.name}.new")  # a reader finds the whole of the old or of the new one
         new.write_text(f"{round(ahead_s, 3):+}")
         new.chmod(0o644)  # a server that was started by root runs as another user
         new.replace(self._path)
-
-    def step(self, by_s: float) -> None:
-        """Show a time that is later than the one shown now by so many seconds, or earlier."""
-        self.jump(self.ahead_s + by_s)
 
     def environment(self, *, at_once: bool = False) -> dict[str, str]:
         """What the process has to be started with. ``at_once``: a step is seen at once, for a file is read each time.
