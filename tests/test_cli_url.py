@@ -65,6 +65,7 @@ def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys:
             ["run", "--url", "memory://x", "--no-witness"],
             "only for sessions of PostgreSQL, with --dsn or a postgresql:// URL: --no-witness",
         ),
+        (["run", "--url", "memory://x", "--allow-pooler"], "URL: --allow-pooler"),
         (["run", "--url", "memory://x", "--key1", "1", "--key2", "2"], "URL: --key1, --key2"),
         (["run", "--url", "postgresql+lease://h/d"], "name one with role="),
         (["run", "--url", "memory://x", "--lease", "3", "--health-interval", "5"], "health_interval_s=5"),

@@ -593,6 +593,7 @@ RELATIONS = [
     ('takeover = "strict"', "takeover", "2", "term_table: default"),
     ('takeover = "strict"\nterm_table = false', "takeover", "2", "term_table: node.toml:3"),
     ('backend = "memory://x"\nwitness = true', "witness", "3", "backend: node.toml:2"),
+    ('backend = "memory://x"\nallow_pooler = true', "allow_pooler", "3", "backend: node.toml:2"),
     ('backend = "memory://x"\nterm_table = true', "term_table", "3", "backend: node.toml:2"),
     ('backend = "postgresql+lease://h/d"\nsettle = "1s"', "settle", "3", "backend: node.toml:2"),
     ('backend = "memory://x"\nwake = "poll"', "wake", "3", "backend: node.toml:2"),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -41,6 +42,7 @@ from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import end_of
 from pgleaderlock.cli import doctor
+from pgleaderlock.cli.commands import cli
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import poll
@@ -664,6 +666,34 @@ async def test_contenders_that_do_not_agree_are_warned_about(clinic: Server, key
     assert finding.verdict is WARNING
     assert "'15s wf' and '5s wf'" in finding.found
     assert "lease_s" in finding.advice
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_doctor_looks_at_the_schema_and_trusts_the_owner_that_it_was_given(clinic: Server, named: bool):
+    with new_database(clinic) as dbname:
+        owner, user = (new_user(clinic, dbname=dbname) for _ in range(2))
+        name = conninfo_to_dict(owner)["user"]
+        do(clinic, f"CREATE SCHEMA mine AUTHORIZATION {name}", dbname=dbname)
+        do(clinic, f"CREATE TABLE mine.terms (); ALTER TABLE mine.terms OWNER TO {name}", dbname=dbname)
+        do(clinic, "GRANT USAGE ON SCHEMA mine TO PUBLIC", dbname=dbname)
+        do(clinic, "GRANT SELECT, INSERT, UPDATE ON mine.terms TO PUBLIC", dbname=dbname)
+        words = ["doctor", "--dsn", user, "--json", "--schema", "mine", *(["--schema-owner", str(name)] * named)]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, words)
+    findings = {each["check"]: each for each in json.loads(result.stdout)["findings"]}
+    shown = findings["term table"]
+    if named:
+        assert (shown["verdict"], shown["found"]) == ("info", "mine.terms is there, and this user may use it")
+    else:
+        assert shown["verdict"] == "warning"
+        assert shown["found"].startswith("mine.terms will be refused")
+        assert "--schema-owner" in shown["advice"]
+
+
+async def test_doctor_names_the_schema_in_its_advice(clinic: Server):
+    user = new_user(clinic)
+    examination = await examine(user, None, LEASE_S, schema="elsewhere")
+    (finding,) = [each for each in examination.findings if each.check == "term table"]
+    assert "schema apply --schema elsewhere --grant-to" in finding.advice
 
 
 async def test_the_term_table_is_there_or_not_and_usable_or_not(clinic: Server):

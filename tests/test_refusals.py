@@ -16,11 +16,16 @@ import pytest
 from pgleaderlock import ConnectionError, FixedInterval, LeaderGroup, LockKey, LockState
 from pgleaderlock.backends._pg_doctor import Verdict, examine
 from pgleaderlock.backends.postgres import Lease, PostgresBackend
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.config import load_config
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import run_program
+from pgleaderlock.node import Node
 from tests.conftest import free_port
 from tests.doubles import until
 from tests.pooler import pgbouncer
+from tests.processes import Process
+from tests.test_cli import CLI
 from tests.test_lease import LEASE_S, make_leased, query
 from tests.test_postgres import holders
 
@@ -80,6 +85,23 @@ async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_
         rival, _ = make_leased(own_server.dsn, key)
         async with rival:
             assert await rival.wait_for_leadership(10)  # the pooler's sessions live on, and hold nothing
+
+
+async def test_pooler_is_allowed_on_the_command_line_and_in_a_configuration(own_server: Server, tmp_path: Path):
+    with pgbouncer(own_server, "session") as dsn:
+        words = ("acquire", "--dsn", dsn, "--role", "pooled", "--settle", "0")
+        with Process(*CLI, *words, "--allow-pooler") as allowed:
+            allowed.wait_for("acquired")
+            assert allowed.wait() == exit_codes.CLEAN
+        with Process(*CLI, *words) as refused:
+            assert refused.wait() == exit_codes.UNREACHABLE
+        file = tmp_path / "node.toml"
+        for is_grouped in (True, False):
+            election = f"backend = '{dsn}'\nroles = ['a', 'b']\nsettle = '0s'\nallow_pooler = true\n"
+            election += "max_roles = 2\n" if is_grouped else "term_table = true\n"
+            file.write_text(f"[cluster.leader_election]\n{election}[registry]\nenabled = false\n")
+            async with Node(load_config(file, environ={})) as node:
+                assert await node.elections["a"].wait_for_leadership(20)
 
 
 SHARED = ("connection pooler", "pool_mode=session", "postgresql+lease://")

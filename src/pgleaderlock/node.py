@@ -75,6 +75,7 @@ class Node:
             max_roles=election.max_roles,
             settle_s=self._settle_s,
             witness=election.witness,
+            allow_pooler=election.allow_pooler,
         )
 
     def _make_elections(self) -> "_SeparateElections":

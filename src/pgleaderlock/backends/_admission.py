@@ -115,5 +115,5 @@ class Admission:
             raise ConnectionError(
                 f"a connection pooler stands before the server of {self.what} ({self._where}), and a "
                 "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
-                "in session mode, pass allow_pooler=True"
+                "in session mode, pass allow_pooler=True (--allow-pooler)"
             )

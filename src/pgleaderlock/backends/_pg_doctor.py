@@ -43,7 +43,7 @@ from pgleaderlock.backends._pg_doctor_server import (
 )
 from pgleaderlock.backends._pg_doctor_settings import check_commits, check_log, check_timeouts
 from pgleaderlock.backends._pg_doctor_site import Site, open_site, told
-from pgleaderlock.backends.lease import Lease
+from pgleaderlock.backends.lease import DEFAULT_SCHEMA, Lease
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
 
@@ -66,9 +66,18 @@ class Examination:
         return all(finding.verdict is not Verdict.PROBLEM for finding in self.findings)
 
 
-async def examine(dsn: str, key: LockKey | None, lease_s: float, *, allow_pooler: bool = False) -> Examination:
+async def examine(
+    dsn: str,
+    key: LockKey | None,
+    lease_s: float,
+    *,
+    allow_pooler: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+    schema_owner: str | None = None,
+) -> Examination:
     """Run every check. ConnectionError when the database cannot be reached at all."""
-    site = await open_site(_dsn.check_dsn(dsn), Lease(lease_s, allow_pooler=allow_pooler), key)
+    lease = Lease(lease_s, allow_pooler=allow_pooler, schema=schema, schema_owner=schema_owner)
+    site = await open_site(_dsn.check_dsn(dsn), lease, key)
     try:
         return Examination(_dsn.describe(site.parts), tuple(await _run_all(CHECKS, site)))
     finally:

@@ -24,26 +24,30 @@ SELECT c.oid IS NOT NULL,
             ELSE has_schema_privilege(n.oid, 'CREATE') END,
        {problems}
   FROM (SELECT) AS here
-  LEFT JOIN pg_namespace AS n ON n.nspname = 'pgleaderlock'
+  LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
 """
 
 
 async def check_term_table(site: Site, name: str) -> Finding:
-    """See whether term_table=True would work."""
-    problems_of_terms = problems_sql(DEFAULT_SCHEMA, ["terms"], None)
-    is_there, is_usable, can_create, problems = await site.ask(_TERM_TABLE.format(problems=problems_of_terms))
+    """See whether term_table=True would work, in the schema that is asked about."""
+    schema, owner = site.lease.schema, site.lease.schema_owner
+    statement = _TERM_TABLE.format(schema=schema, problems=problems_sql(schema, ["terms"], owner))
+    is_there, is_usable, can_create, problems = await site.ask(statement)
+    table = f"{schema}.terms"
     if problems:
-        found = f"pgleaderlock.terms will be refused, code of another role could run there: {'; '.join(problems)}"
-        return Finding(name, Verdict.WARNING, found, "with term_table=True, name a role that you trust as schema_owner")
-    advice = f"needed only with term_table=True: as its owner, pgleaderlock schema apply --grant-to {site.user}"
+        found = f"{table} will be refused, code of another role could run there: {'; '.join(problems)}"
+        advice = "with term_table=True, name a role that you trust as schema_owner (here --schema-owner)"
+        return Finding(name, Verdict.WARNING, found, advice)
+    apply = f"pgleaderlock schema apply{'' if schema == DEFAULT_SCHEMA else f' --schema {schema}'}"
+    advice = f"needed only with term_table=True: as its owner, {apply} --grant-to {site.user}"
     if is_there and is_usable:
-        return Finding(name, Verdict.INFO, "pgleaderlock.terms is there, and this user may use it")
+        return Finding(name, Verdict.INFO, f"{table} is there, and this user may use it")
     if is_there:
-        return Finding(name, Verdict.INFO, "pgleaderlock.terms is there, but this user may not use it", advice)
+        return Finding(name, Verdict.INFO, f"{table} is there, but this user may not use it", advice)
     if can_create:
-        return Finding(name, Verdict.INFO, "pgleaderlock.terms is missing; this user may create it")
-    return Finding(name, Verdict.INFO, "pgleaderlock.terms is missing, and this user may not create it", advice)
+        return Finding(name, Verdict.INFO, f"{table} is missing; this user may create it")
+    return Finding(name, Verdict.INFO, f"{table} is missing, and this user may not create it", advice)
 
 
 async def check_lock(site: Site, name: str) -> Finding:

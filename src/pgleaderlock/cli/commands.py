@@ -28,6 +28,8 @@ from pgleaderlock.cli.node import run_configured
 from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
     LockName,
+    allow_pooler_option,
+    allows_pooler,
     dsn_option,
     health_interval,
     lease_options,
@@ -274,8 +276,10 @@ def status(
 
 @cli.command(epilog=exit_codes.EXIT_CODES_HELP)
 @lock_options
-@seconds_option("--lease", "The lease of your contenders: slices and round trips are judged by it.", default=15.0)
-@click.option("--allow-pooler", is_flag=True, help="A pooler in session mode is meant to be there.")
+@seconds_option("--lease", "The lease of your candidates: wait slices and round trips are judged by it.", default=15.0)
+@allow_pooler_option
+@schema_option
+@schema_owner_option
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -285,7 +289,7 @@ def doctor(
     named: LockName,
     as_json: bool,
     lease_s: float,
-    allow_pooler: bool,
+    schema: str,
 ) -> None:
     """Check whether this database and this user can carry an election, and say what to do if not.
 
@@ -297,9 +301,11 @@ def doctor(
     if url is not None:
         raise click.UsageError("doctor examines a PostgreSQL: give it --dsn.")
     key = named.choose() if named.is_given else None
+    statements_of(schema)  # which refuses what is no name of a schema
     show_logs("ERROR")
+    settings = {"allow_pooler": allows_pooler(), "schema": schema, "schema_owner": schema_owner()}
     with open_database(dsn) as database:
-        is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, allow_pooler=allow_pooler))
+        is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, **settings))
     context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
 
 

@@ -33,12 +33,13 @@ _COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow"
 _VERDICT_WIDTH = max(map(len, Verdict))
 
 
-async def show_doctor(
-    dsn: str, key: LockKey | None, lease_s: float, *, as_json: bool, allow_pooler: bool = False
-) -> bool:
-    """Print what was found, and return whether there was no problem; UnreachableError if there was nobody to ask."""
+async def show_doctor(dsn: str, key: LockKey | None, lease_s: float, *, as_json: bool, **settings: Any) -> bool:
+    """Print what was found, and return whether there was no problem; UnreachableError if no server answers.
+
+    ``settings`` are the candidates' own, as :func:`examine` takes them.
+    """
     try:
-        examination = await examine(dsn, key, lease_s, allow_pooler=allow_pooler)
+        examination = await examine(dsn, key, lease_s, **settings)
     except ConnectionError as error:
         raise UnreachableError.from_error(error, _ADVICE) from error
     if as_json:

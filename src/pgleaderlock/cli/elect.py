@@ -12,7 +12,7 @@ from pgleaderlock.backends import open_backend
 from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import LockName, is_given, schema_owner
+from pgleaderlock.cli.options import LockName, allows_pooler, is_given, schema_owner
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
@@ -100,7 +100,7 @@ def elected(
     url, dsn = as_dsn(url, dsn)
     is_strict, polls = lease.takeover == "strict", lease.wake == "poll"
     settles = lease.settle_s is not None
-    only_postgres = {"takeover": is_strict, "wake": polls, "settle": settles}
+    only_postgres = {"allow_pooler": allows_pooler(), "takeover": is_strict, "wake": polls, "settle": settles}
     if (
         check_url(url, dsn, named, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table)
         is not None
@@ -119,6 +119,7 @@ def elected(
         lease_s=lease.lease_s,
         wake=lease.wake,
         witness=not lease.no_witness,
+        allow_pooler=allows_pooler(),
         takeover=lease.takeover,
         term_table=lease.term_table,
         schema=lease.schema,

@@ -18,6 +18,8 @@ from pgleaderlock.keys import LockKey
 
 __all__ = [
     "LockName",
+    "allow_pooler_option",
+    "allows_pooler",
     "dsn_option",
     "health_interval",
     "is_given",
@@ -174,6 +176,30 @@ def schema_owner() -> str | None:
     return owner
 
 
+# --- A pooler ---
+
+_POOLER = "pgleaderlock.allow_pooler"
+
+
+def _keep_pooler(context: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    context.meta[_POOLER] = value
+
+
+# No argument of the commands either: whatever opens sessions asks allows_pooler().
+allow_pooler_option = click.option(
+    "--allow-pooler",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_pooler,
+    help="Go on behind a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
+)
+
+
+def allows_pooler() -> bool:
+    """Return whether the command line allows a pooler before the server."""
+    return bool(click.get_current_context().meta.get(_POOLER))
+
+
 # --- The lock ---
 
 
@@ -259,6 +285,7 @@ def lease_options(command: F) -> F:
             show_default=True,
             help="Stand in line for the lock, or ask for it now and then.",
         ),
+        allow_pooler_option,
         click.option("--no-witness", is_flag=True, help="Do with one connection, and a weaker promise."),
         click.option(
             "--takeover",

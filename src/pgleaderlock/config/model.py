@@ -125,6 +125,11 @@ class LeaderElectionConfig(_Section):
     )
     wake: Literal["line", "poll"] = _setting("line", "text", "Stand in line for the lock, or ask for it now and then.")
     witness: bool = _setting(True, "flag", "A second lock on a second session, which closes the gap of a lost one.")  # noqa: FBT003
+    allow_pooler: bool = _setting(
+        False,  # noqa: FBT003
+        "flag",
+        "Go on behind a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
+    )
     takeover: Literal["fast", "strict"] = _setting(
         "fast", "text", "Strict waits a lease after every leader that did not release cleanly. Needs `term_table`."
     )
@@ -218,6 +223,7 @@ class LeaderElectionConfig(_Section):
             "slice_s": self.slice_s,
             "settle_s": self.settle,
             "witness": self.witness,
+            "allow_pooler": self.allow_pooler,
             "takeover": self.takeover,
             "term_table": self.term_table,
             "schema": self.schema_name,

@@ -17,7 +17,7 @@ __all__ = ["Conflict", "find_conflicts"]
 
 _ELECTION = ("cluster", "leader_election")
 _OF_SEPARATE_SESSIONS = ("wake", "reconnect_grace")
-_OF_SESSIONS = ("witness", "term_table", "takeover", "wake", "settle")
+_OF_SESSIONS = ("witness", "allow_pooler", "term_table", "takeover", "wake", "settle")
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 
 
