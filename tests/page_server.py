@@ -53,7 +53,7 @@ class Stage:
         status.candidates = [
             Candidate(
                 node, _instance(node), "leader" if node == leads else "follower", now - 1900, now - 1, "10.0.4.17",
-                4242 + index, "0.1.0", {}, is_alive=node != silent,
+                4242 + index, "0.2.0.dev0", {}, is_alive=node != silent,
             )
             for index, node in enumerate(nodes)
         ]  # fmt: skip
@@ -92,7 +92,7 @@ class Stage:
     def _leader(self, node: str, since: float) -> Leader:
         now = time.time()
         return Leader(
-            node, _instance(node), self._token, since, now, now + LEASE_S * 0.9, 77, "10.0.4.17", 4242, "0.1.0", {},
+            node, _instance(node), self._token, since, now, now + LEASE_S * 0.9, 77, "10.0.4.17", 4242, "0.2.0.dev0", {},
             is_alive=True, read_at=now, heartbeat_s=LEASE_S / 3,
         )  # fmt: skip
 

@@ -78,6 +78,7 @@ WINS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--lease", "6", "--health-interval", "1"): {"lease_s": 6.0, "health_interval_s": 1.0},
     ("--settle", "0"): {"settle": 0.0},
     ("--wake", "poll"): {"wake": "poll"},
+    ("--allow-pooler",): {"allow_pooler": True},
     ("--no-witness",): {"witness": False},
     ("--takeover", "strict", "--term-table"): {"takeover": "strict", "term_table": True},
     ("--schema", "other"): {"schema_name": "other"},

@@ -88,7 +88,7 @@ class Hand:
         self, name: str, seen_ago_s: float = 0.0, heartbeat_s: float = 1000.0, instance: str | None = None
     ) -> None:
         self.execute(
-            "INSERT INTO S.nodes VALUES (%s, %s, 'host-1', 17, '0.1.0', '{}', now(),"
+            "INSERT INTO S.nodes VALUES (%s, %s, 'host-1', 17, '0.2.0.dev0', '{}', now(),"
             " clock_timestamp() - make_interval(secs => %s), %s)",
             *(instance or instance_of(name), name, seen_ago_s, heartbeat_s),
         )
@@ -98,7 +98,7 @@ class Hand:
         self.execute(
             "INSERT INTO S.leaders VALUES (%s, %s, %s, %s, %s, clock_timestamp() - make_interval(secs => %s),"
             " clock_timestamp() - make_interval(secs => %s), clock_timestamp() + make_interval(secs => %s),"
-            " NULL, 'host-1', 17, '0.1.0', '{}')",
+            " NULL, 'host-1', 17, '0.2.0.dev0', '{}')",
             *(row["lock"], row["role"], instance_of(node), node, token, ago_s, row.get("renewed_ago_s", ago_s)),
             row["left_s"],
         )

@@ -12,7 +12,7 @@ import click
 
 from pgleaderlock._durations import show_duration
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.options import is_given, schema_owner, wants_embedded
+from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner, wants_embedded
 from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ _KEYS: Mapping[str, tuple[_Key, ...]] = {
     "health_interval_s": _of_election("refresh_interval", show_duration),
     "settle_s": _of_election("settle", show_duration),
     "wake": _of_election("wake"),
+    "allow_pooler": _of_election("allow_pooler", _true),
     "no_witness": _of_election("witness", _false),
     "takeover": _of_election("takeover"),
     "term_table": _of_election("term_table", _true),
@@ -81,7 +82,7 @@ def config_for_run(context: click.Context, config_file: Path | None, sets: tuple
     names = {str(option.name) for option in given}
     if {"dsn", "url"} <= names:
         raise click.UsageError("--url and --dsn name the store twice: give one of them.")
-    values = {**context.params, "schema_owner": schema_owner()}
+    values = {**context.params, "schema_owner": schema_owner(), "allow_pooler": allows_pooler()}
     config = load_for_command(config_file, sets, [each for option in given for each in _keys(option, values)]).config
     if wants_embedded() and config.election.url is not None:
         raise click.UsageError(
