@@ -1,6 +1,7 @@
 """Connection strings: checked early, and whatever is wrong with one, its secret is never shown."""
 
 import os
+import re
 import socket
 import traceback
 from typing import Any
@@ -95,6 +96,40 @@ def test_a_malformed_string_never_shows_its_secret(dsn: str) -> None:
 def test_a_lock_refuses_a_malformed_string_before_anything_runs(dsn: str) -> None:
     with pytest.raises(ValueError, match="dsn"):
         LeaderLock(dsn, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "why"),
+    [
+        ("postgresql://u@h/db?pool_size=5", "an option that libpq does not know (pool_size). Leave out what is meant"),
+        ("postgresql://u@h/db?sslmode=require&max_overflow=1&pool_size=5", "(max_overflow, pool_size)"),
+        ("host=h pool_size=5", "(pool_size)"),
+        ("postgresql://u:p@h/db?pool_size=5", "(pool_size)"),  # the password is not after the ?
+        ("postgresql://u:100%@h/db", "a % that two hexadecimal digits do not follow. Write %25"),
+        ("jdbc:postgresql://h/db", "it begins with jdbc:, which is for Java. Leave that out"),
+        ("JDBC:postgresql://h/db?user=u", "it begins with jdbc:"),
+        ("garbage", "write postgresql://user@host:5432/dbname"),
+    ],
+)
+def test_a_string_of_another_program_is_refused_with_what_to_change(dsn: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        check_dsn(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u@h/db?x=1&secret=b@h/db",  # an @ after the ?: perhaps all before it is a password
+        "postgresql://u@h/db?password=a&secret=b",  # so does an & in one
+        "host=h password=a secret=b",
+        "jdbc:postgresql://h/db?user=u&password=secret",
+        "postgresql://u:secret%@h/db",
+    ],
+)
+def test_what_may_be_a_part_of_a_password_is_not_named_as_an_option(dsn: str) -> None:
+    with pytest.raises(ValueError, match="dsn") as refused:
+        check_dsn(dsn)
+    assert "secret" not in everything_shown(refused.value).partition("Traceback")[0]
 
 
 @pytest.mark.parametrize("dsn", ["", " ", "\n\t "], ids=repr)

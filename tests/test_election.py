@@ -17,6 +17,8 @@ from pgleaderlock import (
     ExponentialBackoff,
     FixedInterval,
     Grant,
+    LeaderGroup,
+    LeaderLock,
     LeadershipLost,
     LockError,
     LockState,
@@ -842,13 +844,28 @@ async def test_waiting_for_leadership_ends_with_false_when_the_time_is_up_or_the
     backend = ScriptedBackend()
     backend.defaults["try_acquire"] = None
     election, _, _ = make_election(backend)
-    assert not await election.wait_for_leadership()
     await election.start()
     assert not await election.wait_for_leadership(timeout_s=5)
     waiting = asyncio.create_task(election.wait_for_leadership())
     await asyncio.sleep(1)
     await election.shutdown()
     assert not await waiting
+    assert not await election.wait_for_leadership()
+
+
+async def test_waiting_for_an_election_that_was_never_started_is_an_error_and_not_a_lost_race():
+    election, _, _ = make_election(ScriptedBackend())
+    with pytest.raises(LockError, match=r"Election was not started.*call start\(\) first"):
+        await election.wait_for_leadership(timeout_s=5)
+
+
+async def test_a_plain_with_says_async_with_and_where_the_blocking_classes_are():
+    election, _, _ = make_election(ScriptedBackend())
+    group = LeaderGroup("postgresql://db/app", ["a"])
+    for each in (election, group, group["a"], LeaderLock("postgresql://db/app", 1, 2)):
+        manager: Any = each
+        with pytest.raises(TypeError, match=r"is for asyncio: write `async with`.* pgleaderlock\.sync has"), manager:
+            pass
 
 
 async def test_callbacks_run_in_the_order_of_transitions_even_when_slow():
@@ -1054,6 +1071,8 @@ async def test_a_callback_that_raises_no_exception_but_worse_is_reported_too():
 
 async def test_waiting_for_a_stopped_election_lets_others_run():
     election, _, _ = make_election()
+    await election.start()
+    await election.shutdown()
     ran: list[bool] = []
     asyncio.get_running_loop().call_soon(ran.append, True)
     await election.wait_for_leadership()
@@ -1400,6 +1419,7 @@ async def test_any_storm_of_calls_ends_in_a_sane_state(seed):
         lambda: election.step_down(rng.choice([None, 0, 0.5])),
         lambda: election.wait_for_leadership(0.2),
     ]
+    await election.start()
 
     async def caller() -> None:
         for _ in range(10):

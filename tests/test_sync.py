@@ -68,6 +68,11 @@ def holds(dsn: str, key: LockKey) -> bool:
         return row != (True,)
 
 
+def test_waiting_for_a_lock_that_was_never_started_is_an_error_and_not_a_lost_race(make):
+    with pytest.raises(LockError, match=r"LeaderLock was not started.*call start\(\) first"):
+        make().wait_for_leadership(20)
+
+
 # --- The life of a lock ----------------------------------------------------------------------------------------
 
 

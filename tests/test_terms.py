@@ -364,6 +364,8 @@ async def test_a_fenced_transaction_that_works_on_is_named_and_the_lock_not_held
         pid = connection.info.backend_pid
         assert f"pid {pid}" in str(heard.errors[0])
         assert f"pg_terminate_backend({pid})" in str(heard.errors[0])
+        user = connection.info.user
+        assert f"pid {pid} ((without an application_name), user {user};" in str(heard.errors[0])
         await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", pid)
         assert await second.wait_for_leadership(10)
         with pytest.raises(psycopg.OperationalError):

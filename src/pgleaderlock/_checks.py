@@ -18,6 +18,7 @@ __all__ = [
     "check_token",
     "quoted",
     "refuse_pickling",
+    "refuse_plain_with",
     "shown",
     "visible",
 ]
@@ -101,6 +102,14 @@ def refuse_pickling(self: object, _protocol: object = None) -> NoReturn:
     raise TypeError(
         f"{type(self).__name__} cannot be pickled or copied: it stands for this process and holds sessions of it. "
         "Pass the settings instead, and create one in the process that uses it"
+    )
+
+
+def refuse_plain_with(self: object, *_: object) -> NoReturn:
+    """Refuse ``with``, as the ``__enter__`` and ``__exit__`` of a class of asyncio: Python would not say what to do."""
+    raise TypeError(
+        f"{type(self).__name__} is for asyncio: write `async with`. For code that blocks, pgleaderlock.sync has "
+        "LeaderLock and Election of its own"
     )
 
 

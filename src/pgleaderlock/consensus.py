@@ -103,6 +103,8 @@ class Lease:
     async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader; False when the time is up or the manager was stopped."""
         await asyncio.wait({self._starting})
+        if self._starting.cancelled():  # with its event loop, before it began
+            return False
         return await self._election.wait_for_leadership(timeout_s)
 
 

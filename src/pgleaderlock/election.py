@@ -33,7 +33,7 @@ from typing import Any, Self
 
 from pgleaderlock._bodies import AfterWork, Host
 from pgleaderlock._calls import Asked, guarded, see_out
-from pgleaderlock._checks import check_flag, check_seconds
+from pgleaderlock._checks import check_flag, check_seconds, refuse_plain_with
 from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
@@ -66,6 +66,8 @@ class Election(Gated):
 
     Use from one event loop. A stopped election can be started again, on another loop too.
     """
+
+    __enter__ = __exit__ = refuse_plain_with
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Election(Gated):
         self._new_cycle()
         self._grant: Grant | None = None
         self._running: Run | None = None
+        self._was_started = False
         self._left_open = False  # a run ended without closing the backend; the next one does it first
         self._logger = get_logger().bind(**backend.labels)
         self._fence_may_rest = True
@@ -289,11 +292,13 @@ class Election(Gated):
     async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
 
-        Also False when the election is not running, or stops meanwhile: then waiting could never end.
+        Also False when the election has stopped, or stops meanwhile: then waiting could never end. LockError when it
+        was never started.
         """
         _check_timeout(timeout_s)
         run = self._run_here()
         if run is None:
+            self.check_started()
             await asyncio.sleep(0)  # so that a loop around this cannot starve everything else
             return False
         if run.stream.is_current_task():
@@ -304,6 +309,14 @@ class Election(Gated):
             return announced.done()
         finally:
             announced.cancel()
+
+    def check_started(self) -> None:
+        """Raise LockError when :meth:`start` was never called: whoever waits then has forgotten it."""
+        if not self._was_started:
+            raise LockError(
+                f"{type(self).__name__} was not started, so waiting would never end: call start() first, "
+                "or wait inside its with block"
+            )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -373,6 +386,7 @@ class Election(Gated):
     def _begin_run(self, won: Grant | None = None) -> None:
         """Begin; with a lock that was won already, if there is one, and then all that leads to it is told at once."""
         loop = asyncio.get_running_loop()
+        self._was_started = True
         run = self._running = Run(EventStream(self._listeners, self._note_delivered, self._logger))
         self._new_cycle()
         facts = [Fact(Input.START)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from pgleaderlock._checks import check_int, check_seconds, refuse_pickling
+from pgleaderlock._checks import check_int, check_seconds, refuse_pickling, refuse_plain_with
 from pgleaderlock._run import Run
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
@@ -120,6 +120,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
     """
 
     __reduce_ex__ = refuse_pickling
+    __enter__ = __exit__ = refuse_plain_with
 
     def __init__(
         self,

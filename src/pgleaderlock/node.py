@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pgleaderlock._checks import refuse_plain_with
 from pgleaderlock.backends import open_backend
 from pgleaderlock.backends._dsn import check_dsn, describe
 from pgleaderlock.config import Config, ConfigError, Problem
@@ -37,6 +38,8 @@ class Node:
 
     ``dsn`` is the PostgreSQL to use where the configuration names none.
     """
+
+    __enter__ = __exit__ = refuse_plain_with
 
     def __init__(self, config: Config, *, dsn: str | None = None, settle_s: float | None = None) -> None:
         _check(config, dsn)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 
 from pgleaderlock._checks import visible
 
@@ -34,6 +35,8 @@ __all__ = [
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _SCHEME = re.compile("[a-z0-9]{1,40}([+][a-z]{1,40})?", re.IGNORECASE)
+_STRAY_PERCENT = re.compile("%(?![0-9a-f]{2})", re.IGNORECASE)
+_OPTION = re.compile(r"(?:^|\s)([a-z_][a-z0-9_]{0,40})\s*=", re.IGNORECASE)
 _LAST_PORT = 65535
 _SHORT_NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # int() of thousands of digits fails with words of its own
 _SHORTEST_SECRET = 3
@@ -69,10 +72,36 @@ def check_dsn(dsn: object) -> dict[str, str]:
     # Raised here, where libpq's exception is no longer being handled: it would come along as the context.
     if parts is None:
         raise ValueError(
-            f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_FORMS}"
+            f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_why_invalid(dsn)}"
         )
     _check_parts(parts, is_url=bool(separator))
     return parts
+
+
+def _why_invalid(dsn: str) -> str:
+    """Say what libpq most likely stumbled over. Nothing is repeated but the name of what is surely an option."""
+    if dsn.lstrip().lower().startswith("jdbc:"):
+        return "it begins with jdbc:, which is for Java. Leave that out: postgresql://host:5432/dbname?user=..."
+    if "://" in dsn and _STRAY_PERCENT.search(dsn):
+        return "it has a % that two hexadecimal digits do not follow. Write %25 for a % in a password"
+    unknown = _unknown_options(dsn)
+    if not unknown:
+        return _FORMS
+    named = ", ".join(unknown) if _may_name_options(dsn) else "not shown"
+    return f"it has an option that libpq does not know ({named}). Leave out what is meant for a pool or another driver"
+
+
+def _unknown_options(dsn: str) -> list[str]:
+    """Return what looks like an option, and is none of libpq's."""
+    text = dsn.partition("?")[2].replace("&", " ") if "://" in dsn else dsn
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()} | {"ssl"}
+    return [name for name in _OPTION.findall(text) if name not in known]
+
+
+def _may_name_options(dsn: str) -> bool:
+    """Whether no part of a password can look like an option: none is there, and none before an @ in the wrong place."""
+    after = dsn.partition("?")[2] if "://" in dsn else dsn
+    return "@" not in after and not any(name in after.lower() for name in ("passw", "secret", "key"))
 
 
 def _parse(dsn: str) -> dict[str, str] | None:

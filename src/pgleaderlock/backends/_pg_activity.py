@@ -62,6 +62,7 @@ async def contenders(connection: Any, key: LockKey) -> list[Contender]:
 
 def _contender(row: tuple[Any, ...]) -> Contender:
     granted, pid, name, user, address, since, waiting_since = row
-    # All but the pid are hidden from a role that may not see other users' activity.
-    holder = Holder(name=name or "(not visible)", pid=pid, address=address, since=since, detail=user)
+    if name is None:  # a role that may not see other users' activity sees the pid alone
+        name = "(not visible)"
+    holder = Holder(name=name or "(without an application_name)", pid=pid, address=address, since=since, detail=user)
     return Contender(granted, holder, waiting_since)

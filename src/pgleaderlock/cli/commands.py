@@ -47,6 +47,7 @@ from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres, in_store
 from pgleaderlock.cli.torture import torture
+from pgleaderlock.errors import MissingExtra
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import ExponentialBackoff
 
@@ -57,7 +58,7 @@ def invoke(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. User errors become a message, without secrets, never a traceback."""
     unwind_on_signal()
     try:
-        return int(cli.main(list(arguments), prog_name="pgleaderlock", standalone_mode=False) or 0)
+        return _run(arguments)
     except click.Abort:
         return _failed("interrupted before there was anything to hand over", exit_codes.INTERRUPTED, arguments)
     except click.ClickException as error:
@@ -70,6 +71,13 @@ def invoke(arguments: Sequence[str]) -> int:
     except OSError as error:  # such as a full disk behind "> file"
         click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
         return exit_codes.NOT_ACQUIRED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        return int(cli.main(list(arguments), prog_name="pgleaderlock", standalone_mode=False) or 0)
+    except MissingExtra as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _failed(text: str, code: int, arguments: Sequence[str]) -> int:

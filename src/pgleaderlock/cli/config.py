@@ -11,7 +11,6 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
 from pgleaderlock.cli.console import print_json
-from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pgleaderlock.config import InForce, Loaded
@@ -69,10 +68,8 @@ def load_for_command(config_file: Path | None, sets: tuple[str, ...], options: "
     _keep_passwords_out(sets)
     moved = os.environ.get(MOVED_VARIABLE, "").split()  # what the command line gave is no variable of the user's
     environ = {name: value for name, value in os.environ.items() if name not in moved}
-    try:
-        from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
-    except MissingExtra as error:
-        raise click.UsageError(str(error)) from error
+    from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
+
     try:
         return load(config_file, environ=environ, sets=sets, options=options)
     except ConfigError as error:

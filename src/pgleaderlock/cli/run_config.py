@@ -13,7 +13,6 @@ import click
 from pgleaderlock._durations import show_duration
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner, wants_embedded
-from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pgleaderlock.config import Config
@@ -93,10 +92,8 @@ def config_for_run(context: click.Context, config_file: Path | None, sets: tuple
 
 def _keys(parameter: click.Parameter, values: Mapping[str, Any]) -> "list[Option]":
     """Return what this option says in words of the configuration. Without any such words it is wrong usage."""
-    try:
-        from pgleaderlock.config.sources import Option  # noqa: PLC0415 - it needs an extra of its own
-    except MissingExtra as error:
-        raise click.UsageError(str(error)) from error
+    from pgleaderlock.config.sources import Option  # noqa: PLC0415 - it needs an extra of its own
+
     name, flag = str(parameter.name), max(parameter.opts, key=len)
     if name in _SAME:
         return []

@@ -203,14 +203,15 @@ class BlockingElection(Generic[A]):
     def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
 
-        Also False when the election is not running, or stops meanwhile: then waiting could never end. Ctrl-C ends the
-        wait, and the election goes on.
+        Also False when the election has stopped, or stops meanwhile: then waiting could never end. LockError when it
+        was never started. Ctrl-C ends the wait, and the election goes on.
         """
         _check_timeout(timeout_s)
         self._check_process()
         if self._callbacks.is_here:
             raise LockError("wait_for_leadership() in a callback would wait for itself: call it in another thread")
         if self._home is None:
+            self._engine.check_started()
             return False
         try:
             return self._call(lambda _: self._engine.wait_for_leadership(timeout_s))
