@@ -74,8 +74,8 @@ class Stage:
         """Have the leader seen for the last time so long ago. A long lease gives a busy machine time."""
         status, seen_at = self.roles[role], time.time() - ago_s
         assert status.leader is not None
-        times = {"renewed_at": seen_at, "lease_until": seen_at + lease_s * 0.9, "heartbeat_s": lease_s / 3}
-        status.leader = replace(status.leader, **times)
+        until = seen_at + lease_s * 0.9
+        status.leader = replace(status.leader, renewed_at=seen_at, lease_until=until, heartbeat_s=lease_s / 3)
 
     def tell(self, role: str, node: str, event: str, ago_s: float, token: int | None = None) -> None:
         """Add a line to the history, written now, of something that happened so long ago."""
