@@ -218,6 +218,19 @@ def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> fl
     return terms.past_s(replace(past, timeline=past.timeline_here), lease, ours=ours)
 
 
+def take_any_table_for_whole(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
+    return terms.past_s(replace(past, is_whole=True), lease, ours=ours)
+
+
+async def make_ready_anywhere(self: terms.Terms, session: Any) -> bool:
+    """Take every server for the one that it was before."""
+    await _make_ready(self, session)
+    return False
+
+
+_make_ready = terms.Terms.make_ready
+
+
 def over_as_soon_as_seen(self: Sighting) -> float:
     return self._seen_at
 
@@ -324,6 +337,12 @@ MUTATIONS = (
              only("freeze", "crash", every=0.4, slow_share=0.3, slowness=0.6)),
     Mutation("a promotion is a restart", "two_leaders", replaced(leased, "past_s", forget_the_timeline),
              STORES["postgres-terms"], only("cut_and_promote", "crash", every=1.0)),
+    Mutation("a term table that is younger than the server's start says nothing", "two_leaders",
+             replaced(leased, "past_s", take_any_table_for_whole), STORES["postgres-terms"],
+             only("cut_and_replace", every=4.0)),
+    Mutation("another server is waited out, whatever its term row says", "two_leaders",
+             replaced(terms.Terms, "make_ready", make_ready_anywhere), STORES["postgres-terms"],
+             only("cut_and_switch", every=4.0, slow_share=0.0)),
     Mutation("a strict take-over", "two_leaders", nothing, replace(
         STORES["postgres-terms"], faults=STORES["postgres-strict"].faults), only("double_ambush")),
     Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -229,14 +231,22 @@ def test_a_database_that_does_not_answer_is_an_error_in_bounded_time(
         assert time.monotonic() - before < 10  # and not the 15 s that opening a session may take
 
 
-def test_right_after_the_servers_start_nobody_is_sure_and_the_log_says_so(
-    own_server: Server, node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_of_three_nodes_that_ask_once_after_a_server_start_one_runs_the_schedulers(
+    own_server: Server, node, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("pgleaderlock.election_service._ATTEMPT_S", 0.5)
-    service = node(own_server.dsn, settle_s=None)
+    """The lease is longer than an answer is waited for: only the node that holds the lock waits for it."""
+    own_server.restart()
+    services = [node(own_server.dsn, settle_s=None, lease_s=7.0) for _ in range(3)]
+    answers: queue.Queue[tuple[bool, LeaderElectionService]] = queue.Queue()
     with caplog.at_level(logging.WARNING):
-        assert service.try_acquire_leadership() is False
-    assert "not_sure_yet" in caplog.text
+        for service in services:
+            ask = partial(lambda service: answers.put((service.try_acquire_leadership(), service)), service)
+            threading.Thread(target=ask, daemon=True).start()
+        told = [answers.get(timeout=50) for _ in services]
+    assert [is_leader for is_leader, _ in told] == [False, False, True]  # the losers do not wait for the one
+    assert [service.is_leader() for _, service in told] == [False, False, True]
+    assert "settling" in caplog.text
+    assert "the server started less than a lease ago" in caplog.text
 
 
 @pytest.mark.parametrize("stands", [False, True])

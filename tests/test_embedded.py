@@ -655,6 +655,30 @@ def test_two_processes_share_one_server_and_the_last_one_out_stops_it(shared_pla
     assert not server.is_running()
 
 
+FORMER = "show pgleaderlock.no_former_leader"
+
+
+def test_a_shared_server_that_no_one_used_any_more_knows_of_no_former_leader(shared_place, server):
+    server.start()
+    assert ask(server.dsn, FORMER) == "off"  # its data are not new: they may have been led on
+    server.stop()
+    with shared_server(shared_place) as mine:
+        assert ask(mine.dsn, FORMER) == "on"
+        with users(shared_place):
+            assert ask(mine.dsn, FORMER) == "on"
+
+
+def test_a_new_server_knows_of_no_former_leader_until_it_is_started_again(place, programs):
+    server = Server(place / "server", binaries=programs, settings={"fsync": "off"})
+    try:
+        server.start()
+        assert ask(server.dsn, FORMER) == "on"
+        server.restart()
+        assert ask(server.dsn, FORMER) == "off"
+    finally:
+        server.stop("immediate")
+
+
 def test_the_one_who_started_it_may_leave_first(shared_place, server):
     with contextlib.ExitStack() as stack:
         with shared_server(shared_place):
@@ -678,7 +702,7 @@ def test_a_server_that_died_under_its_users_is_started_again_by_the_next(shared_
         os.kill(pids[0], signal.SIGKILL)
         with shared_server(shared_place) as mine:
             assert mine.pid != pids[0]
-            assert ask(mine.dsn, "select 1") == 1
+            assert ask(mine.dsn, FORMER) == "off"  # the user before may lead, for all that is known
 
 
 def test_four_processes_that_come_first_at_once_get_one_server(place, programs, monkeypatch):

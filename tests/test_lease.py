@@ -310,6 +310,12 @@ async def test_an_event_loop_that_stood_still_is_no_leader_before_it_runs_again(
 # --- After a restart ------------------------------------------------------------------------------------------------
 
 
+async def test_a_server_without_former_leaders_is_led_on_at_once(own_server: Server, key: LockKey):
+    lock, _ = make_leased(own_server.dsn, key, settle_s=None, lease_s=600.0, health_interval_s=5.0)
+    async with lock:
+        assert await lock.wait_for_leadership(30)  # and not in ten minutes
+
+
 @pytest.mark.parametrize("how", ["restart", "crash"])
 async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: Server, key: LockKey, how: str):
     # A server that recovers from a crash ends the first sessions: those who come then come again soon.

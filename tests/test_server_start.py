@@ -23,6 +23,10 @@ def quiet_s(*met: tuple[str, float, float]) -> float:
         pytest.param([("a", 2.0, 50.0)], 4.0, id="the first run: the server's word counts"),
         pytest.param([("a", -120.0, 50.0)], SETTLE_S, id="a clock that was stepped back costs no more than one lease"),
         pytest.param([("a", math.nan, 50.0)], SETTLE_S, id="nonsense counts as a start just now"),
+        pytest.param(
+            [("a", math.inf, 50.0)], -math.inf, id="a server that knows of no former leader is not waited for"
+        ),
+        pytest.param([("a", 9.0, 50.0), ("b", math.inf, 60.0)], SETTLE_S, id="unless we knew an earlier run"),
         pytest.param([("a", 900.0, 50.0), ("b", 101.0, 60.0)], SETTLE_S, id="a clock that was stepped forward"),
         pytest.param([("a", 900.0, 50.0), ("b", -120.0, 60.0)], SETTLE_S, id="stepped back, after a restart"),
         pytest.param([("a", 900.0, 50.0), ("a", -5.0, 60.0)], -904.0, id="the same run is not a new start"),

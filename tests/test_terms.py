@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,14 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipLost, LockError, LockKey, LockState
+from pgleaderlock.backends._pg_schema import make_tables
+from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.lease import Lease, fence_key
-from pgleaderlock.backends.terms import Past, past_s, schema_sql
+from pgleaderlock.backends.terms import Past, create_sql, past_s, schema_sql
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
-from tests.test_lease import LEASE_S, make_leased, query
+from tests.test_lease import LEASE_S, make_leased, query, until_answering
 from tests.test_postgres import holders, terminate_holder
 from tests.test_refusals import standby_of
 
@@ -36,6 +40,10 @@ def make_termed(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness
         (Past(None, 0.0, 0, False, 1), "fast", None, None),
         (Past(None, 0.0, 0, False, 1), "strict", None, None),
         (Past(None, 0.0, 0, False, 2), "fast", None, 15.0),
+        (Past(None, 0.0, 0, False, 1, True), "fast", None, 0.0),
+        (Past(None, 0.0, 0, False, 1, True), "strict", None, 0.0),
+        (Past(None, 0.0, 0, False, 2, True), "fast", None, 15.0),
+        (Past(7, 20.0, 1, False, 1, True), "fast", None, None),
         (Past(7, 20.0, 1, True, 1), "fast", None, 0.0),
         (Past(7, 20.0, 1, True, 1), "strict", None, 0.0),
         (Past(7, 20.0, 1, False, 1), "fast", None, None),
@@ -198,6 +206,91 @@ async def test_a_clean_release_ends_the_wait_after_a_restart(own_server: Server,
     second, _ = make_termed(own_server.dsn, key, **timing)
     async with second:
         assert await second.wait_for_leadership(10)  # and not in ten minutes
+
+
+async def test_an_empty_table_that_is_older_than_the_servers_start_ends_the_wait(own_server: Server, key: LockKey):
+    await make_tables(own_server.dsn, "pgleaderlock", None)
+    await asyncio.to_thread(own_server.restart)
+    lock, _ = make_termed(own_server.dsn, key, lease_s=600, health_interval_s=5, settle_s=None)
+    async with lock:
+        assert await lock.wait_for_leadership(30)  # and not in ten minutes
+
+
+NOTE = "COMMENT ON COLUMN pgleaderlock.terms.acquired_at IS "
+
+
+async def is_whole(server: Server, key: LockKey) -> bool:
+    """Whether a missing row is known to mean that no term has ever begun."""
+    backend = make_termed(server.dsn, key)[0]._backend
+    try:
+        await backend.open()
+        leased = backend._chosen  # type: ignore[attr-defined]
+        past: Past = await leased._terms.read(leased._pair.lock_session)
+        return past.is_whole
+    finally:
+        await backend.close()
+
+
+async def test_how_old_the_table_is_is_told_by_the_run_that_made_it_and_by_no_clock(own_server: Server, key: LockKey):
+    await query(own_server.dsn, "CREATE ROLE app LOGIN")
+    assert not await is_whole(own_server, key)  # it has just been made
+    await make_tables(own_server.dsn, "pgleaderlock", "app")  # which does not date it anew
+    ((pid,),) = await query(own_server.dsn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+    os.kill(pid, signal.SIGKILL)
+    await until_answering(own_server.dsn)
+    assert not await is_whole(own_server, key)  # a crash recovery is not told from no start at all
+    await asyncio.to_thread(own_server.restart)
+    assert await is_whole(own_server, key)
+    await make_tables(own_server.dsn, "pgleaderlock", None)
+    assert await is_whole(own_server, key)
+    ((server,),) = await query(own_server.dsn, "SELECT system_identifier FROM pg_control_system()")
+    for note in (f"'terms are kept since server run {server + 1} 17.5'", "'their own words'", "NULL"):
+        await query(own_server.dsn, NOTE + note)  # as of a dump of another server, and of 0.1.0
+        assert not await is_whole(own_server, key)
+    await make_tables(own_server.dsn, "pgleaderlock", None)
+    assert not await is_whole(own_server, key)
+    await asyncio.to_thread(own_server.restart)
+    assert await is_whole(own_server, key)
+    await query(own_server.dsn, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public")
+    lock, _ = make_termed(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key)
+    async with lock:
+        assert await lock.wait_for_leadership(30)  # where the run may not be asked for, the table only says nothing
+
+
+async def test_a_registry_does_not_date_the_table(own_server: Server, key: LockKey):
+    """It makes the tables for candidates that keep no rows, one of which may have led."""
+    async with await open_pinned(own_server.dsn) as connection:
+        await connection.execute(create_sql("pgleaderlock").encode())
+    await asyncio.to_thread(own_server.restart)
+    assert not await is_whole(own_server, key)
+
+
+async def test_another_server_than_before_is_waited_out_whatever_its_row_says(
+    own_server: Server, postgres: Postgres, key: LockKey
+):
+    """The row that it has may be an old one, of a dump."""
+    first, _ = make_termed(own_server.dsn, key)
+    async with first:
+        await first.wait_for_leadership(10)
+    servers = [postgres.dsn, own_server.dsn]
+
+    async def connect() -> psycopg.AsyncConnection[Any]:
+        return await psycopg.AsyncConnection.connect(servers[0], autocommit=True)
+
+    lock, _ = make_termed("", key, connect_fn=connect)
+    async with lock:
+        assert await lock.wait_for_leadership(10)
+        servers.pop(0)
+        moved_at = lock._clock()
+        await terminate_holder(postgres.dsn, key)
+        assert await until_leading_again(lock, moved_at)
+        assert lock._clock() >= moved_at + LEASE_S
+
+
+async def until_leading_again(lock: LeaderLock, moved_at: float) -> bool:
+    await until(lambda: not lock.is_leader, timeout_s=10)
+    assert lock._clock() >= moved_at
+    return await lock.wait_for_leadership(20)
 
 
 async def test_an_unclean_end_does_not_end_the_wait_after_a_restart(own_server: Server, key: LockKey):

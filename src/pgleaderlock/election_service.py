@@ -5,8 +5,9 @@
         start_schedulers()
 
 Every node asks; one is told True and goes on leading, on a dedicated connection, until it releases or ends. The others
-are told False at once. Asked like that, they ask once: to take over from a leader that dies they must keep trying,
-which is :meth:`LeaderElectionService.start`.
+are told False at once. After a start of the server the one that holds the lock is told True after one lease at the
+latest: a leader from before the start, cut off from the server, may be valid for so long. Asked like that, nodes ask
+once: to take over from a leader that dies they must keep trying, which is :meth:`LeaderElectionService.start`.
 
 Underneath is the one engine, behind the blocking API: a lease that PostgreSQL enforces, a witness, a place in line.
 ``is_leader()`` is therefore no flag, but a comparison with a clock, and False before another can lead. The lock itself
@@ -21,7 +22,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from pgleaderlock._checks import check_callable, check_seconds
-from pgleaderlock._logging import get_logger
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.postgres import PostgresBackend
@@ -38,7 +38,7 @@ __all__ = ["LeaderElectionService"]
 C = TypeVar("C", bound=Callback)
 
 _STATEMENT_TIMEOUT_S = 5.0
-_ATTEMPT_S = 6.0  # for one statement that takes all of its time, and what is around it
+_ATTEMPT_S = 6.0  # for one statement that takes all of its time, and what is around it; not for what is waited for
 _GIVE_UP_S = 1.0
 _ENDS = (EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED)
 
@@ -70,8 +70,10 @@ class LeaderElectionService:
         key = LockKey.bigint(self.LOCK_ID if lock_id is None else lock_id)
         limit_s = _dsn.statement_timeout_s(_dsn.check_dsn(postgres_url)) or _STATEMENT_TIMEOUT_S
         lease = Lease(check_seconds("lease_s", lease_s), settle_s=settle_s, statement_timeout_s=limit_s)
+        self._backend = PostgresBackend(key, lease, clock, dsn=postgres_url)
+        self._longest_wait_s = max(lease.lease_s, lease.settle_s or 0.0)
         engine = Election(
-            PostgresBackend(key, lease, clock, dsn=postgres_url),
+            self._backend,
             retry_strategy=retry_strategy,
             health_interval_s=lease.renew_every_s,
             clock=clock,
@@ -91,13 +93,13 @@ class LeaderElectionService:
     # --- Asking once -------------------------------------------------------------------------------------------
 
     def try_acquire_leadership(self) -> bool:
-        """Try to become the leader, now. True when we lead, also if we did before; False when we do not.
+        """Try to become the leader, now. True when we lead, also if we did before; False when another node does.
 
-        Returns in milliseconds as a rule, and in bounded time: an answer is waited for for some 5 s.
-        :class:`~pgleaderlock.ConnectionError` says that the database could not be asked.
-
-        False as well, with a line in the log, when nobody leads but we cannot be sure yet: for one lease after the
-        server's start somebody may still believe. After :meth:`start` it does not try by itself, and only answers.
+        A node that finds the lock taken returns False at once. The one node that holds the lock returns True: in
+        milliseconds as a rule; within one lease after a start of the server, because a leader from before the start may
+        be valid for so long, or while a leader before us still stops. A line in the log, ``settling``, says so
+        meanwhile. An answer of the server is waited for for some 5 s; :class:`~pgleaderlock.ConnectionError` says that
+        the database could not be asked. After :meth:`start` it does not try by itself, and only answers.
         """
         if self.is_leader():
             return True
@@ -105,24 +107,26 @@ class LeaderElectionService:
             return False
         self._failure = None
         self._election.start()
+        return self._wait_for_answer() or self._give_up_attempt()
+
+    def _wait_for_answer(self) -> bool:
+        """Wait for one answer; and while the lock is ours and a former leader may be valid, for its lease too."""
         if self._election.wait_for_leadership(_ATTEMPT_S):
             return True
+        return self._backend.holds_lock and self._election.wait_for_leadership(self._longest_wait_s)
+
+    def _give_up_attempt(self) -> bool:
+        """End an attempt that brought no leadership; ConnectionError where the server did not answer."""
         state = self._election.state
         if self._standing.is_set() or state is LockState.LEADER:  # start() came in between; on_acquired takes its time
             return self.is_leader()
         self._election.shutdown(_GIVE_UP_S)
         if self._failure is not None:
             raise self._failure
-        if state is LockState.FOLLOWER:
+        if state in (LockState.FOLLOWER, LockState.ACQUIRING):
             raise ConnectionError(
                 f"no answer within {_ATTEMPT_S:g} s to the question who leads {self._key.described}: is the database "
                 "of the URL up, and the network between?"
-            )
-        if state is LockState.ACQUIRING:
-            get_logger().bind(**self._engine.labels).warning(
-                "not_sure_yet",
-                advice="the lock was free, but a leader before us may still believe in it; try again after a lease, "
-                "or call start(), which waits for that",
             )
         return False
 

@@ -37,7 +37,7 @@ async def make_tables(
     parts = _dsn.check_dsn(dsn)
     try:
         async with await open_pinned(_dsn.with_defaults(parts)) as connection:
-            await connection.execute(create_sql(schema, owner).encode())
+            await connection.execute(create_sql(schema, owner, keeps_terms=True).encode())
             for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
                 if user is not None:
                     names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(user)}

@@ -11,6 +11,10 @@ than the start by the time of one reconnection. Only of the first run that a can
 word count, and an age below zero counts as zero. So the quiet period ends ``settle_s`` after the first contact, or
 before.
 
+A server may say that no leader of an earlier run can be valid: its age is then infinite. An embedded server says so of
+its first run ever, and of a run that began after all users had left (:mod:`pgleaderlock.embedded`). It does not
+hold for a crash recovery within that run, which the statistics show.
+
 Not promised: a candidate that had not started when the server did knows only the server's word. A clock that was
 stepped forward between the start and the candidate's first contact, or a promoted standby that has run for long, then
 shortens its quiet period; ``takeover="strict"`` closes the first, and the term row the second. A reset of the
@@ -37,5 +41,5 @@ class ServerStart:
             return
         is_first = self._run is None
         self._run = run
-        is_plausible = is_first and math.isfinite(age_s) and age_s > 0
+        is_plausible = is_first and age_s > 0  # so not where it is no number
         self.quiet_until = read_at - (age_s if is_plausible else 0.0) + self._settle_s

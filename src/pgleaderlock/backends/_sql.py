@@ -3,6 +3,7 @@
 Only numbers are ever filled in, because ``DO`` takes no parameters.
 """
 
+from pgleaderlock._server_settings import NO_FORMER_LEADER
 from pgleaderlock.backends._search_path import PINNED
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.keys import LockKey
@@ -50,10 +51,13 @@ SELECT CASE WHEN pg_backend_pid() = %s::int AND NOT pg_is_in_recovery() THEN ARR
 
 # These take longer than all the rest, and a witness need not know them. The last names this run of the server: locks
 # that an earlier run held are gone. As numbers, because the text of a time depends on settings.
+# The statistics of a run without a crash are older than its start.
 _FACTS = """
      , extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
-       extract(epoch FROM clock_timestamp() - greatest(
-           pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float,
+       CASE WHEN current_setting('{no_former_leader}', true) = 'on'
+                 AND (SELECT stats_reset FROM pg_stat_bgwriter) < pg_postmaster_start_time() THEN 'Infinity'
+            ELSE extract(epoch FROM clock_timestamp() - greatest(
+                pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float END,
        concat(extract(epoch FROM pg_postmaster_start_time()), ' ',
               extract(epoch FROM (SELECT stats_reset FROM pg_stat_bgwriter)))
 """
@@ -104,7 +108,8 @@ def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
     if version >= _TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = 0
     more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
-    return _SET_UP.format(pinned=PINNED, more=more, facts=_FACTS if with_facts else "")
+    facts = _FACTS.format(no_former_leader=NO_FORMER_LEADER) if with_facts else ""
+    return _SET_UP.format(pinned=PINNED, more=more, facts=facts)
 
 
 def _network_limits(lease: Lease) -> dict[str, int]:

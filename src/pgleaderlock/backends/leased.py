@@ -8,8 +8,9 @@ session that holds the lock, or queues for it, is under the lease: one that slee
 its own.
 
 **From grant to leadership**: the witness lock, for which a predecessor is waited for; the quiet period after a server
-start; the term row (:mod:`.terms`), where there is one: a clean release ends the wait, a promotion counts as a restart,
-and ``takeover="strict"`` waits after every end that was not clean. Then both sessions are renewed once, because the
+start; the term row (:mod:`.terms`), where there is one: a clean release ends the wait, so does a table in which no term
+was ever written though it is older than the server's start, a promotion counts as a restart, and
+``takeover="strict"`` waits after every end that was not clean. Then both sessions are renewed once, because the
 grant may be old by now, and validity counts from there.
 
 Not promised, beyond what :mod:`.pair` does not promise: without the term row, a candidate that was away during a
@@ -66,6 +67,8 @@ class LeasedLockBackend(Backend):
         self._pair = SessionPair(admission, lease, clock, where, self._logger, connect_s=connect_s)
         self._granted: int | None = None  # a token that queueing brought, not yet handed out
         self._terms = Terms(key, lease, where) if lease.term_table else None
+        self._moved_until = -math.inf
+        """The rows of another server than before shorten no wait until then."""
         self._claimed: int | None = None  # the token of our last term, if it was written down
         self._term: int | None = None  # the token of the term that was handed out last
         self._is_contested = False
@@ -82,6 +85,11 @@ class LeasedLockBackend(Backend):
         """Return the lease of both sessions."""
         return self._lease.lease_s
 
+    @property
+    def holds_lock(self) -> bool:
+        """Whether the lock is held, be it for a leader or for a candidate that may not lead yet."""
+        return self._key in self._pair.held
+
     # --- The verbs ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -92,8 +100,8 @@ class LeasedLockBackend(Backend):
             await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
-        if self._terms is not None:
-            await self._terms.make_ready(session)
+        if self._terms is not None and await self._terms.make_ready(session):
+            self._moved_until = self._clock() + self._lease.lease_s
 
     async def try_acquire(self) -> Grant | None:
         """Ask for the lock, or take what queueing brought; then make sure of it."""
@@ -288,7 +296,7 @@ class LeasedLockBackend(Backend):
         if self._terms is not None:
             left_s = past_s(await self._terms.read(self._pair.lock_session), self._lease, ours=self._claimed)
             if left_s is not None:
-                ends_at, reason = held_since + left_s, "the last leader may still be valid"
+                ends_at, reason = max(held_since + left_s, self._moved_until), "the last leader may still be valid"
         left_s = ends_at - self._clock()
         if left_s > 0:
             self._logger.log(settling_level(left_s), "settling", seconds=left_s, reason=reason)

@@ -95,6 +95,11 @@ class PostgresBackend(Backend):
         """Watch as the chosen protocol does."""
         return await self._backend().lost()
 
+    @property
+    def holds_lock(self) -> bool:
+        """Whether the lock is held, be it for a leader or for a candidate that may not lead yet."""
+        return isinstance(self._chosen, LeasedLockBackend) and self._chosen.holds_lock
+
     def lifeline(self) -> tuple[int, ...]:
         """Return what the chosen protocol has."""
         return () if self._chosen is None else self._chosen.lifeline()

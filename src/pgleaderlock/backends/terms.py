@@ -4,8 +4,8 @@ A session advisory lock says who holds it now, and nothing of who held it before
 the last token, the lease of its holder, the timeline of the server, and whether it was released cleanly. It is
 committed on the lock's own session before anybody leads, and decides three things:
 
-- how long the past may still be believed in by somebody (:func:`past_s`): not at all after a clean release; for the
-  recorded lease after a promotion, or in ``takeover="strict"`` after any other end;
+- how long a former leader may still be valid (:func:`past_s`): not at all after a clean release, or where no term has
+  ever begun; for the recorded lease after a promotion, or in ``takeover="strict"`` after any other end;
 - the token, which goes on from the recorded one even where transaction ids went back (a dump restored elsewhere);
 - whether a fenced transaction may go on (:meth:`Terms.fence_sql`).
 
@@ -17,8 +17,24 @@ granted past a waiting writer, so that transactions which overlap would keep it 
 
 Nothing is written at a renewal: it would wait for fenced transactions, and leadership must not.
 
-Not promised: a primary that goes on beside its promoted standby keeps its leader. Fencing such a server is the job of
-whoever promotes the other.
+**A missing row means that no term has ever begun, if the table is older than the run of the server.** A leader commits
+its row before it leads, and no row is ever deleted. So a leader of an earlier run, which is what the quiet period after
+a server start waits for, left a row in a table that was there. A table that was made in the present run says nothing: a
+leader of an earlier run had no table to write to. How old the table is, is decided without a clock: whoever makes it
+notes on it which server (``pg_control_system``) and which run of it (``pg_postmaster_start_time``) this was. Another
+run of the same server has another start time; a clock that was stepped cannot make two runs of one. A dump that was
+restored elsewhere carries the note of another server, and a table without a note counts as made just now. The note is
+written by ``pgleaderlock schema apply`` and by candidates with a term table, not by a registry, which makes the same
+tables for candidates that keep no rows. A crash recovery leaves the start time as it is, so that a table that was made
+before it counts as young: that costs one quiet period, and is safe.
+
+**Another server than before** has none of the rows of that one, or old ones. A candidate that knew the other one waits
+for a lease, whatever the row says.
+
+Not promised: anything, where the candidates of one lock do not all keep rows. A leader without a row that is cut off
+while the server starts is not waited for; so switch a role to ``term_table=True`` while no old node runs. A server that
+was set back to an older state (a snapshot of its disk) has forgotten the terms since. A primary that goes on beside its
+promoted standby keeps its leader: to fence such a server is the job of whoever promotes the other.
 """
 
 import math
@@ -35,7 +51,7 @@ from pgleaderlock.backends.session import Session
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.keys import LockKey
 
-__all__ = ["LIMIT_IDLENESS", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
+__all__ = ["LIMIT_IDLENESS", "NOTED", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
 
 NOT_THE_NEWEST = "PGL01"
 """The SQLSTATE with which a fence fails a transaction."""
@@ -49,7 +65,7 @@ SELECT c.oid IS NOT NULL,
                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
        CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
             ELSE has_schema_privilege(n.oid, 'CREATE') END,
-       current_user, current_database(), {problems}
+       current_user, current_database(), {problems}, {may_tell}
   FROM (SELECT) AS nothing
   LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
@@ -57,8 +73,30 @@ SELECT c.oid IS NOT NULL,
 
 # Two contenders that create a schema at once collide in spite of IF NOT EXISTS, so one waits for the other.
 _CREATE = """
-BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint); {guard} {schema_sql}; COMMIT; SELECT 1
+BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint);
+{guard} {schema_sql}; {note} COMMIT; SELECT 1
 """
+
+# As a number, because the text of a time depends on settings, and numeric, because that of a float does too.
+_RUN = "concat(s.system_identifier, ' ', extract(epoch FROM pg_postmaster_start_time())::numeric)"
+_NOTE = """(SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
+             WHERE a.attrelid = to_regclass('{table}') AND a.attname = 'acquired_at')"""
+NOTED = "terms are kept since server run "
+"""What the note begins with; then follow the server and its start."""
+_MAY_TELL_RUN = "has_function_privilege('pg_control_system()', 'EXECUTE')"
+
+# Once: a table that was noted in an earlier run keeps that note. A comment needs no grant to be read.
+_NOTE_RUN = """
+DO $note$ BEGIN
+    IF {may_tell} AND {note} IS NULL THEN
+        EXECUTE format('COMMENT ON COLUMN {table}.acquired_at IS %L',
+                       (SELECT '{noted}' || {run} FROM pg_control_system() AS s));
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN  -- not the owner: the table stays without a note
+END $note$;
+"""
+
+_LOOK_FOR_RUN = "SELECT s.system_identifier::text, {run}, {note} FROM pg_control_system() AS s"
 _TABLE_NAME = re.compile(r"CREATE TABLE IF NOT EXISTS \{schema\}\.(\w+)")
 
 # The name of the file that is being written begins with the timeline; the control file may lag after a promotion.
@@ -136,13 +174,22 @@ def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
     return _schema_text().replace("{schema}", _quoted(schema))
 
 
-def create_sql(schema: str, owner: str | None = None) -> str:
+def create_sql(schema: str, owner: str | None = None, *, keeps_terms: bool = False) -> str:
     """Return them as one transaction, of which two may run at once; it refuses to add to what is a stranger's.
+
+    ``keeps_terms``: it is made for candidates that write their terms down, from this run of the server on.
 
     For a session that is pinned. What a stranger makes while it runs it cannot see: look at the tables afterwards.
     """
     guard = guard_sql(check_schema(schema), _TABLE_NAME.findall(_schema_text()), owner)
-    return _CREATE.format(schema_sql=schema_sql(schema), guard=guard)
+    note = _run_sql(_NOTE_RUN, schema) if keeps_terms else ""
+    return _CREATE.format(schema_sql=schema_sql(schema), guard=guard, note=note)
+
+
+def _run_sql(statement: str, schema: str) -> str:
+    table = f"{_quoted(schema)}.terms"
+    note = _NOTE.format(table=table)
+    return statement.format(table=table, note=note, noted=NOTED, run=_RUN, may_tell=_MAY_TELL_RUN)
 
 
 def _schema_text() -> str:
@@ -163,17 +210,20 @@ class Past:
     timeline: int
     was_released: bool
     timeline_here: int
+    is_whole: bool = False
+    """Whether the table was there before the server started, so that every leader of an earlier run has a row in it."""
 
 
 def past_s(past: Past, lease: Lease, *, ours: int | None) -> float | None:
-    """Return for how long, from now that the lock is ours, the last leader may still believe; None: unknown.
+    """Return for how long, from now that the lock is ours, the last leader may still be valid; None: unknown.
 
     A predecessor's last renewal was answered before its session ended, and that was before we were granted the lock.
     So its recorded lease, counted from here on our own clock, is always enough; no clock of another host is read.
     """
     if past.token is None:
-        # A promotion may have lost the row with the transactions that never reached the standby.
-        return None if past.timeline_here == _FIRST_TIMELINE else lease.lease_s
+        if past.timeline_here != _FIRST_TIMELINE:
+            return lease.lease_s  # a promotion may have lost the row with what never reached the standby
+        return 0.0 if past.is_whole else None
     # A number that makes no sense was not written by any of us: then our own lease is all that we have to go by.
     lease_s = past.lease_s if 0 < past.lease_s < math.inf else lease.lease_s
     if past.timeline_here != past.timeline:
@@ -191,12 +241,18 @@ class Terms:
         self._lease = lease
         self._where = where
         self._fence_key = fence_key(key)
+        self._server: str | None = None  # the last one that was met
+        self._is_whole = False  # as of the session that was made ready last
 
-    async def make_ready(self, session: Session) -> None:
-        """See that the table can be used; make it where this user may, and say what to do where not."""
-        exists, usable, creatable, user, database = await self._look_for_table(session)
+    async def make_ready(self, session: Session) -> bool:
+        """See that the table can be used; make it where this user may, and say what to do where not.
+
+        Return whether this is another server than the last one.
+        """
+        self._is_whole = False
+        exists, usable, creatable, user, database, may_tell_run = await self._look_for_table(session)
         if not exists and creatable:
-            create = create_sql(self._lease.schema, self._lease.schema_owner)
+            create = create_sql(self._lease.schema, self._lease.schema_owner, keeps_terms=True)
             await session.fetch(create, bound_s=self._lease.lease_s)
             await self._look_for_table(session)
         elif not usable:
@@ -207,19 +263,35 @@ class Terms:
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
                 f"({self._where}): as its owner, run {advice}"
             )
+        return await self._look_for_run(session) if may_tell_run else False
 
-    async def _look_for_table(self, session: Session) -> tuple[bool, bool, bool, str, str]:
-        """Return whether it is there, usable and creatable, by whom and where; raise if it is a stranger's."""
+    async def _look_for_run(self, session: Session) -> bool:
+        """Learn which run of which server this is, and whether the table is older than the run."""
+        statement = _run_sql(_LOOK_FOR_RUN, self._lease.schema)
+        row = await session.fetch(statement, bound_s=self._lease.answer_bound_s)
+        if row is None:
+            raise ConnectionError(f"the server did not say which one it is ({self._where})")
+        server, run, note = row
+        of_this_server = f"{NOTED}{server} "
+        self._is_whole = str(note).startswith(of_this_server) and note != NOTED + run
+        former, self._server = self._server, server
+        return former not in (None, server)
+
+    async def _look_for_table(self, session: Session) -> tuple[bool, bool, bool, str, str, bool]:
+        """Return whether it is there, usable and creatable, by whom and where, and whether the run may be asked for.
+
+        Raise if it is a stranger's.
+        """
         schema = self._lease.schema
         problems = problems_sql(schema, ["terms"], self._lease.schema_owner)
-        statement = _LOOK_FOR_TABLE.format(schema=schema, problems=problems)
+        statement = _LOOK_FOR_TABLE.format(schema=schema, problems=problems, may_tell=_MAY_TELL_RUN)
         row = await session.fetch(statement, bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the server did not say whether there is a {self._table} ({self._where})")
-        exists, usable, creatable, user, database, found = row
+        exists, usable, creatable, user, database, found, may_tell_run = row
         if found:
             raise refusal(schema, found, user, self._where)
-        return exists, usable, creatable, user, database
+        return exists, usable, creatable, user, database, may_tell_run
 
     async def read(self, session: Session) -> Past:
         """Return what is known of the past."""
@@ -228,7 +300,7 @@ class Terms:
         if row is None:
             raise ConnectionError(f"the term of lock {self._key.described} could not be read ({self._where})")
         token, lease_s, timeline, was_released, timeline_here = row
-        return Past(token, lease_s or 0.0, timeline or 0, bool(was_released), timeline_here)
+        return Past(token, lease_s or 0.0, timeline or 0, bool(was_released), timeline_here, self._is_whole)
 
     async def claim(self, session: Session, token: int, slice_s: float) -> int | None:
         """Write our term, and return its token; None while fenced transactions of the last are still open."""

@@ -29,15 +29,9 @@ class UnreachableError(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database that can be used, and whether it began to exist with us."""
+    """A database that can be used."""
 
     dsn: str
-    has_no_past: bool = False
-    """We started the server just now, after its last user had left: nobody can still believe that it leads there."""
-
-    def settle_s(self, asked_s: float | None) -> float | None:
-        """Return how long to let the past end: what was asked for, or not at all where there is none."""
-        return 0.0 if asked_s is None and self.has_no_past else asked_s
 
 
 def need_store(dsn: str | None) -> None:
@@ -73,4 +67,4 @@ def _embedded_database() -> Iterator[Database]:
     # Said before the start, because the first one takes a second or two and silence looks like a hang.
     click.echo(f"pgleaderlock: using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
-        yield Database(server.dsn, has_no_past=server.started_here)
+        yield Database(server.dsn)

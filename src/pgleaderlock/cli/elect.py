@@ -129,7 +129,7 @@ def elected(
     _check_by_making(make_lock)
     show_logs(log_level)
     with open_database(dsn) as database:
-        yield make_lock(database.dsn, settle_s=database.settle_s(lease.settle_s)), in_postgres(database.dsn, key)
+        yield make_lock(database.dsn, settle_s=lease.settle_s), in_postgres(database.dsn, key)
 
 
 def _warn_of_memory(url: str) -> None:

@@ -38,7 +38,7 @@ def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:
 
 def _make(make: "type[Node]", config: "Config", database: Database) -> "Node":
     try:
-        return make(config, dsn=database.dsn, settle_s=database.settle_s(None))
+        return make(config, dsn=database.dsn)
     except (ValueError, PgLeaderLockError) as error:
         raise click.UsageError(str(error)) from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from pgleaderlock._server_settings import NO_FORMER_LEADER
 from pgleaderlock.embedded.folders import (
     ELSEWHERE,
     can_enter,
@@ -45,6 +46,9 @@ class Server:
     For one owner at a time; `shared_server` adds the locks for many. Clients need no password: the socket's
     folder is closed to other users. A ``tcp_port`` is open to everyone on this machine: it is for tests.
     ``settings`` are PostgreSQL's own, but for where it listens; ``environment`` is added to that of the server.
+
+    A server that starts for the first time tells its candidates that they need not wait: there was no earlier run,
+    whose leader could be valid. After a later start they wait for a lease, as on any server.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Server:
         self._port = tcp_port or 5432  # without TCP it is only a part of the socket's name
         self._settings = dict(settings or {})
         self._environment = dict(environment or {})
+        self._has_no_past = False  # its data were made by us, and no server has ever run on them
         self.started_here = False
         """Whether the last start() found it stopped and started it, instead of finding it running."""
         for path in (self.folder, self._binaries):
@@ -111,9 +116,13 @@ class Server:
                 f"{wanted}. Set PGLEADERLOCK_PG_BIN to the folder of a PostgreSQL {found}, or {ELSEWHERE}"
             )
 
-    def start(self) -> None:
-        """Start the server and return when it takes connections; if it runs already, that is all."""
+    def start(self, *, no_former_leader: bool = False) -> None:
+        """Start the server and return when it takes connections; if it runs already, that is all.
+
+        ``no_former_leader``: the caller knows that no leader of an earlier run of this server can still be valid.
+        """
         self.init()
+        self._has_no_past |= no_former_leader
         self.started_here = False
         try:
             with told_plainly(self.folder):
@@ -121,6 +130,8 @@ class Server:
         except BaseException:  # an interrupt, too, leaves nothing half-started
             self.stop("immediate")
             raise
+        finally:
+            self._has_no_past = False
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server and return when it is gone; if it does not run, that is all.
@@ -178,6 +189,7 @@ class Server:
                     f"PostgreSQL's initdb could not make {self.data} (it takes 40 MB):\n{_tail(output)}\n"
                     f"Mend what it names, or {ELSEWHERE}"
                 )
+        self._has_no_past = True
 
     @contextlib.contextmanager
     def _all_or_nothing(self, target: Path) -> Iterator[Path]:
@@ -283,6 +295,7 @@ class Server:
     def _options(self) -> str:
         settings = {
             **self._settings,
+            NO_FORMER_LEADER: "on" if self._has_no_past else "off",
             "listen_addresses": "127.0.0.1" if self._tcp_port else "",
             "port": str(self._port),
             "unix_socket_directories": str(self._socket_folder),

@@ -72,6 +72,10 @@ def shared_server(folder: Path | None = None) -> Iterator[Server]:
 
     In `folder` (by default `shared_folder`), each major version has a folder of its own: newer programs begin
     with an empty server instead of one that they cannot read.
+
+    A server that was started when no one else was in here tells its candidates not to wait for former leaders. A
+    process that uses the server without being in here is no exception: it is on this machine, its connection ended
+    with the former run of the server, and ``is_leader`` looks at that.
     """
     binaries = find_binaries()
     server = Server((folder or shared_folder()) / f"pg{major_version(binaries)}", binaries=binaries)
@@ -80,8 +84,10 @@ def shared_server(folder: Path | None = None) -> Iterator[Server]:
             make_folder(server.folder)
             users = stack.enter_context(contextlib.closing(_FileLock(server.folder / "users.lock")))
         with _start_lock(server):
+            # Who has left, or is dead, leads nothing. A server that died under living users starts with a past.
+            is_unused = users.take(fcntl.LOCK_EX)
             users.wait(fcntl.LOCK_SH)  # at once: who takes it alone also holds the start lock
-            server.start()
+            server.start(no_former_leader=is_unused)
         try:
             yield server
         finally:

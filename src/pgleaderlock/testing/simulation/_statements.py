@@ -108,8 +108,12 @@ def _read_lock(statement: str) -> Ask | None:
 
 
 def _read_terms(statement: str) -> Ask | None:
+    if "DO $note$" in statement:
+        return Ask("make_table")
     if "has_schema_privilege" in statement:
         return Ask("look_for_table")
+    if "pg_control_system()" in statement:
+        return Ask("look_for_run")
     if "t.released_at IS NOT NULL, here.timeline" in statement:
         return Ask("read_term")
     if "DO $claim$" in statement and (found := _CLAIM.search(statement)):

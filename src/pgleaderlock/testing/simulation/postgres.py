@@ -13,7 +13,9 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
 - the wall clock may be set forward and back; what the server says of its age is a difference of wall-clock times, and
   idle sessions end by that clock too, if the fault says so;
 - a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
-  leaves the age, and begins another timeline.
+  leaves the age, and begins another timeline;
+- the term table carries a note of the run in which it was made; another server may take the name over, with an empty
+  table that is older than its start, or with none.
 
 ``tests/test_modelled_postgres.py`` asks the model and a real server the same questions. What only the model is asked,
 because it cannot be had from a real one on demand: the race of a time-out with its grant, a loss of power, a promotion.
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pgleaderlock.backends._pg_activity import lock_columns
+from pgleaderlock.backends.terms import NOTED as _NOTED
 from pgleaderlock.causes import LossCause
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._statements import Ask
@@ -39,6 +42,7 @@ __all__ = ["Client", "ModelledPostgres", "ServerSession"]
 VERSION = 170000
 DEADLOCK_S = 10.0
 _LONG_AGO_S = 1e6
+_BUSIER_XIDS = 1000  # so that tokens grow on from one server to another, which they do only by chance
 _SIGNAL_S = 0.002
 _CAST = re.compile(r"'|::\w+")
 _NUMBER = re.compile(r"'(-?\d+)'")
@@ -261,6 +265,8 @@ class ModelledPostgres:
         self._last_pid = 100
         self._xid = self._flushed_xid = 700
         self._timeline = 1
+        self._identifier = 1
+        self._note: str | None = f"{_NOTED}1 before"
         self.on_grant: Callable[[str], None] | None = None
         """Called with the owner of a session that was just granted a lock."""
         self.waits_for_standby = False
@@ -415,7 +421,19 @@ class ModelledPostgres:
         return None
 
     def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
-        return True, True, True, "model", "model", []
+        return self._note is not None, True, True, "model", "model", [], True
+
+    def _look_for_run(self, *_: Any) -> tuple[Any, ...]:
+        return str(self._identifier), self._run, self._note
+
+    def _make_table(self, *_: Any) -> tuple[Any, ...]:
+        if self._note is None:
+            self._note = _NOTED + self._run
+        return (1,)
+
+    @property
+    def _run(self) -> str:
+        return f"{self._identifier} {self._started_at}"
 
     # --- A group's statements ----------------------------------------------------------------------------------
 
@@ -499,6 +517,24 @@ class ModelledPostgres:
         """Vanish; the standby, which has been up for long and knows all that was committed, takes the name over."""
         self._timeline += 1
         self._stop(None, down_s, self._come_back)
+
+    def replace(self, down_s: float) -> None:
+        """Vanish; another server, which starts for the first time, takes the name over. It has no term table yet."""
+        self._become_another(None)
+        self._stop(None, down_s, self._start_anew)
+
+    def switch(self, down_s: float) -> None:
+        """Vanish; another server takes the name over, which has been up for long and got its tables before that."""
+        self._become_another("before")
+        self._started_at -= 1.0
+        self._stop(None, down_s, self._come_back)
+
+    def _become_another(self, table_is_of: str | None) -> None:
+        self._identifier += 1
+        self._timeline = 1
+        self._terms.clear()
+        self._xid = self._flushed_xid = self._xid + _BUSIER_XIDS
+        self._note = None if table_is_of is None else f"{_NOTED}{self._identifier} {table_is_of}"
 
     def _stop(
         self, told: LossCause | None, down_s: float, come_back: Callable[[], None], victim: int | None = None

@@ -322,6 +322,25 @@ class Sky(PairFaults, LateFaults, ClockFaults, StandbyFaults):
         """Cut a node off, and promote the standby behind its back."""
         return self._behind_the_back_of(node, "promote", lasts_s)
 
+    def cut_and_replace(self, node: Node, lasts_s: float) -> bool | None:
+        """Cut a node off, and let a new, empty server take the place of the old one; all other nodes start anew."""
+        if self._behind_the_back_of(node, "replace", lasts_s) is False:
+            return False
+        for other in self._nodes:
+            if other is not node:
+                self.crash(other, 0.05 * self._lease_s)
+        return None
+
+    def cut_and_switch(self, node: Node, lasts_s: float) -> bool | None:
+        """Cut a node off, and let a server take over that was prepared: up for long, with a term table that is empty.
+
+        Only a candidate that knew the old server can know that this is another. So it strikes only while all others are
+        in touch with the server, and have been for a lease.
+        """
+        if not all(self._is_in_touch(each) for each in self._nodes if each is not node):
+            return False
+        return self._behind_the_back_of(node, "switch", lasts_s)
+
     def _behind_the_back_of(self, node: Node, how: str, lasts_s: float) -> bool | None:
         return False if self.cut(node, lasts_s) is False else self._stop_server(how, 0.05 * self._lease_s)
 

@@ -60,7 +60,8 @@ _PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "end_newcomer", 
 _CLOCKS = frozenset(
     {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}
 )
-_PROMOTIONS = frozenset({"promote", "cut_and_promote"})
+_PROMOTIONS = frozenset({"promote", "cut_and_promote", "cut_and_replace", "cut_and_switch"})
+"""Another server takes the place of the old one."""
 _ROLES = 3
 _HALF_A_DAY_S = 12 * 3600.0
 

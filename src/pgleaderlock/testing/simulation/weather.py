@@ -81,6 +81,8 @@ _CLOCKS = {
     "step_down": 1.0,
 }
 
+_MOVES = {"cut_and_replace": 3.0, "cut_and_switch": 3.0, "restart": 1.0, "step_down": 1.0, "kill_session": 1.0}
+
 _STANDBY = {"lose_standby": 4.0, "crash": 3.0, "step_down": 3.0, "kill_session": 2.0, "freeze": 1.0, "cut": 1.0}
 
 CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
@@ -99,6 +101,8 @@ WEATHERS = {
         STORM.but("ended-pairs", faults={**_INSIDE, **_PAIRS}),
         # Nobody is away for long here but a leader that is cut off: whoever was, can only believe the server's clock.
         STORM.but("stepped-clocks", faults=_CLOCKS, slow_share=0.0, every=3.0),
+        # The same: whoever was away can only believe that a prepared server is the one that it always was.
+        STORM.but("moved-servers", faults=_MOVES, slow_share=0.0, every=4.0),
         STORM.but("absent-standby", faults=_STANDBY, every=4.0),
         # Outside the promise.
         STORM.but("time-outs", insists=frozenset({"early_time_outs"}), faults={**_INSIDE, "early_time_outs": 6.0}),
@@ -109,5 +113,5 @@ WEATHERS = {
 }
 """Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
 
-INSIDE = ("storm", "squalls", "fog", "doldrums", "ended-pairs", "stepped-clocks", "absent-standby")
+INSIDE = ("storm", "squalls", "fog", "doldrums", "ended-pairs", "stepped-clocks", "moved-servers", "absent-standby")
 """Those in which nothing may go wrong that must not."""
