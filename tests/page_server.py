@@ -92,8 +92,8 @@ class Stage:
     def _leader(self, node: str, since: float) -> Leader:
         now = time.time()
         return Leader(
-            node, _instance(node), self._token, since, now, now + LEASE_S * 0.9, 77, "10.0.4.17", 4242, "0.2.0.dev0", {},
-            is_alive=True, read_at=now, heartbeat_s=LEASE_S / 3,
+            node, _instance(node), self._token, since, now, now + LEASE_S * 0.9, 77, "10.0.4.17", 4242, "0.2.0.dev0",
+            {}, is_alive=True, read_at=now, heartbeat_s=LEASE_S / 3,
         )  # fmt: skip
 
 
