@@ -19,6 +19,7 @@ import pytest
 from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing import VirtualTimeLoop
+from tests.programs import find_program, skip_without, summary
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    os.environ.pop("PYTHONUNBUFFERED", None)  # it hides what a program fails to write at its end
     for number in _SIGNALS:  # a shell's & has SIGINT ignored, and nohup SIGHUP: so would all programs that tests start
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
@@ -60,6 +62,18 @@ def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.Abs
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.SelectorEventLoop}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        skip_without(*mark.args)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each thing that was missing, so that nothing is skipped in silence."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for line in summary(str(report.longrepr[2]) for report in skipped):
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -131,10 +145,9 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture
 def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path]]:
     """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
-    from pgleaderlock.torture import WallClock, why_clocks_cannot_jump
+    from pgleaderlock.torture import WallClock
 
-    if why := why_clocks_cannot_jump(server_folder_root):
-        pytest.skip(f"{why}. Install it: apt-get install faketime")
+    skip_without("libfaketime")
     number = next(_numbers)
     offset = server_folder_root / f"clock-{number}"
     environment = WallClock(offset).environment(at_once=True)
@@ -182,10 +195,10 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for a server and one for a client, each signed by itself and trusted by the other."""
-    folder = tmp_path_factory.mktemp("pki")
+    program, folder = find_program("openssl"), tmp_path_factory.mktemp("pki")
     for name in ("server", "me"):
         words = (
-            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name} "
+            f"{program} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name} "
             f"-addext subjectAltName=DNS:api.example,IP:127.0.0.1 -keyout {name}.key -out {name}.crt"
         )
         subprocess.run(words.split(), cwd=folder, check=True, capture_output=True)

@@ -1,17 +1,15 @@
 """A real PgBouncer before a server, which can be killed and started again."""
 
 import contextlib
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import poll
 from tests.conftest import free_port
+from tests.programs import find_program
 
 START_TIMEOUT_S = 10.0
 
@@ -33,10 +31,7 @@ class Pooler:
     """One PgBouncer on one port, in one pool mode."""
 
     def __init__(self, server: Server, mode: str, *, more: str = "") -> None:
-        found = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-        if found is None:
-            pytest.skip("there is no pgbouncer. Install it: apt-get install pgbouncer (macOS: brew install pgbouncer)")
-        self._program = found
+        self._program = find_program("pgbouncer")
         self._port = free_port()
         self._config = server.folder / "pgbouncer.ini"
         self._log_path = server.folder / "pgbouncer.log"

@@ -7,7 +7,6 @@ real PostgreSQL, kills them, and waits for the page.
 import contextlib
 import json
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -29,13 +28,10 @@ from pgleaderlock.alerts.model import Target
 from pgleaderlock.keys import LockKey
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
+from tests.programs import needs
 
 PROGRAMS = ("promtool", "amtool", "prometheus", "prometheus-alertmanager")
-INSTALL = "apt-get install -y --no-install-recommends prometheus prometheus-alertmanager"
-
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(program) is None for program in PROGRAMS), reason=f"needs Prometheus and Alertmanager: {INSTALL}"
-)
+pytestmark = needs(*PROGRAMS)
 
 OF_THE_SPECIFICATION = """
 [[alerts]]

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from pgleaderlock.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.doubles import Witness, until
 from tests.processes import Process
+from tests.programs import needs
 from tests.silent_proxy import SilentProxy
 from tests.test_lease import make_leased, until_in_line
 
@@ -98,17 +98,6 @@ def hear(process: Process, word: str, keys: Iterable[str]) -> dict[str, float]:
 # --- A pulled cable -------------------------------------------------------------------------------------------------
 
 
-def why_no_cable() -> str:
-    """Say what keeps us from having network namespaces, if anything does."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if missing := [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]:
-        return f"needs {', '.join(missing)} (of iproute2 and util-linux)"
-    if subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True).returncode:
-        return "this root may not make network namespaces (CAP_SYS_ADMIN)"
-    return ""
-
-
 class Cable:
     """A cable between the networks of two processes, each in a namespace of its own. It vanishes with either."""
 
@@ -168,11 +157,8 @@ def distant_server(server_folder_root) -> Iterator[Server]:
         server.stop("immediate")
 
 
-NO_CABLE = why_no_cable()
-
-
 @pytest.mark.proof
-@pytest.mark.skipif(bool(NO_CABLE), reason=NO_CABLE)
+@needs("ip", "unshare", "nsenter", "network namespaces")
 def test_a_leader_whose_cable_is_pulled_knows_before_another_leads(distant_server: Server):
     """Twenty rounds: four locks, five cuts. Pulled at its own end a host sees it; at the far end there is silence."""
     keys = [str(LockKey.pair(1, number)) for number in range(4)]

@@ -7,7 +7,6 @@ thread of its own (:mod:`tests.page_server`). Screenshots go to ``$PGLEADERLOCK_
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from pgleaderlock.registry.asking import Target
 from tests.conftest import Postgres
 from tests.page_server import TOKEN, PageServer, Stage, StagedSource, many_roles, one_role
 from tests.processes import Process
+from tests.programs import find_program
 from tests.scenes_node import SIZE
 from tests.test_registry import drop
 
@@ -56,8 +56,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    assert chromium, "the page's tests need Debian's chromium: apt-get install chromium"
+    chromium = find_program("chromium")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started

@@ -22,9 +22,10 @@ from pgleaderlock.embedded import Server, find_binaries, folders, shared, shared
 from pgleaderlock.embedded import programs as pg_programs
 from pgleaderlock.embedded import server as one_server
 from pgleaderlock.errors import EmbeddedServerError
+from tests.programs import needs
 
 IS_ROOT = os.geteuid() == 0
-as_root = pytest.mark.skipif(not IS_ROOT, reason="only root runs the programs as another account")
+as_root = needs("root")  # only root runs the programs as another account
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 USER = """
@@ -261,9 +262,8 @@ def test_a_damaged_or_outdated_pid_file_does_not_stop_a_start(server, content):
     assert server.is_running()
 
 
+@needs("ps")
 def test_without_proc_the_process_is_asked_of_ps(server, monkeypatch, place):
-    if not Path("/bin/ps").exists():
-        pytest.skip("no ps here")
     monkeypatch.setattr(pg_programs, "_PROC", place / "no-proc")
     server.start()
     assert server.is_running()

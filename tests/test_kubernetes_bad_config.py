@@ -24,6 +24,7 @@ from pgleaderlock.backends.kubernetes.exec_plugin import ExecPlugin
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
+from tests.programs import find_program
 
 SECRET = "s3cret"
 V1 = "client.authentication.k8s.io/v1"
@@ -307,7 +308,7 @@ async def test_a_cluster_that_was_made_by_hand_and_cannot_be_connected_to(cluste
 
 @pytest.fixture
 def locked_key(pki: Path) -> str:
-    words = f"openssl pkey -in {pki}/me.key -aes128 -passout pass:x".split()
+    words = f"{find_program('openssl')} pkey -in {pki}/me.key -aes128 -passout pass:x".split()
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 

@@ -43,6 +43,7 @@ from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from pgleaderlock.nfs._host import hostname
 from tests.doubles import until
+from tests.programs import find_library, needs
 
 LIFETIME_S = 10.0
 
@@ -396,12 +397,10 @@ def test_clocks_on_the_wall_are_compared_with_nothing(path: Path, clock: Clock, 
     assert follower.try_take()
 
 
+@needs("libfaketime")
 def test_a_host_in_another_time_zone_breaks_nothing_at_the_change_of_the_clocks(path: Path):
     """At 01:00 UTC of that day, clocks in Berlin go from 03:00 back to 02:00. Others do not know."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-    if library is None:
-        pytest.skip("there is no libfaketime. Install it: apt-get install faketime")
-    faked = {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME": "@2026-10-25 00:59:58"}
+    faked = {"LD_PRELOAD": str(find_library()), "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME": "@2026-10-25 00:59:58"}
     with holder(path, lifetime=5, refreshes=True, env={**faked, "TZ": "Europe/Berlin"}):
         for zone in ("America/New_York", "UTC", "Europe/Berlin"):
             command = [sys.executable, "-c", _TRY_FOR, str(path), "1"]

@@ -1,5 +1,6 @@
 """What a person or a program gets to read: log lines on stderr through loguru, JSON lines on stdout."""
 
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,16 @@ from pgleaderlock._checks import visible
 from pgleaderlock.keys import LockKey
 from pgleaderlock.models import Holder
 
-__all__ = ["InterceptHandler", "describe_holder", "holder_fields", "key_fields", "print_json", "show_logs", "visible"]
+__all__ = [
+    "InterceptHandler",
+    "describe_holder",
+    "discard_output",
+    "holder_fields",
+    "key_fields",
+    "print_json",
+    "show_logs",
+    "visible",
+]
 
 _LIBRARY = "pgleaderlock"
 _FORMAT = (
@@ -57,6 +67,15 @@ def _wants_colour() -> bool:
 def print_json(record: dict[str, Any]) -> None:
     """Print one record as one line, at once: whoever reads it may be waiting for it."""
     click.echo(json.dumps(record))
+
+
+def discard_output() -> None:
+    """Send the rest of stdout to nowhere: where no reader is left, Python cannot write it and would exit with 120."""
+    with contextlib.suppress(OSError):  # a stdout that is no file of the system's
+        number = sys.stdout.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:

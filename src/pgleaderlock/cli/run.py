@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from loguru import logger
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import print_json, visible
+from pgleaderlock.cli.console import discard_output, print_json, visible
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import glance
@@ -111,6 +111,7 @@ class EventPrinter:
             print_json(_event_record(event) | fixed)
         except OSError as error:
             self._is_readable = False
+            discard_output()
             logger.warning(f"the events cannot be written to stdout any more ({error.strerror}): stopping")
             self._stop()
 
