@@ -20,6 +20,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing import VirtualTimeLoop
 from tests.programs import find_program, skip_without, summary
+from tests.servers import QuickServer
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,21 @@ def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.Abs
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.SelectorEventLoop}
+
+
+# Files that take long, the longest first: begun last, each would keep one process busy when the others are done.
+_SLOW_FILES = """
+exec cli doctor simulation operators group strangers lease demo kubernetes contract_rows kubernetes_contract contract
+file terms sync embedded dashboard_page refusals simulated_pairs nfs_lock ticks dashboard outages cut_off node postgres
+torture scenes django json_shapes http_attacks ownership examples nfs failover simulated_clocks registry exhaustive
+nfs_use supervise cli_k8s exec_terminal alerts_prometheus celery record
+"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(_SLOW_FILES.split())}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -123,7 +139,7 @@ def postgres(request: pytest.FixtureRequest, server_folder_root: Path) -> Iterat
     if dsn := request.config.getoption("--pg-dsn"):
         yield Postgres(dsn, dsn)
         return
-    server = Server(server_folder_root / "shared", tcp_port=free_port(), settings={"max_connections": "200"})
+    server = QuickServer(server_folder_root / "shared", tcp_port=free_port(), settings={"max_connections": "200"})
     server.start()
     try:
         yield Postgres(server.dsn, server.tcp_dsn)
@@ -134,7 +150,7 @@ def postgres(request: pytest.FixtureRequest, server_folder_root: Path) -> Iterat
 @pytest.fixture
 def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server for one test alone, to be stopped, crashed and restarted. Always embedded."""
-    server = Server(server_folder_root / f"own-{next(_numbers)}", tcp_port=free_port())
+    server = QuickServer(server_folder_root / f"own-{next(_numbers)}", tcp_port=free_port())
     server.start()
     try:
         yield server
@@ -152,7 +168,7 @@ def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path
     offset = server_folder_root / f"clock-{number}"
     environment = WallClock(offset).environment(at_once=True)
     folder = server_folder_root / f"clocked-{number}"
-    server = Server(folder, tcp_port=free_port(), environment=environment)
+    server = QuickServer(folder, tcp_port=free_port(), environment=environment)
     server.start()
     try:
         yield server, offset

@@ -8,10 +8,10 @@ import pytest
 
 from pgleaderlock import open_backend
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.embedded import Server
 from pgleaderlock.testing import BackendContract
 from tests.conftest import Postgres, free_port
 from tests.pooler import pgbouncer
+from tests.servers import QuickServer
 
 
 class TestLeaseRows(BackendContract):
@@ -27,7 +27,7 @@ class TestLeaseRows(BackendContract):
 @pytest.fixture(scope="module")
 def pooled_dsn(server_folder_root: Path) -> Iterator[str]:
     """A PgBouncer in transaction mode before a server of its own."""
-    server = Server(server_folder_root / "pooled", tcp_port=free_port())
+    server = QuickServer(server_folder_root / "pooled", tcp_port=free_port())
     server.start()
     try:
         with pgbouncer(server, "transaction") as dsn:

@@ -139,6 +139,7 @@ def next_of(lines: Iterator[str], kind: str) -> dict[str, Any]:
     raise AssertionError(f"the stream ended without {kind}")
 
 
+@pytest.mark.proof
 def test_a_hangup_ends_a_script_and_everything_with_it(root: Path):
     with demo(root, "--script", "kill", "--rounds", "1000", *QUICK) as process:
         process.wait_for("is killed")

@@ -48,6 +48,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.embedded.programs import poll
 from tests.conftest import free_port
 from tests.pooler import pgbouncer
+from tests.servers import QuickServer
 from tests.test_refusals import ADVISORY_LOCKS, standby_of
 
 OK, INFO, WARNING, PROBLEM = Verdict
@@ -59,7 +60,7 @@ _numbers = count(1)
 @pytest.fixture(scope="module")
 def clinic(server_folder_root: Path) -> Iterator[Server]:
     """A server whose roles and databases these tests may change. Always embedded."""
-    server = Server(server_folder_root / "clinic", tcp_port=free_port())
+    server = QuickServer(server_folder_root / "clinic", tcp_port=free_port())
     server.start()
     try:
         yield server

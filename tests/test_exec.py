@@ -24,6 +24,7 @@ from tests import exec_torture
 from tests.conftest import Postgres
 from tests.exec_torture import one_round
 from tests.processes import Process
+from tests.sweeps import sweep
 from tests.terminals import until
 from tests.test_guardian import is_alive
 
@@ -72,7 +73,10 @@ def is_free(postgres: Postgres, role: str) -> bool:
 # --- What it is for ---
 
 
-@pytest.mark.parametrize("fault", exec_torture.FAULTS, ids=lambda fault: fault.name)
+_QUICK_FAULTS = [fault for fault in exec_torture.FAULTS if fault.name in ("kill", "cut_off", "freeze_guardian")]
+
+
+@pytest.mark.parametrize("fault", sweep(exec_torture.FAULTS, *_QUICK_FAULTS), ids=lambda fault: fault.name)
 def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
     postgres: Postgres, role: str, tmp_path: Path, fault: exec_torture.Fault
 ):

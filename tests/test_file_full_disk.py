@@ -185,6 +185,7 @@ def test_any_mixture_of_two_renewals_is_a_record_that_says_the_same():
             assert _file_record.decode(mixture) == entry
 
 
+@pytest.mark.proof
 def test_the_simulation_finds_a_renewal_without_room_that_followers_cannot_see(monkeypatch):
     """The mend, mutilated: the leader counts a renewal on a full disk, and the record does not change."""
     monkeypatch.setattr(Folder, "overwrite", lambda self, live, text: text)

@@ -39,6 +39,7 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.metrics import Metrics
 from tests.conftest import Postgres, free_port
 from tests.doubles import until
+from tests.servers import QuickServer
 from tests.silent_proxy import SilentProxy
 from tests.test_lease import LEASE_S, query
 
@@ -432,8 +433,9 @@ async def test_a_server_that_just_started_is_settled_first(own_server: Server, n
 # --- Thousands --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 async def test_five_thousand_roles_on_one_connection(server_folder_root):
-    server = Server(server_folder_root / f"large-{next(_numbers)}", settings={"max_locks_per_transaction": "256"})
+    server = QuickServer(server_folder_root / f"large-{next(_numbers)}", settings={"max_locks_per_transaction": "256"})
     server.start()
     try:
         async with make_group(server.dsn, [f"r{number}" for number in range(5000)], lease_s=10) as group:
@@ -446,7 +448,7 @@ async def test_five_thousand_roles_on_one_connection(server_folder_root):
 
 async def test_a_lock_table_that_is_too_small_is_named_before_it_is_full(server_folder_root):
     settings = {"max_locks_per_transaction": "10", "max_connections": "20"}
-    server = Server(server_folder_root / f"small-{next(_numbers)}", settings=settings)
+    server = QuickServer(server_folder_root / f"small-{next(_numbers)}", settings=settings)
     server.start()
     errors: list[str] = []
     try:

@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import Postgres
 from tests.http_attacks import KINDS
 from tests.processes import Process
+from tests.sweeps import sweep
 from tests.test_dashboard import until_true
 from tests.test_registry import drop
 
@@ -202,6 +203,6 @@ def test_a_leader_under_attack_leads_on_for_ten_leases_and_obeys_its_operator(no
     check_attack(node, kind, 10 * LEASE_S)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sweep(KINDS, "idle"))
 def test_an_operator_is_served_by_a_leader_under_attack(calm_node: LeadingNode, kind: str):
     check_attack(calm_node, kind, 0)

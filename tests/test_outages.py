@@ -16,10 +16,11 @@ from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
 from pgleaderlock.testing.simulation.weather import CALM
+from tests.sweeps import sweep
 
 LEASE_S = 3.0
 SOON_S = LEASE_S / 3 + 1.0
-AWAY = pytest.mark.parametrize("away_s", [5.0, 34.0, 120.0])
+AWAY = pytest.mark.parametrize("away_s", sweep([5.0, 34.0, 120.0], 34.0))
 SETTINGS = pytest.mark.parametrize(
     ("strategy", "grace_s"),
     [

@@ -26,6 +26,7 @@ from tests.conftest import free_port
 from tests.doubles import Witness, until
 from tests.planted import CAUGHT, STRANGER
 from tests.pooler import pgbouncer
+from tests.servers import QuickServer
 from tests.test_lease import LEASE_S, make_leased
 
 _numbers = itertools.count(1)
@@ -62,7 +63,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def server(server_folder_root: Path) -> Iterator[Server]:
-    server = Server(server_folder_root / "owners", tcp_port=free_port(), settings={"fsync": "off"})
+    server = QuickServer(server_folder_root / "owners", tcp_port=free_port(), settings={"fsync": "off"})
     server.start()
     try:
         execute(server.dsn, f"CREATE ROLE {STRANGER} LOGIN", "CREATE ROLE dba LOGIN", "CREATE ROLE app LOGIN")

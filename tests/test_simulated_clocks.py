@@ -6,25 +6,26 @@ from pgleaderlock import LossCause
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
+from tests.sweeps import sweep
 
 
 def only(*faults: str) -> Weather:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=4.0, slow_share=0.0)
 
 
-@pytest.mark.parametrize("store", ["postgres", "group"])
+@pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
 def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
     for seed in range(4):
         assert simulate(seed, weather=only("cut_and_restart_and_step"), store=store, hours=0.1).faults
 
 
-@pytest.mark.parametrize("store", ["postgres", "group"])
+@pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
 def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str):
     for seed in range(4):
         assert simulate(seed, weather=only("restart_and_step"), store=store, hours=0.1, lease_s=5).faults
 
 
-@pytest.mark.parametrize("store", ["postgres", "group"])
+@pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
 def test_statistics_that_are_reset_cost_a_wait_and_no_more(store: str):
     for seed in range(2):
         assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.5).terms > 1

@@ -10,6 +10,7 @@ from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
+from tests.sweeps import sweep
 
 PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
 FAULTS = ("end_apart", "end_both", "frozen_end_both", "late_answers_and_freeze", "late_answers_and_kill")
@@ -20,7 +21,7 @@ def only(*faults: str) -> Weather:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("store", PAIR_STORES)
+@pytest.mark.parametrize("store", sweep(PAIR_STORES, "postgres"))
 def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(store: str, fault: str):
     for seed in range(3):
         assert simulate(seed, weather=only(fault), store=store, hours=0.1).faults[fault]

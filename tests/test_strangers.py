@@ -16,7 +16,6 @@ from pgleaderlock import Election, FixedInterval, LeaderLock, LeadershipLost, Lo
 from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.dashboard._sources import RegistrySource
-from pgleaderlock.embedded import Server
 from pgleaderlock.registry.asking import Target
 from pgleaderlock.registry.reading import open_reader
 from pgleaderlock.torture import Ground
@@ -24,6 +23,8 @@ from tests.conftest import free_port
 from tests.doubles import Witness, until
 from tests.planted import SETTINGS, PlantedDatabase
 from tests.processes import Process
+from tests.servers import QuickServer
+from tests.sweeps import sweep
 from tests.test_cli import CLI
 from tests.test_group import make_group
 from tests.test_lease import LEASE_S, make_leased
@@ -36,7 +37,7 @@ FEATURES: dict[str, Feature] = {}
 
 @pytest.fixture(scope="module")
 def planted_anywhere(server_folder_root: Path) -> Iterator[PlantedDatabase]:
-    server = Server(server_folder_root / "planted", tcp_port=free_port(), settings=SETTINGS)
+    server = QuickServer(server_folder_root / "planted", tcp_port=free_port(), settings=SETTINGS)
     server.start()
     try:
         database = PlantedDatabase(server)
@@ -46,7 +47,7 @@ def planted_anywhere(server_folder_root: Path) -> Iterator[PlantedDatabase]:
         server.stop("immediate")
 
 
-@pytest.fixture(params=["public last", "public first"])
+@pytest.fixture(params=sweep(["public last", "public first"], "public first"))
 def planted(planted_anywhere: PlantedDatabase, request: pytest.FixtureRequest) -> PlantedDatabase:
     planted_anywhere.put_public_first(first=request.param == "public first")
     planted_anywhere.forget()
