@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgleaderlock import Event, EventKind, LeaderLock, LockError, LockKey, LockState
+from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockError, LockKey, LockState
 from pgleaderlock.backends._dsn import one_line
 from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.clock import suspend_aware_clock
@@ -229,6 +229,22 @@ async def test_role_that_may_only_read_is_told_what_it_lacks(
     for text in (record["why"], shown.stderr):
         assert f"{name_of(watcher)} may not ask leaders to step down" in text
         assert f"--grant-asks-to {name_of(watcher)}" in text
+
+
+@pytest.mark.parametrize("command", ["status", "step-down", "history"])
+async def test_stranger_is_told_of_the_right_to_look_and_ask_and_a_node_of_the_right_to_take_part(
+    postgres: Postgres, schema: str, roles: Roles, command: str
+):
+    stranger = roles.make("stranger")
+    await granted(postgres, schema, roles)
+    words = ("--role", "scheduler") if command == "step-down" else ()
+    told = (await run_beside(command, "--dsn", stranger, "--schema", schema, *words)).stderr
+    assert f"pgleaderlock schema apply --schema {schema} --grant-asks-to {name_of(stranger)}" in told
+    node = Database(stranger, schema, suspend_aware_clock)
+    with pytest.raises(ConnectionError, match=f"--schema {schema} --grant-to {name_of(stranger)}"):
+        await node.open()
+        await node.fetch(f'SELECT 1 FROM "{schema}".leaders')
+    await node.close()
 
 
 async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(

@@ -58,6 +58,7 @@ class Database:
         self._heard: dict[int, Notification] = {}
         self.heard_count = 0
         """How many notifications came, ever."""
+        self._takes_part = True
         self.has_tables = False
         """Whether there was a registry when the connection was opened."""
 
@@ -72,7 +73,8 @@ class Database:
         return self._connection is not None and not self._connection.closed
 
     async def open(self, *, listen_to: str | None = None, makes_tables: bool = True) -> None:
-        """Connect, make the tables unless they are there, and listen."""
+        """Connect, make the tables unless they are there, and listen. Without ``makes_tables``: to look, and to ask."""
+        self._takes_part = makes_tables  # which says what to advise where a right is missing
         await self.close()
         async with self._bounded("cannot connect"):
             self._connection = connection = await open_pinned(_dsn.with_defaults(self._parts))
@@ -155,7 +157,8 @@ class Database:
         hint = ""
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             user = self._parts.get("user", "USER")
-            hint = f". As its owner: pgleaderlock schema apply --schema {self._schema} --grant-to {user}"
+            grant = "--grant-to" if self._takes_part else "--grant-asks-to"
+            hint = f". As its owner: pgleaderlock schema apply --schema {self._schema} {grant} {user}"
         return f"the registry's database refused ({self.where}): {reason}{hint}"
 
     # --- Notifications -------------------------------------------------------------------------------------------
