@@ -671,17 +671,29 @@ async def test_a_leaders_stream_that_fell_silent_is_replaced_after_two_renewals(
 LAST_TERM = 2**31 - 1
 
 
-async def test_after_the_last_term_a_candidate_says_what_to_do_and_goes_on_when_it_is_done(
-    server: FakeKubernetes,
-) -> None:
+@contextlib.asynccontextmanager
+async def candidate_that_is_told_to(
+    server: FakeKubernetes, patch: str, *words: str, **spec: Any
+) -> AsyncIterator[Election]:
+    """Have a candidate before a Lease that was edited so, which has reported these words and the command to mend it."""
     await contender(server, "first").try_acquire()
-    edit(server, holderIdentity="", leaseTransitions=LAST_TERM)
+    edit(server, **spec)
     async with running(contender(server, "me")) as (election, heard):
         await until(lambda: bool(heard.errors), 5)
         assert isinstance(heard.errors[0], LockError)
-        assert "lease default/job can have no term after 2147483647" in str(heard.errors[0])
-        advice = """kubectl -n default patch lease job --type=merge -p '{"spec":{"leaseTransitions":...}}'"""
-        assert advice in str(heard.errors[0])
+        advice = f"kubectl -n default patch lease job --type=merge -p '{patch}'"
+        for word in (*words, advice):
+            assert word in str(heard.errors[0])
+        assert not election.is_leader
+        yield election
+
+
+async def test_after_the_last_term_a_candidate_says_what_to_do_and_goes_on_when_it_is_done(
+    server: FakeKubernetes,
+) -> None:
+    patch, said = '{"spec":{"leaseTransitions":...}}', "lease default/job can have no term after 2147483647"
+    edits = {"holderIdentity": "", "leaseTransitions": LAST_TERM}
+    async with candidate_that_is_told_to(server, patch, said, **edits) as election:
         edit(server, leaseTransitions=41)
         await until(lambda: election.is_leader, 5)
         assert election.token == 42
@@ -703,15 +715,9 @@ async def test_a_leader_may_have_the_last_term_and_renews_it(server: FakeKuberne
 async def test_a_lease_that_lasts_for_decades_is_reported_and_goes_to_us_once_it_is_emptied(
     server: FakeKubernetes,
 ) -> None:
-    await contender(server, "first").try_acquire()
-    edit(server, holderIdentity="gone", leaseDurationSeconds=LAST_TERM)
-    async with running(contender(server, "me")) as (election, heard):
-        await until(lambda: bool(heard.errors), 5)
-        assert isinstance(heard.errors[0], LockError)
-        assert "namespace=default lease=job is held by gone for 2147483647 s" in str(heard.errors[0])
-        advice = """kubectl -n default patch lease job --type=merge -p '{"spec":{"holderIdentity":""}}'"""
-        assert advice in str(heard.errors[0])
-        assert not election.is_leader
+    patch, said = '{"spec":{"holderIdentity":""}}', "namespace=default lease=job is held by gone for 2147483647 s"
+    edits = {"holderIdentity": "gone", "leaseDurationSeconds": LAST_TERM}
+    async with candidate_that_is_told_to(server, patch, said, **edits) as election:
         edit(server, holderIdentity="")
         await until(lambda: election.is_leader, 5)
 

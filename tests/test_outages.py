@@ -6,6 +6,8 @@ time-outs), and the server itself is gone (requests fail at once).
 """
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -69,6 +71,19 @@ class Outage:
         return world.now - back_at if checker.is_led else float("inf")
 
 
+@contextlib.contextmanager
+def outage_of(
+    store: str, seed: int, strategy: RetryStrategy | None = None, grace_s: float | None = None
+) -> Iterator[Outage]:
+    """Yield a cluster of this seed, and end it."""
+    with quiet(seed):
+        outage = Outage(store, seed, strategy or ExponentialBackoff(), grace_s)
+        try:
+            yield outage
+        finally:
+            outage.simulation.end()
+
+
 @AWAY
 @SETTINGS
 @pytest.mark.parametrize("store", ["postgres", "postgres-poll", "kubernetes", "records"])
@@ -76,24 +91,16 @@ def test_a_leader_is_back_soon_after_the_network(
     store: str, away_s: float, strategy: RetryStrategy, grace_s: float | None
 ) -> None:
     for seed in SEEDS:
-        with quiet(seed):
-            outage = Outage(store, seed, strategy, grace_s)
-            try:
-                outage.cut_all_cables(away_s)
-                assert outage.leaderless_s(SOON_S) <= SOON_S, f"seed {seed}"
-            finally:
-                outage.simulation.end()
+        with outage_of(store, seed, strategy, grace_s) as outage:
+            outage.cut_all_cables(away_s)
+            assert outage.leaderless_s(SOON_S) <= SOON_S, f"seed {seed}"
 
 
 @AWAY
 def test_each_role_of_a_group_is_led_soon_after_the_network_is_back(away_s: float) -> None:
-    with quiet(1):
-        outage = Outage("group", 1, ExponentialBackoff(), None)  # a group has a strategy of its own
-        try:
-            outage.cut_all_cables(away_s)
-            assert outage.leaderless_s(SOON_S) <= SOON_S
-        finally:
-            outage.simulation.end()
+    with outage_of("group", 1) as outage:  # a group has a strategy of its own
+        outage.cut_all_cables(away_s)
+        assert outage.leaderless_s(SOON_S) <= SOON_S
 
 
 @AWAY
@@ -103,16 +110,12 @@ def test_a_leader_is_back_soon_after_the_server(
     store: str, away_s: float, strategy: RetryStrategy, grace_s: float | None
 ) -> None:
     for seed in SEEDS:
-        with quiet(seed):
-            outage = Outage(store, seed, strategy, grace_s)
-            try:
-                server = outage.simulation.server
-                server.go_down(away_s)  # type: ignore[attr-defined]
-                outage.pass_time(away_s)
-                assert server.is_up
-                assert outage.leaderless_s(SOON_S) <= SOON_S, f"seed {seed}"
-            finally:
-                outage.simulation.end()
+        with outage_of(store, seed, strategy, grace_s) as outage:
+            server = outage.simulation.server
+            server.go_down(away_s)  # type: ignore[attr-defined]
+            outage.pass_time(away_s)
+            assert server.is_up
+            assert outage.leaderless_s(SOON_S) <= SOON_S, f"seed {seed}"
 
 
 @AWAY
@@ -123,15 +126,11 @@ def test_after_a_restart_of_postgresql_a_leader_comes_with_the_end_of_the_quiet_
 ) -> None:
     """A server that has just started is not led on for one lease: a leader of its former life may still be valid."""
     for seed in SEEDS:
-        with quiet(seed):
-            outage = Outage(store, seed, strategy, grace_s)
-            try:
-                outage.simulation.server.restart(away_s)  # type: ignore[attr-defined]
-                outage.pass_time(away_s)
-                took_s = outage.leaderless_s(LEASE_S + SOON_S)
-                assert 0.9 * LEASE_S <= took_s <= LEASE_S + SOON_S, f"seed {seed}"
-            finally:
-                outage.simulation.end()
+        with outage_of(store, seed, strategy, grace_s) as outage:
+            outage.simulation.server.restart(away_s)  # type: ignore[attr-defined]
+            outage.pass_time(away_s)
+            took_s = outage.leaderless_s(LEASE_S + SOON_S)
+            assert 0.9 * LEASE_S <= took_s <= LEASE_S + SOON_S, f"seed {seed}"
 
 
 # --- A real server ----------------------------------------------------------------------------------------------------

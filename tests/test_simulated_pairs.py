@@ -11,6 +11,9 @@ from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 from tests.sweeps import sweep
+from tests.test_simulated_clocks import led
+
+__all__ = ["led"]  # the fixture
 
 PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
 FAULTS = ("end_apart", "end_both", "frozen_end_both", "late_answers_and_freeze", "late_answers_and_kill")
@@ -38,14 +41,6 @@ def test_strict_takeover_needs_no_look_at_the_sockets():
     for seed in range(3):
         report = simulate(seed, weather=only("end_both", "frozen_end_both"), store="postgres-strict", hours=0.15)
         assert report.faults
-
-
-@pytest.fixture
-def led() -> Simulation:
-    simulation = Simulation(1, weather="calm", lease_s=10.0, settings={})
-    simulation.start()
-    simulation.run(30)
-    return simulation
 
 
 def leader_of(simulation: Simulation) -> Node:
