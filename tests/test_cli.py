@@ -346,7 +346,7 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     with held(postgres.dsn, key) as pid, _in_line(postgres.dsn, key) as waiter_pid:
         first, second = status(postgres.dsn, key).splitlines()
     assert first.startswith(f"{key} is held by pid {pid}, somebody else, user ")
-    assert second.startswith(f"  in line: pid {waiter_pid}, in line, user ")
+    assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
 
 
 def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> None:

@@ -247,7 +247,7 @@ def test_whoever_believed_after_another_had_begun_is_an_overlap(how: str):
     assert ledger.overlaps == []
     getattr(ledger, how)(1, 10, 2.004)  # said late, as by one who was frozen
     [overlap] = ledger.overlaps
-    assert str(overlap) == "TWO LEADERS AT ONCE: a and b both believed for 4.0 ms"
+    assert str(overlap) == "TWO LEADERS AT ONCE: a and b both led for 4.0 ms"
 
 
 def test_the_dead_believe_nothing_and_the_next_term_is_the_successor():

@@ -290,9 +290,9 @@ async def _first_session(connection: psycopg.AsyncConnection, name: str) -> int:
     [
         ("pg_logical_emit_message", "token"),
         ("pg_current_xact_id", "token"),
-        ("pg_try_advisory_lock", "standing in line"),
-        ("pg_advisory_lock", "standing in line"),
-        ("pg_advisory_unlock", "standing in line"),
+        ("pg_try_advisory_lock", "queue"),
+        ("pg_advisory_lock", "queue"),
+        ("pg_advisory_unlock", "queue"),
     ],
 )
 async def test_a_function_that_this_user_may_not_call_is_found_by_trying(clinic: Server, function: str, check: str):
@@ -312,8 +312,8 @@ async def test_a_language_that_this_user_may_not_use_is_found_by_trying(clinic: 
     with new_database(clinic) as dbname:
         do(clinic, "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC", dbname=dbname)
         findings = await found_in(new_user(clinic, dbname=dbname))
-    assert serious(findings) == {"standing in line": PROBLEM}
-    assert "permission denied for language plpgsql" in findings["standing in line"].found
+    assert serious(findings) == {"queue": PROBLEM}
+    assert "permission denied for language plpgsql" in findings["queue"].found
 
 
 @pytest.mark.parametrize(
@@ -639,7 +639,7 @@ def test_a_clock_that_stops_with_the_host_is_warned_about(has_boottime: bool, pl
 
 async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, key: LockKey):
     free = (await found_in(clinic.dsn, key))["lock"]
-    assert (free.verdict, free.found) == (INFO, f"{key} is free; 0 in line; its witness is free")
+    assert (free.verdict, free.found) == (INFO, f"{key} is free; 0 queued; its witness is free")
     assert (await found_in(clinic.dsn))["lock"].found.startswith("not looked at")
     retry = FixedInterval(5.0)
     leader = LeaderLock(clinic.dsn, key=key, retry_strategy=retry, settle_s=0)
@@ -648,7 +648,7 @@ async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, 
         assert await leader.wait_for_leadership(10)
         async with follower:
             async with asyncio.timeout(10):
-                while "; 1 in line; " not in (held := (await found_in(clinic.dsn, key))["lock"]).found:
+                while "; 1 queued; " not in (held := (await found_in(clinic.dsn, key))["lock"]).found:
                     pass
     assert held.found.startswith(f"{key} is held by pid ")
     assert "its witness is held by pid " in held.found
@@ -662,7 +662,7 @@ async def test_contenders_that_do_not_agree_are_warned_about(clinic: Server, key
         await rival.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
         async with LeaderLock(clinic.dsn, key=key, retry_strategy=FixedInterval(5.0), lease_s=15):
             async with asyncio.timeout(10):
-                while "; 1 in line; " not in (finding := (await found_in(clinic.dsn, key))["lock"]).found:
+                while "; 1 queued; " not in (finding := (await found_in(clinic.dsn, key))["lock"]).found:
                     pass
     assert finding.verdict is WARNING
     assert "'15s wf' and '5s wf'" in finding.found
@@ -758,8 +758,8 @@ async def test_a_session_that_freezes_in_the_middle_ends_the_examination_in_time
             assert time.monotonic() - began_s < 5
         finally:
             os.kill(first, signal.SIGCONT)
-    assert serious(findings) == {"lease enforcement": WARNING, "standing in line": PROBLEM, "the rest": WARNING}
-    assert findings["standing in line"].found == "no answer within 3 s"
+    assert serious(findings) == {"lease enforcement": WARNING, "queue": PROBLEM, "the rest": WARNING}
+    assert findings["queue"].found == "no answer within 3 s"
     assert findings["the rest"].found.startswith("not checked: ")
     assert findings["the rest"].found.endswith("term table, lock")
 
@@ -773,9 +773,9 @@ async def test_a_session_that_is_ended_in_the_middle_is_told_with_the_servers_wo
         for pid in (await _first_session(reaper, "ended"), silent):
             await reaper.execute(END_SESSION, (pid,))
         findings = await examination
-    assert serious(findings) == {"lease enforcement": WARNING, "standing in line": PROBLEM, "the rest": WARNING}
-    assert findings["standing in line"].found.startswith("the session ended: ")
-    assert "administrator command" in findings["standing in line"].found
+    assert serious(findings) == {"lease enforcement": WARNING, "queue": PROBLEM, "the rest": WARNING}
+    assert findings["queue"].found.startswith("the session ended: ")
+    assert "administrator command" in findings["queue"].found
 
 
 async def test_all_checks_together_are_bounded_too(clinic: Server, monkeypatch: pytest.MonkeyPatch):

@@ -109,7 +109,7 @@ def test_two_that_believed_at_once_are_found_however_short_it_was():
     )
     assert not verdict.is_good
     [problem] = verdict.problems()
-    assert problem.startswith("TWO LEADERS AT ONCE: a and b both believed for 0.40 ms, 50.000 s after")
+    assert problem.startswith("TWO LEADERS AT ONCE: a and b both led for 0.40 ms, 50.000 s after")
 
 
 def test_a_process_and_the_next_in_its_place_are_two():

@@ -223,6 +223,9 @@ class Election(Gated):
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
         frees the lock for certain. In a callback and in gated work it only asks.
+
+        A release that fails, as on a session that has just ended, leads to STOPPED and not back to FOLLOWER, with
+        ``on_error`` and ``on_stopped``: so the specified table has it. Call :meth:`start` to take part again.
         """
         _check_timeout(timeout_s)
         run = self._run_here()

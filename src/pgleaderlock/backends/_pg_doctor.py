@@ -134,7 +134,7 @@ CHECKS = (
     Check("pooler", check_pooler),
     Check("read-only", check_read_only),
     Check("lease enforcement", check_enforcement, mend="make room for a second connection, and ask again"),
-    Check("standing in line", check_line, Verdict.PROBLEM, "GRANT this user what the message names"),
+    Check("queue", check_line, Verdict.PROBLEM, "GRANT this user what the message names"),
     Check("commits", check_commits),  # before the token, which waits for one
     Check(
         "token", check_token, Verdict.PROBLEM, "GRANT this user what the message names; on a standby, see server role"

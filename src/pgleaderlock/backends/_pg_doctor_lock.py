@@ -62,15 +62,15 @@ async def check_lock(site: Site, name: str) -> Finding:
     notes = [
         Note(
             Verdict.INFO,
-            f"{site.key.described} is {_holder(found)}; {in_line} in line; its witness is {_holder(witnesses)}",
+            f"{site.key.described} is {_holder(found)}; {in_line} queued; its witness is {_holder(witnesses)}",
         ),
         *stuck,
     ]
     agreements = {_dsn.agreement_of(contender.holder.name) for contender in found} - {None}
     if len(agreements) > 1:
         differ = " and ".join(sorted(map(repr, agreements)))
-        advice = "give all contenders the same lease_s, witness and takeover: a promise is kept between equals"
-        notes.append(Note(Verdict.WARNING, f"contenders do not agree: their names end in {differ}", advice))
+        advice = "give all candidates the same lease_s, witness and takeover: a promise is kept between equals"
+        notes.append(Note(Verdict.WARNING, f"candidates do not agree: their names end in {differ}", advice))
     return together(name, notes)
 
 

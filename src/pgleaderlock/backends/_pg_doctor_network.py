@@ -79,4 +79,4 @@ def _judge_own_clock(name: str, *, has_boottime: bool, platform: str) -> Finding
         clock = "CLOCK_BOOTTIME" if has_boottime else "CLOCK_MONOTONIC"
         return Finding(name, Verdict.OK, f"{clock}: it counts while this host sleeps, so a leader wakes up knowing")
     found = f"there is no CLOCK_BOOTTIME on {platform}: after a suspend, a leader may believe for the rest of its lease"
-    return Finding(name, Verdict.WARNING, found, "do not run contenders on hosts that are suspended")
+    return Finding(name, Verdict.WARNING, found, "do not run candidates on hosts that are suspended")

@@ -24,7 +24,7 @@ async def check_database(site: Site, name: str) -> Finding:
     if _dsn.names_database(site.parts):
         return Finding(name, Verdict.OK, database)
     found = f"{database}, after the user's name: nothing else names one"
-    advice = "name it in the DSN: advisory locks are per database, so contenders in two databases elect two leaders"
+    advice = "name it in the DSN: advisory locks are per database, so candidates in two databases elect two leaders"
     return Finding(name, Verdict.WARNING, found, advice)
 
 

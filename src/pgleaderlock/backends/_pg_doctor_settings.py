@@ -59,7 +59,7 @@ async def check_log(site: Site, name: str) -> Finding:
     slice_s, deadlock = await _slice(site)
     limits = await site.settings("log_min_duration_statement", "log_min_duration_sample")
     switches = await site.settings("log_statement", "log_duration", "log_lock_waits")
-    slice_words = f"the slice of {slice_s:g} s of standing in line"
+    slice_words = f"the wait slice of {slice_s:g} s in the queue"
     notes = [
         Note(
             Verdict.WARNING,

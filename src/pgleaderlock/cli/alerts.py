@@ -19,7 +19,7 @@ __all__ = ["alerts"]
 
 @click.group()
 def alerts() -> None:
-    """Alerts for whoever is on call, written in TOML: exported for Prometheus, Alertmanager and Grafana."""
+    """Alerts for the person on call, written in TOML: exported for Prometheus, Alertmanager and Grafana."""
 
 
 @alerts.command("export", epilog=exit_codes.EXIT_CODES_HELP)
@@ -45,7 +45,7 @@ def alerts() -> None:
     "lease_s",
     type=float,
     metavar="SECONDS",
-    help="The lease of your contenders: renewals are judged by it. [default: FILE's lease_duration, or 15]",
+    help="The lease of your candidates: renewals are judged by it. [default: FILE's lease_duration, or 15]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 @click.option("--force", is_flag=True, help="Replace files that were not written by this command.")

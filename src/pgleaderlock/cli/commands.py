@@ -249,13 +249,13 @@ def status(
     schema: str | None,
     config_file: Path | None,
 ) -> None:
-    """Show who holds the lock and who stands in line for it, as its store shows it now.
+    """Show who holds the lock and who queues for it, as its store shows it now.
 
     Without a lock: all roles of the registry, or those of --config, with their leaders and candidates, as the nodes
     wrote them down.
 
     Informational only: it may be history by the time you read it, so never decide by it who leads. Followers that
-    poll hold nothing and wait in no line, so they are not shown. Process ids are those of the server's sessions.
+    poll hold nothing and wait in no queue, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
     configured = config_in_force(config_file)

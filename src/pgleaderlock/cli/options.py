@@ -274,7 +274,7 @@ def lease_options(command: F) -> F:
         seconds_option("--lease", "How long a silent leader keeps the lock. [default: three intervals, so 15 s]"),
         seconds_option(
             "--settle",
-            "How long after the server's start nobody leads yet. 0 only for a server without a past. "
+            "How long after the server's start no candidate leads yet. 0 only for a server without a past. "
             "[default: the lease]",
             zero_ok=True,
         ),
@@ -283,10 +283,10 @@ def lease_options(command: F) -> F:
             type=click.Choice(["line", "poll"]),
             default="line",
             show_default=True,
-            help="Stand in line for the lock, or ask for it now and then.",
+            help="Queue for the lock, or ask for it now and then.",
         ),
         allow_pooler_option,
-        click.option("--no-witness", is_flag=True, help="Do with one connection, and a weaker promise."),
+        click.option("--no-witness", is_flag=True, help="Use one session only. Weaker guarantee."),
         click.option(
             "--takeover",
             type=click.Choice(["fast", "strict"]),

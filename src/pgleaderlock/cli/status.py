@@ -1,4 +1,4 @@
-"""``pgleaderlock status``: who holds a lock and who stands in line for it, as its store shows it now."""
+"""``pgleaderlock status``: who holds a lock and who queues for it, as its store shows it now."""
 
 import asyncio
 
@@ -64,6 +64,6 @@ def _print_as_text(target: Target, seen: Sight) -> None:
             click.echo(f"{name} is held by {describe_holder(contender.holder)}")
         else:
             since = f", waiting since {contender.waiting_since}" if contender.waiting_since else ""
-            click.echo(f"  in line: {describe_holder(contender.holder)}{since}")
+            click.echo(f"  queued: {describe_holder(contender.holder)}{since}")
     if is_held and seen.note:
         click.echo(f"  problem: {visible(seen.note)}")

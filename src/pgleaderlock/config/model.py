@@ -106,7 +106,7 @@ class LeaderElectionConfig(_Section):
         (), "roles", "What this node stands for: names, or tables with `name` and `key`.", otherwise="none"
     )
     check_interval: Duration = _setting(
-        5.0, "duration", "How long one round of standing in line lasts; where nobody stands in line, how often to ask."
+        5.0, "duration", "How long one round of queueing lasts; where no candidate queues, how often to ask."
     )
     lease_duration: LeaseDuration | None = _setting(
         None, "duration", "How long a silent leader keeps the lock.", otherwise="3 × `refresh_interval`, so `15s`"
@@ -123,7 +123,7 @@ class LeaderElectionConfig(_Section):
         "The longest that one wait for the lock inside the server lasts.",
         otherwise="nearly the server's `deadlock_timeout`",
     )
-    wake: Literal["line", "poll"] = _setting("line", "text", "Stand in line for the lock, or ask for it now and then.")
+    wake: Literal["line", "poll"] = _setting("line", "text", "Queue for the lock, or ask for it now and then.")
     witness: bool = _setting(True, "flag", "A second lock on a second session, which closes the gap of a lost one.")  # noqa: FBT003
     allow_pooler: bool = _setting(
         False,  # noqa: FBT003
@@ -146,7 +146,7 @@ class LeaderElectionConfig(_Section):
     settle: DurationOrZero | None = _setting(
         None,
         "duration",
-        "How long after the server's start nobody leads yet. `0s` only for a server without a past.",
+        "How long after the server's start no candidate leads yet. `0s` only for a server without a past.",
         otherwise="`lease_duration`",
     )
     reconnect_grace: Duration | None = _setting(

@@ -35,7 +35,7 @@ class Overlap:
     """The tokens of the two terms."""
 
     def __str__(self) -> str:
-        return f"TWO LEADERS AT ONCE: {self.first} and {self.second} both believed for {self.seconds * 1000:.1f} ms"
+        return f"TWO LEADERS AT ONCE: {self.first} and {self.second} both led for {self.seconds * 1000:.1f} ms"
 
 
 class Ledger:

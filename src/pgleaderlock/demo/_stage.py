@@ -95,7 +95,7 @@ class Failover:
     failover_ms: float | None
     """Until the next node believed; None if nobody did in time."""
     stopped_ms: float | None
-    """Until the old one ceased to believe, by its own word; None if it had none (yet)."""
+    """Until the old leader stopped acting as one, by its own word; None if it had none (yet)."""
 
 
 class Stage:

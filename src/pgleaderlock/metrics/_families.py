@@ -65,7 +65,7 @@ class Families:
         self.elections = CounterMetricFamily(
             f"{name}_elections",
             "Attempts of this node at becoming the leader. One attempt is one entry into ACQUIRING: one question to "
-            "the store, or the end of one round of standing in line.",
+            "the store, or the end of one round of queueing.",
             labels=_LABELS,
         )
         self.failovers = CounterMetricFamily(

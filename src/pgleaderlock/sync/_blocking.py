@@ -197,6 +197,9 @@ class BlockingElection(Generic[A]):
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
         frees the lock for certain. In a callback it only asks.
+
+        A release that fails, as on a session that has just ended, leads to STOPPED and not back to FOLLOWER, with
+        ``on_error`` and ``on_stopped``: so the specified table has it. Call :meth:`start` to take part again.
         """
         self._end(self._engine.step_down, timeout_s)
 

@@ -108,7 +108,7 @@ class Verdict:
     def problems(self) -> list[str]:
         """Say all that must not be, a line for each. Nothing, if the promise was kept."""
         found = [
-            f"TWO LEADERS AT ONCE: {each.first.node} and {each.second.node} both believed for "
+            f"TWO LEADERS AT ONCE: {each.first.node} and {each.second.node} both led for "
             f"{each.lasted_s * 1000:.2f} ms, {each.began_at - self.logs.began_at:.3f} s after the beginning"
             for each in self.overlaps
         ]
