@@ -791,6 +791,7 @@ def test_a_server_clock_is_stepped_by_more_than_a_lease_in_every_way(lease_s: fl
     # A session that has fallen silent keeps the lock for longer by as much as a running server's clock is set back.
     assert min(step.by_s for step in steps if not step.restarts) >= -4 * lease_s
     ways = {(step.by_s > 0, step.restarts, step.crashes, step.cuts_leader) for step in steps}
+    assert {step.cuts_others for step in steps if step.restarts} == {True, False}
     assert len(ways) == 2 * (1 + 4)  # forward and back; running, or restarted: by a crash or not, the leader cut or not
 
 
@@ -822,6 +823,7 @@ async def test_the_clock_of_a_server_of_ours_is_stepped_as_it_runs_and_after_a_r
         assert (server.pid, path.read_text()) == (pid, "+0")
         assert await conductor._do(step_of(RESTARTED, lasts_s=1.6))
         assert server.pid != pid
+        assert member.weather.is_fair  # it was cut off until the step only
         assert await says_age_s(server) >= 20  # older than it is, by the step
         began_at = time.monotonic()
         assert not await conductor._do(step_of(BEHIND_THE_LEADER))  # there is none
@@ -841,6 +843,7 @@ async def test_the_clock_of_a_server_of_ours_is_stepped_as_it_runs_and_after_a_r
 async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for_the_timers(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(_conductor, "TOUCH_LEASES", 0.1)
     wall_clock = WallClock(tmp_path / "server.clock")
     async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", "step", wall_clock=wall_clock) as conductor:
         assert not await conductor._do(step_of(RUNNING))

@@ -9,18 +9,20 @@ start is what people have. It has to end right: while a backend waits, libfaketi
 time, so under a clock that stays behind every session would end too early, and under one that stays ahead too late.
 
 With ``takeover="fast"`` a step strikes only where its effects are within the promise: every candidate has met the
-server before, all are awake, and their networks are good. And nothing else is done until every timer that was set
-before the step has fired, for a step forward may end both sessions of a leader then.
+server before, all are awake, and their networks are good; it waits for that. And nothing else is done until every timer
+that was set before the step has fired, for a step forward may end both sessions of a leader then.
 """
 
 from dataclasses import dataclass
 
 from pgleaderlock.torture._plan import Deed
 
-__all__ = ["CALM_LEASES", "ClockStep", "plan_step"]
+__all__ = ["CALM_LEASES", "TOUCH_LEASES", "ClockStep", "plan_step"]
 
 CALM_LEASES = 1.5
 """How long after a step nothing else is done in ``fast``: timers of idle sessions are set for one lease."""
+TOUCH_LEASES = 3.0
+"""For how long a step in ``fast`` waits until what was done before it is over; faults last less than two leases."""
 _LEAST, _MOST, _MOST_BACK_RUNNING = 1.2, 20.0, 4.0
 _MOST_WAIT_S = 0.3
 _LEAST_WRONG = 0.3
@@ -39,6 +41,8 @@ class ClockStep:
     crashes: bool
     cuts_leader: bool
     """Whether the leader is cut off before the restart, so that it does not notice it."""
+    cuts_others: bool
+    """Whether the others are cut off until the step: they meet the server's new run only when its clock is right."""
     wait_s: float
     """For how long the server runs with the wrong clock."""
 
@@ -62,5 +66,6 @@ def plan_step(deed: Deed, lease_s: float) -> ClockStep:
         restarts=restarts,
         crashes=restarts and deed.node % 2 == 1,
         cuts_leader=deed.strength >= 2 / 3,
+        cuts_others=restarts and part < 1 / 2,
         wait_s=_MOST_WAIT_S * part if restarts else (_LEAST_WRONG + (1 - _LEAST_WRONG) * part) * lease_s,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from pgleaderlock.clock import suspend_aware_clock as clock
 from pgleaderlock.errors import EmbeddedServerError, LockError
-from pgleaderlock.torture._clock_step import CALM_LEASES, plan_step
+from pgleaderlock.torture._clock_step import CALM_LEASES, TOUCH_LEASES, plan_step
 from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay
 from pgleaderlock.torture._ground import Ground
 from pgleaderlock.torture._logs import FAULT_LOG, RUN_LOG, Fault, write_line
@@ -303,24 +303,36 @@ class Conductor:
 
     async def _step_clock(self, deed: Deed, _member: Member) -> bool:
         is_fast = self._options.takeover == "fast"
-        wall_clock, leader = self._ground.wall_clock, self._leader()
-        if wall_clock is None or (is_fast and not all(member.is_in_touch() for member in self._members)):
+        wall_clock = self._ground.wall_clock
+        if wall_clock is None or (is_fast and not await self._are_in_touch(TOUCH_LEASES * self._options.lease_s)):
             return False
-        at, step = clock(), plan_step(deed, self._options.lease_s)
-        if step.cuts_leader:
-            if leader is None or not leader.weather.is_fair:
-                return False
-            leader.weather.cut()
+        at, leader, step = clock(), self._leader(), plan_step(deed, self._options.lease_s)
+        if step.cuts_leader and (leader is None or not leader.weather.is_fair):
+            return False
+        others = [each for each in self._members if step.cuts_others and each is not leader and each.weather.is_fair]
+        for member in [*others, *([leader] if leader and step.cuts_leader else [])]:
+            member.weather.cut()
         wall_clock.jump(-step.by_s)
         if step.restarts:
             await self._restart_server(crash=step.crashes)
         await asyncio.sleep(step.wait_s)
         wall_clock.jump(0)
-        if step.cuts_leader and leader is not None:
+        for member in others:
+            member.weather.heal()
+        if leader and step.cuts_leader:
             self._spawn(_later(deed.lasts_s, leader.weather.heal))
         if is_fast:
             self._calm_until = clock() + CALM_LEASES * self._options.lease_s
         self._note("step", None, at, clock() - at, step.describe())
+        return True
+
+    async def _are_in_touch(self, within_s: float) -> bool:
+        """Whether what was done to the nodes is over, or soon will be; nothing else is done meanwhile."""
+        deadline = clock() + within_s
+        while not all(member.is_in_touch() for member in self._members):
+            if clock() > deadline:
+                return False
+            await asyncio.sleep(_LOOK_EVERY_S)
         return True
 
     async def _jump(self, deed: Deed, member: Member) -> bool:
