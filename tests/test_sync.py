@@ -145,10 +145,14 @@ def test_it_contends_with_the_asyncio_api(make, postgres: Postgres, key: LockKey
 
 def test_a_stopped_lock_is_waited_for_in_vain_and_stopped_again_without_harm(make):
     lock = make()
+    lock.shutdown()
+    lock.step_down()
+    with lock:
+        pass
     assert lock.wait_for_leadership() is False
     lock.shutdown()
     lock.step_down()
-    assert threads(LOOP_THREAD) == []
+    until(lambda: not threads(LOOP_THREAD))
 
 
 def test_whoever_waits_is_told_when_the_election_stops(make):

@@ -301,7 +301,7 @@ class Election(Gated):
         _check_timeout(timeout_s)
         run = self._run_here()
         if run is None:
-            self.check_started()
+            self._check_started()
             await asyncio.sleep(0)  # so that a loop around this cannot starve everything else
             return False
         if run.stream.is_current_task():
@@ -313,7 +313,7 @@ class Election(Gated):
         finally:
             announced.cancel()
 
-    def check_started(self) -> None:
+    def _check_started(self) -> None:
         """Raise LockError when :meth:`start` was never called: whoever waits then has forgotten it."""
         if not self._was_started:
             raise LockError(

@@ -214,7 +214,7 @@ class BlockingElection(Generic[A]):
         if self._callbacks.is_here:
             raise LockError("wait_for_leadership() in a callback would wait for itself: call it in another thread")
         if self._home is None:
-            self._engine.check_started()
+            self._engine._check_started()  # noqa: SLF001 - of this package
             return False
         try:
             return self._call(lambda _: self._engine.wait_for_leadership(timeout_s))
