@@ -216,7 +216,8 @@ def _instance(node: str) -> str:
 
 
 def _copy(role: RoleStatus) -> RoleStatus:
-    return replace(role, candidates=list(role.candidates))
+    leader = None if role.leader is None else replace(role.leader, read_at=time.time())
+    return replace(role, leader=leader, candidates=list(role.candidates))
 
 
 def one_role() -> Stage:

@@ -29,6 +29,7 @@ __all__ = ["DemoOptions", "run_demo"]
 
 _PORT = 8765
 _WINDOW_S = 600.0
+_LOOK_EVERY_S = 0.25  # a leader that does not renew is shown for a second or two only
 _SHORT_LINGER_S = 0.2
 _LINGER_S = 3.0
 
@@ -133,7 +134,9 @@ class _Demo:
 
     def _make_dashboard(self, stage: Stage, port: int, token: str) -> Dashboard:
         where = f"the demo's own PostgreSQL and {self.options.nodes} nodes"
-        source = RegistrySource(self.server.dsn, DEFAULT_SCHEMA, where=where, window_s=_WINDOW_S)
+        source = RegistrySource(
+            self.server.dsn, DEFAULT_SCHEMA, where=where, window_s=_WINDOW_S, look_every_s=_LOOK_EVERY_S
+        )
         actions = {action: _button(stage, action) for action in ACTIONS}
         return Dashboard(source, port=port, token=token, actions=actions)
 

@@ -101,11 +101,12 @@ export const standbysOf = (role) => role.candidates.filter((each) => each.is_ali
 
 const ENDS_AFTER = 1 / 0.9; // the leader is valid for nine tenths of its lease; at the end the server frees the lock
 
-// What is known of a lease; null where nothing expires. When a renewal is due is the registry's to say.
+// What is known of a lease; null where nothing expires. Whether a renewal is overdue is the server's to say, of the moment
+// at which it looked: what a page shows is older than that.
 export function leaseOf(leader, now) {
   if (!leader || leader.lease_until === null || leader.lease_until === undefined) return null;
   const valid = leader.lease_until - leader.renewed_at;
-  const isOverdue = now > (leader.renewal_due_at ?? leader.lease_until);
+  const isOverdue = Boolean(leader.is_overdue);
   const left = Math.max(0, leader.renewed_at + ENDS_AFTER * valid - now);
   const part = isOverdue ? Math.min(1, left / Math.max(0.001, valid)) : 1;
   return { left, isOverdue, part, renewedAgo: Math.max(0, now - leader.renewed_at) };
