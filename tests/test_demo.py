@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ from pgleaderlock.cli import demo_show, exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.demo import parse_script
 from pgleaderlock.cli.demo_show import DemoOptions, _Demo
-from pgleaderlock.demo import ActionResult, Failover, Said, Stage, _node, _place
+from pgleaderlock.demo import ActionResult, Failover, Said, Stage, Tally, _node, _place
 from pgleaderlock.demo._ledger import Ledger
 from pgleaderlock.demo._relay import Relay
 from tests.conftest import Postgres
@@ -121,6 +122,9 @@ def test_a_page_with_buttons_shows_what_is_measured_and_ctrl_c_ends_everything(r
             assert (refused.status_code, refused.json()["error"][:13]) == (409, "one at a time")
         process.wait_for("is frozen")
         process.signal(signal.SIGINT)  # while one of them stands still
+        process.wait_for("Measured, from the action to the next leader")
+        assert re.search(r"kill +1 of 1 +[\d.,]+ +[\d.,]+ +[\d.,]+ +yes", process.wait_for("kill  ")), process.lines
+        assert "0 of 1" in process.wait_for("freeze  ")
         assert process.wait(GONE_S) == 0
         port = int(address.rpartition(":")[2].strip("/"))
     with socket.socket() as probe:
@@ -137,6 +141,30 @@ def next_of(lines: Iterator[str], kind: str) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
             return found
     raise AssertionError(f"the stream ended without {kind}")
+
+
+def test_ctrl_c_before_anything_was_done_says_that_nothing_was_measured(root: Path):
+    with demo(root, "--no-browser", "--port", "0", *QUICK) as process:
+        process.wait_for("#token=")
+        process.signal(signal.SIGINT)
+        process.wait_for("Nothing was measured")
+        assert process.wait(GONE_S) == 0
+
+
+def test_what_was_measured_is_counted_from_what_is_said_and_an_overlap_with_the_action_before_it():
+    tally = Tally()
+    tally.hear(Said("node-a is back", "kill", is_aside=True))
+    tally.hear(Said("two at once", is_alarm=True, is_overlap=True))
+    assert tally.results == []
+    for failover_ms in (20.0, 10.0):
+        tally.hear(Said("node-a is killed", "kill", from_node="node-a"))
+        tally.hear(Said("node-b leads", "kill", "node-b", "node-a", failover_ms))
+    tally.hear(Said("node-b is frozen", "freeze", from_node="node-b"))
+    tally.hear(Said("two at once", is_alarm=True, is_overlap=True))
+    tally.hear(Said("no node has taken over", "freeze", from_node="node-b", is_alarm=True))
+    kill, freeze = tally.results
+    assert (kill.rounds, kill.figure("min"), kill.figure("median"), kill.overlaps) == (2, 10.0, 15.0, 0)
+    assert (freeze.rounds, freeze.measured_ms, freeze.overlaps) == (1, [], 1)
 
 
 @pytest.mark.proof

@@ -21,7 +21,7 @@ from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.dashboard import Dashboard, RegistrySource
-from pgleaderlock.demo import ACTIONS, ActionResult, Said, Stage, own_server, play
+from pgleaderlock.demo import ACTIONS, ActionResult, Said, Stage, Tally, own_server, play
 from pgleaderlock.embedded import Server
 from pgleaderlock.errors import EmbeddedServerError, LockError, PgLeaderLockError
 
@@ -71,6 +71,8 @@ async def _until_signal(demo: "_Demo") -> int:
         run = asyncio.ensure_future(demo.run())
         stop = asyncio.ensure_future(ended.wait())
         await asyncio.wait({run, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if came:
+            demo.print_summary()  # at once: to remove everything takes a moment
         for task in (run, stop):
             task.cancel()
         await asyncio.wait({run, stop})
@@ -88,6 +90,7 @@ class _Demo:
     options: DemoOptions
     server: Server
     had_overlap: bool = False
+    tally: Tally = field(default_factory=Tally)
     _listeners: list[Callable[[Said], None]] = field(default_factory=list)
 
     async def run(self) -> int:
@@ -105,8 +108,20 @@ class _Demo:
         except OSError as error:  # such as: one process more cannot be had
             raise click.ClickException(f"the demo failed: {error}") from error
 
+    def print_summary(self) -> None:
+        """Print what was measured until it was interrupted."""
+        if self.options.as_json:
+            return
+        with contextlib.suppress(OSError):  # a terminal that hung up
+            if not self.tally.results:
+                click.echo("\nNothing was measured: no action was begun.")
+                return
+            click.echo("\nMeasured, from the action to the next leader:\n")
+            _print_table(self.tally.results)
+
     def _hear(self, said: Said) -> None:
         self.had_overlap = self.had_overlap or said.is_overlap
+        self.tally.hear(said)
         with contextlib.suppress(OSError):  # nobody reads it there; the page may be read
             click.echo(click.style(said.text, fg="red", bold=True) if said.is_alarm else said.text, err=True)
         for listener in self._listeners:

@@ -15,7 +15,18 @@ here is cut off by a relay between it and PostgreSQL, which holds back every byt
 
 from pgleaderlock.demo._ledger import Overlap
 from pgleaderlock.demo._place import own_folder, own_server
-from pgleaderlock.demo._script import ActionResult, play
+from pgleaderlock.demo._script import ActionResult, Tally, play
 from pgleaderlock.demo._stage import ACTIONS, Failover, Said, Stage
 
-__all__ = ["ACTIONS", "ActionResult", "Failover", "Overlap", "Said", "Stage", "own_folder", "own_server", "play"]
+__all__ = [
+    "ACTIONS",
+    "ActionResult",
+    "Failover",
+    "Overlap",
+    "Said",
+    "Stage",
+    "Tally",
+    "own_folder",
+    "own_server",
+    "play",
+]
