@@ -45,7 +45,7 @@ SYSTEM_CERTS := import ssl; paths = ssl.get_default_verify_paths(); print(paths.
 
 .venv/.ready: pyproject.toml uv.lock $(filter .uv/bin/uv,$(UV))
 	@echo "Installing every extra and the development tools into .venv: 440 MB, the first time only."
-	$(UV) sync --frozen --quiet --all-extras
+	$(UV) sync --frozen --all-extras
 	@touch .venv/.demo $@
 
 run: .venv/.demo ## See a failover: a page with a leader, and buttons to kill, freeze and cut it off (ARGS="--no-browser")
