@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from pgleaderlock import (
 from pgleaderlock import dashboard as dashboard_package
 from pgleaderlock.cli.watch import _beside
 from pgleaderlock.config import ConfigError, load_config
-from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource
+from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource, _sources
 from pgleaderlock.dashboard._alerts import alert_records
 from pgleaderlock.dashboard._board import Board
 from pgleaderlock.dashboard._exposition import exposition
@@ -237,15 +238,46 @@ async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.M
     assert state["window_s"] == 600
 
 
-async def test_signs_of_life_are_news_of_nodes_and_not_of_roles():
+async def test_signs_of_life_are_news_of_no_one_and_renewals_are_a_few_bytes():
     board = make_board()
-    board.show(Look(200.0, 0.0, [RoleStatus("l", "role", leader(), [candidate("a", seen_at=100.0)])]))
+    roles = lambda at: [
+        RoleStatus(str(number), f"role {number}", leader(at=at), [candidate("a", seen_at=at)]) for number in range(200)
+    ]
+    board.show(Look(200.0, 0.0, roles(100.0)))
     listener = board.streams.open()
     await listener.get()
-    board.show(Look(201.0, 0.0, [RoleStatus("l", "role", leader(), [candidate("a", seen_at=101.0)])]))
+    board.show(Look(201.0, 0.0, [replace(each, leader=replace(leader(), renewed_at=101.0)) for each in roles(100.0)]))
+    message = await listener.get()
+    _, change = parsed(message)
+    assert (change["roles"], change["events"], change.get("nodes")) == ([], [], None)
+    assert change["leases"] == [[-100_000, -91_000, None, [str(number) for number in range(200)]]]
+    assert len(parsed_text(message)) < 2000
+    assert json.loads(board.snapshot())["roles"][7]["leader"]["renewed_at"] == 101.0, "who asks is told all of it"
+
+
+async def test_of_a_role_that_changed_only_what_changed_is_sent():
+    board = make_board()
+    before = [
+        each
+        for at in range(10, 190, 2)
+        for each in (line("acquired", at, token=at), line("released", at + 1, token=at))
+    ]
+    role = RoleStatus("l", "role", leader("b", 500, 190.0), [candidate("b", "leader")])
+    begun = line("acquired", 190.0, "b", 500)
+    board.show(Look(191.0, 0.0, [role], {"l": [*before, begun]}))
+    listener = board.streams.open()
+    _, state = parsed(await listener.get())
+    lost, next_begun = line("lost", 192.0, "b", 500), line("acquired", 193.0, "c", 501)
+    role = RoleStatus("l", "role", leader("c", 501, 193.0), [candidate("b")])
+    board.show(Look(194.0, 30.0, [role], {"l": [*before[20:], begun, lost, next_begun]}), [lost, next_begun])
     _, change = parsed(await listener.get())
-    assert change["roles"] == []
-    assert change["nodes"][0]["seen_at"] == 101.0
+    (changed,) = change["roles"]
+    assert "terms" not in changed
+    assert changed["leader"]["node"] == "c"
+    drop, keep, added = changed["terms_change"]
+    assert [term["node"] for term in added] == ["b", "c"]
+    shown = [*state["roles"][0]["terms"][drop : drop + keep], *added]
+    assert shown == json.loads(board.snapshot())["roles"][0]["terms"]
 
 
 async def test_a_store_that_goes_away_makes_the_picture_stale_once_and_fresh_again():
@@ -294,11 +326,14 @@ class Reader:
     def __init__(self) -> None:
         self.rows: list[tuple[int, Line]] = []
 
-    async def open_before(self, *, since: float) -> list[Line]:
+    async def open_before(self, *, since: float, lines: Sequence[Line]) -> list[Line]:
         return [line("acquired", since - 5, "old", 0)]
 
-    async def numbered_history(self, *, after: int, since: float) -> list[tuple[int, Line]]:
-        return [(number, each) for number, each in self.rows if number > after and each.at >= since]
+    async def numbered_history(
+        self, *, after: int, since: float, before: int | None = None, limit: int = 20_000
+    ) -> list[tuple[int, Line]]:
+        wanted = [each for each in self.rows if after < each[0] < (before or 10**9) and each[1].at >= since]
+        return sorted(sorted(wanted, key=lambda each: each[0])[-limit:], key=lambda each: each[1].at)
 
 
 async def test_the_history_is_read_on_and_what_shows_late_is_not_missed():
@@ -313,6 +348,20 @@ async def test_the_history_is_read_on_and_what_shows_late_is_not_missed():
     reader.rows.append((2, late))
     assert await book.read_on(reader, 1002.0) == [late]  # type: ignore[arg-type]
     assert book.lines["l"] is not before
+
+
+async def test_a_window_with_more_lines_than_are_read_at_once_is_shown_at_once_and_completed(monkeypatch):
+    """0.1.0 dropped the older ones without a word, and said "never" of an overlap among them."""
+    monkeypatch.setattr(_sources, "_PORTION", 4)
+    reader, book = Reader(), _History(1000.0)
+    reader.rows = [(number, line("error", 100.0 + number, token=None)) for number in range(1, 11)]
+    await book.read_on(reader, 1000.0)  # type: ignore[arg-type]
+    assert len([each for each in book.lines["l"] if each.event == "error"]) == 4
+    assert book.known_since == 107.0, "figures are about the time from there on, and the page says so"
+    for _ in range(2):
+        assert await book.read_on(reader, 1000.0) == []  # type: ignore[arg-type]
+    assert [each.at for each in book.lines["l"] if each.event == "error"] == [100.0 + number for number in range(1, 11)]
+    assert book.known_since == 0.0
 
 
 async def test_what_is_older_than_the_window_is_forgotten_but_no_term_that_reaches_into_it():

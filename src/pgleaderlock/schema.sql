@@ -115,6 +115,7 @@ CREATE TABLE IF NOT EXISTS {schema}.history (
 );
 
 CREATE INDEX IF NOT EXISTS history_at ON {schema}.history (lock, at);
+CREATE INDEX IF NOT EXISTS history_by_time ON {schema}.history (at);
 
 COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened, appended only; pruned by whoever leads';
 COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance, so that what is sent again is known';

@@ -17,7 +17,7 @@ from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term
 from pgleaderlock.registry.judging import judge
-from pgleaderlock.registry.reading import RegistryReader
+from pgleaderlock.registry.reading import RegistryReader, RoleStatus
 
 __all__ = ["show_audit"]
 
@@ -42,14 +42,21 @@ async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) ->
     """Judge each role that someone stands for, and each that has lines in this time."""
     until = await reader.now()
     since_at = since.resolve(until)
+    past = await reader.past(**which, since=since_at)
     by_lock: dict[str, list[Line]] = defaultdict(list)
-    for line in await reader.lines_for_audit(**which, since=since_at):
+    for line in past.lines:
         by_lock[line.lock].append(line)
     return [
-        judge(role, by_lock.get(role.lock, ()), since=since_at, until=until)
+        judge(role, by_lock.get(role.lock, ()), since=since_at, until=until, orderly=past.orderly.get(role.lock))
         for role in await reader.status(**which)
-        if role.lock in by_lock or role.leader or role.last_leader or (role.candidates and not role.is_closed)
+        if role.lock in by_lock or _is_due(role, since_at)
     ]
+
+
+def _is_due(role: RoleStatus, since: float) -> bool:
+    """Whether a role without a line about its terms should have had a leader in this time."""
+    is_known = role.leader or role.last_leader or role.candidates or (role.last_at or 0.0) >= since
+    return bool(is_known) and not role.is_closed
 
 
 # --- For programs ---
@@ -65,7 +72,7 @@ def _audit_fields(each: RoleAudit) -> dict[str, Any]:
         "leaderless_s": round(each.leaderless_s, 3),
         "is_at_most": _is_at_most(each),
         "unknown_s": round(each.unknown_s, 3),
-        "terms": len(each.terms),
+        "terms": len(each.terms) + each.summed_up,
         "failovers": each.failovers,
         "missing": each.missing,
         "overlaps": [_overlap_fields(overlap) for overlap in each.overlaps],
@@ -125,7 +132,7 @@ def _table(audits: Sequence[RoleAudit], width: int) -> Table:
             _clock_time(each.since).partition(".")[0],
             f"{math.floor(each.availability * 1e5) / 1e3:.3f} %",  # rounded down: 100 % is a promise
             f"{at_most}{duration(each.leaderless_s)}{unknown}",
-            str(len(each.terms)),
+            str(len(each.terms) + each.summed_up),
             failovers or "-",
             str(each.missing),
         )

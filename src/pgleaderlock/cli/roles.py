@@ -152,7 +152,7 @@ def role_fields(role: RoleStatus) -> dict[str, Any]:
         "role": role.role,
         "lock": role.lock,
         "leader": None if role.leader is None else _leader_fields(role.leader),
-        "candidates": [_candidate_fields(each) for each in role.candidates],
+        "candidates": [_candidate_fields(each) for each in role.current_candidates],
         "last_leader": None if role.last_leader is None else _leader_fields(role.last_leader),
         "is_closed": role.is_closed,
     }
@@ -206,7 +206,7 @@ def roles_table(roles: Sequence[RoleStatus], width: int) -> Table:
     rows = []
     for each in roles:
         name = f"{each.role} ({each.lock})" if each.role in shared else each.role
-        rows.append([Text(visible(name)), *_leader_cells(each), Text(_describe_candidates(each.candidates))])
+        rows.append([Text(visible(name)), *_leader_cells(each), Text(_describe_candidates(each.current_candidates))])
     return fitting_table(_HEADINGS, rows, width, prose=("Leader", "Candidates"), least_first=("Token", "Lease left"))
 
 

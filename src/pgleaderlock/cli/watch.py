@@ -115,7 +115,7 @@ def _essence(role: RoleStatus) -> tuple[Any, ...]:
     """What makes a change: who leads and who stands, and whether they are heard of; not every sign of life."""
     leader = role.leader
     led = None if leader is None else (leader.instance, leader.token, silence_s(leader) is None)
-    return role.role, led, tuple((each.instance, each.state, each.is_alive) for each in role.candidates)
+    return role.role, led, tuple((each.instance, each.state, each.is_alive) for each in role.current_candidates)
 
 
 def _stale_text(error: str, since: float) -> str:

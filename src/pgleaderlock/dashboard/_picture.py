@@ -6,7 +6,7 @@ there is. They are in the list of nodes, once for each.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,13 @@ class Look:
     roles: Sequence[RoleStatus]
     lines: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     """The history of each lock within the window, and the beginnings of terms that reach into it."""
+    known_since: float = 0.0
+    """From when on all lines are here, where the window has more of them than could be read."""
+
+    @property
+    def counted_since(self) -> float:
+        """From when on figures are about all that happened."""
+        return max(self.since, self.known_since)
 
 
 def standing_record(role: RoleStatus) -> Json:
@@ -43,7 +50,7 @@ def standing_record(role: RoleStatus) -> Json:
         "last_leader": None if role.last_leader is None else _leader(role.last_leader),
         "is_closed": role.is_closed,
         "is_expected": role.is_expected,
-        "candidates": [_candidate(each) for each in role.candidates],
+        "candidates": [_candidate(each) for each in role.current_candidates],
     }
 
 
@@ -131,20 +138,30 @@ def _gap(before: Term, ended_at: float | None) -> Json:
 
 
 def node_records(roles: Iterable[RoleStatus]) -> list[Json]:
-    """Return each process that takes part, once, with how much it leads."""
+    """Return each node that takes part, once, with how much it leads."""
     nodes: dict[str, Json] = {}
     stands: dict[str, int] = defaultdict(int)
     leads: dict[str, int] = defaultdict(int)
     for role in roles:
-        if role.leader is not None:
-            leads[role.leader.instance] += 1
-            nodes.setdefault(role.leader.instance, _node(role.leader, role.leader.renewed_at))
+        leader = role.leader or role.last_leader
+        if leader is not None:
+            leads[leader.instance] += role.leader is not None
+            nodes.setdefault(leader.instance, _node(leader, leader.renewed_at))
         for each in role.candidates:
             stands[each.instance] += 1
             nodes[each.instance] = _node(each, each.seen_at)
     for instance, node in nodes.items():
         node["leads"], node["stands_for"] = leads[instance], stands[instance]
-    return sorted(nodes.values(), key=lambda node: (node["node"], node["instance"]))
+    return sorted(_without_former(nodes.values()), key=lambda node: (node["node"], node["instance"]))
+
+
+def _without_former(nodes: Collection[Json]) -> list[Json]:
+    """Leave out processes that died and were started again: of a node that is not heard of, the last one counts."""
+    shown: dict[str, Json] = {}
+    for node in sorted(nodes, key=lambda node: (node["is_alive"], node["seen_at"])):
+        shown[node["instance"] if node["is_alive"] else node["node"]] = node
+    alive = {node["node"] for node in nodes if node["is_alive"]}
+    return [node for node in shown.values() if node["is_alive"] or node["node"] not in alive]
 
 
 def _node(each: Candidate | Leader, seen_at: float) -> Json:
@@ -156,6 +173,7 @@ def _node(each: Candidate | Leader, seen_at: float) -> Json:
         "version": each.version,
         "is_alive": each.is_alive,
         "seen_at": seen_at,
+        "silent_at": each.silent_at,
         "about": each.about,
     }
 
@@ -174,7 +192,10 @@ def event_record(line: Line) -> Json:
     }
 
 
-def shown_events(lines: Iterable[Line]) -> list[Json]:
-    """Return the newest lines, the newest first; of two at the same time, the one that was written later."""
-    ordered = sorted(lines, key=lambda line: line.at)
+def shown_events(look: Look) -> list[Json]:
+    """Return the newest lines of the window, newest first; of two at the same time, the one that was written later."""
+    newest = (
+        line for role in look.roles for line in look.lines.get(role.lock, ())[-_MOST_EVENTS:] if line.at >= look.since
+    )
+    ordered = sorted(newest, key=lambda line: line.at)
     return [event_record(line) for line in reversed(ordered[-_MOST_EVENTS:])]

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Protocol
 
 from pgleaderlock.backends.base import Backend
@@ -25,6 +25,9 @@ _CALM_S = 0.05
 """Between two looks: news of many nodes at once is one look."""
 _SHARE = 4  # at most this part of the time is spent looking
 _ANSWER_S = 5.0
+_PORTION = 20_000  # lines that are read at once
+_MOST_LINES = 200_000  # in memory
+_TIDY_EVERY_S = 60.0
 _OVERLAP = 500  # what is written by several at once may become visible out of order
 
 
@@ -84,7 +87,7 @@ class RegistrySource:
                 at = await reader.now()
                 roles = await reader.status(roles=self._roles, expected=self._expected)
                 new_lines = self._wanted(await book.read_on(reader, at))
-                yield Look(at, at - self._window_s, roles, book.lines), new_lines
+                yield Look(at, at - self._window_s, roles, book.lines, known_since=book.known_since), new_lines
                 took_s = loop.time() - began
                 await asyncio.sleep(max(_CALM_S, took_s * (_SHARE - 1)))
                 await reader.wait_for_change(self._look_every_s)
@@ -105,39 +108,67 @@ class RegistrySource:
 
 
 class _History:
-    """The lines of the window, by lock. A lock's list is another object whenever it has changed."""
+    """The lines of the window, by lock. A lock's list is another object whenever it has changed.
+
+    The newest are read first, so that there is something to show at once; older ones follow, a portion with each look.
+    """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: dict[int, float] = {}
         self._newest = -1
+        self._oldest: int | None = None
+        """The number before which lines are still to be read; None when all of the window are here."""
+        self._tidied_at = 0.0
+        self.known_since = 0.0
+        """From when on all lines are here."""
         self.lines: dict[str, list[Line]] = {}
 
     async def read_on(self, reader: RegistryReader, at: float) -> list[Line]:
+        """Read what was written since, and a portion of what was before. Return what is new."""
         since = at - self._window_s
         if self._newest < 0:
-            self._add([(None, line) for line in await reader.open_before(since=since)])
+            await self._read_back(reader, since)
+            self._newest = max(self._seen, default=0)
+            return []
         fetched = await reader.numbered_history(after=self._newest - _OVERLAP, since=since)
-        fresh = [(number, line) for number, line in fetched if number not in self._seen]
-        is_first = self._newest < 0
-        self._seen |= {number: line.at for number, line in fresh}
-        self._newest = max((number for number, _ in fetched), default=max(self._newest, 0))
-        self._add(list(fresh))
-        self._forget(since)
-        return [] if is_first else [line for _, line in fresh]
+        fresh = [(number, line) for number, line in fetched if number not in self._seen and self._is_later(number)]
+        self._newest = max((number for number, _ in fetched), default=self._newest)
+        self._add(fresh)
+        if self._oldest is not None and len(self._seen) < _MOST_LINES:
+            await self._read_back(reader, since)
+        self.known_since = max(self.known_since, since)
+        self._forget(since, at)
+        return [line for _, line in fresh]
 
-    def _add(self, lines: list[tuple[int | None, Line]]) -> None:
+    def _is_later(self, number: int) -> bool:
+        return self._oldest is None or number >= self._oldest
+
+    async def _read_back(self, reader: RegistryReader, since: float) -> None:
+        older = await reader.numbered_history(after=-1, before=self._oldest, since=since, limit=_PORTION)
+        self._oldest = min((number for number, _ in older), default=None) if len(older) >= _PORTION else None
+        # What is written late is dated back: of the time just after the oldest line, some may be among those before.
+        self.known_since = since if self._oldest is None else dict(older)[self._oldest].at
+        lines = [line for _, line in older]
+        self._add([(None, line) for line in await reader.open_before(since=self.known_since, lines=lines)])
+        self._add(list(older))
+
+    def _add(self, lines: Sequence[tuple[int | None, Line]]) -> None:
         by_lock: dict[str, list[Line]] = defaultdict(list)
-        for _, line in lines:
+        for number, line in lines:
             by_lock[line.lock].append(line)
+            if number is not None:
+                self._seen[number] = line.at
         for lock, new in by_lock.items():
-            self.lines[lock] = [*self.lines.get(lock, ()), *new]
+            self.lines[lock] = sorted([*self.lines.get(lock, ()), *new], key=lambda line: line.at)
 
-    def _forget(self, since: float) -> None:
+    def _forget(self, since: float, at: float) -> None:
         """Let go of what is older than the window, but of no term that reaches into it."""
-        self._seen = {
-            number: at for number, at in self._seen.items() if at >= since or number > self._newest - _OVERLAP
-        }
+        if at - self._tidied_at > _TIDY_EVERY_S:
+            self._tidied_at = at
+            self._seen = {
+                number: at for number, at in self._seen.items() if at >= since or number > self._newest - _OVERLAP
+            }
         for lock, lines in self.lines.items():
             if len(lines) > 1 and lines[1].at < since:
                 old = [line for line in lines if line.at < since]

@@ -31,6 +31,7 @@ _CALL_S = 10.0
 _MOST_SENDERS = 1000
 # A server does not notice that we hang up while it waits for a lock: without these, sessions would pile up there.
 _LIMITS = "SELECT set_config('lock_timeout', '5s', false), set_config('statement_timeout', '8s', false)"
+_MORE_ROOM = "SELECT set_config('statement_timeout', %(limit)s, true), set_config('work_mem', '64MB', true)"
 
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
 
@@ -114,6 +115,12 @@ class Database:
         async with self._bounded("it did not answer"):
             return await self._fetch(statement, parameters)
 
+    async def fetch_patiently(self, statement: str, parameters: Mapping[str, Any], limit_s: float) -> list[Row]:
+        """Run one statement that has much to read: it may take longer than others, and more memory."""
+        async with self._bounded("it did not answer", limit_s), self._open_connection().transaction():
+            await self._fetch(_MORE_ROOM, {"limit": f"{limit_s * 0.9:.0f}s"})
+            return await self._fetch(statement, parameters)
+
     async def run_all(self, work: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Run all of them, or none."""
         async with self._bounded("it could not be written to"), self._open_connection().transaction():
@@ -137,14 +144,14 @@ class Database:
         return self._connection
 
     @contextlib.asynccontextmanager
-    async def _bounded(self, what: str) -> AsyncIterator[None]:
+    async def _bounded(self, what: str, limit_s: float = _CALL_S) -> AsyncIterator[None]:
         """Whatever goes wrong, the connection is given up, and the error has no secret in it."""
         try:
-            async with asyncio.timeout(_CALL_S):
+            async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError:
             await self.close()
-            raise ConnectionError(f"registry: {what} within {_CALL_S:g} s ({self.where})") from None
+            raise ConnectionError(f"registry: {what} within {limit_s:g} s ({self.where})") from None
         except psycopg.Error as error:
             await self.close()
             raise ConnectionError(self._explained(error)) from None

@@ -88,19 +88,30 @@ WITH gone AS (DELETE FROM {schema}.candidates WHERE instance = %(instance)s)
 DELETE FROM {schema}.nodes WHERE instance = %(instance)s
 """
 
-# In small portions: history of years must not make one statement of minutes.
+# In small portions: history of years must not make one statement of minutes. Of a role, its leader prunes the history;
+# of a role that no one stands for any more, whoever comes by. A term that goes on keeps its beginning.
 _PRUNE = """
-WITH old AS (
+WITH stood_for AS (
+    SELECT lock FROM {schema}.leaders AS l WHERE l.renewed_at > clock_timestamp() - interval '1 day'
+     UNION
+    SELECT c.lock FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
+     WHERE n.seen_at > clock_timestamp() - interval '1 day'
+), old AS (
     DELETE FROM {schema}.history WHERE id IN (
-        SELECT id FROM {schema}.history
-         WHERE lock = ANY(%(locks)s) AND at < clock_timestamp() - make_interval(days => %(keep_days)s)
-           AND NOT (event IN ('acquired', 'recovered') AND instance = %(instance)s) LIMIT 1000)
+        SELECT h.id FROM {schema}.history AS h
+         WHERE h.at < clock_timestamp() - make_interval(days => %(keep_days)s)
+           AND (h.lock = ANY(%(locks)s) OR h.lock NOT IN (SELECT lock FROM stood_for))
+           AND NOT (h.event IN ('acquired', 'recovered') AND h.instance = %(instance)s AND h.lock = ANY(%(locks)s))
+         ORDER BY h.at LIMIT 1000 FOR UPDATE SKIP LOCKED)
     RETURNING 1
 ), dead AS (
     DELETE FROM {schema}.nodes WHERE seen_at < clock_timestamp() - interval '1 day'
     RETURNING instance
 ), theirs AS (
     DELETE FROM {schema}.candidates WHERE instance IN (SELECT instance FROM dead)
+), gone AS (
+    DELETE FROM {schema}.leaders
+     WHERE renewed_at < clock_timestamp() - make_interval(days => %(keep_days)s) AND NOT lock = ANY(%(locks)s)
 )
 SELECT count(*) FROM old
 """

@@ -14,16 +14,30 @@ is not known is taken to have ended when it was last seen: whoever is not heard 
 Not promised: that a history without an overlap never had one. It has what nodes said, in events; for proof, fence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-__all__ = ["BEGINS", "ENDS", "Line", "Overlap", "RoleAudit", "Term", "audit", "terms_of"]
+__all__ = [
+    "BEGINS",
+    "ENDS",
+    "TELLS",
+    "Line",
+    "Orderly",
+    "Overlap",
+    "RoleAudit",
+    "Term",
+    "audit",
+    "failover",
+    "terms_of",
+]
 
 BEGINS = ("acquired", "recovered")
 ENDS = ("released", "lost", "reconnecting", "stopped")
 _VANISHED = "vanished"
 _UNWATCHED = "unwatched"
+TELLS = (*BEGINS, *ENDS, _VANISHED, _UNWATCHED)
+"""The events that say something about a term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,17 @@ class Overlap:
 
 
 @dataclass(slots=True)
+class Orderly:
+    """Terms of one lock that followed each other in order, summed up: no other term reached into them."""
+
+    terms: int = 0
+    leaderless_s: float = 0.0
+    """Between each of them and the next."""
+    failovers: dict[str, int] = field(default_factory=dict)
+    missing: int = 0
+
+
+@dataclass(slots=True)
 class RoleAudit:
     """What the history says of one lock."""
 
@@ -89,6 +114,8 @@ class RoleAudit:
     """How often leadership went on to a new term, by how the one before had ended."""
     missing: int = 0
     """Events that the history does not have."""
+    summed_up: int = 0
+    """How many terms are counted and not among ``terms``."""
 
     @property
     def availability(self) -> float:
@@ -134,8 +161,10 @@ def _term(begin: Line, end: Line | None) -> Term:
     )
 
 
-def audit(lines: Iterable[Line], *, since: float, until: float) -> list[RoleAudit]:
-    """Return what these lines say of each lock between two times."""
+def audit(
+    lines: Iterable[Line], *, since: float, until: float, orderly: Mapping[str, Orderly] | None = None
+) -> list[RoleAudit]:
+    """Return what these lines say of each lock between two times. ``orderly`` is by lock, and not among the lines."""
     lines = list(lines)
     audits: dict[str, RoleAudit] = {}
     for line in lines:
@@ -146,6 +175,8 @@ def audit(lines: Iterable[Line], *, since: float, until: float) -> list[RoleAudi
             audits[term.lock].terms.append(term)
     for each in audits.values():
         _judge(each)
+        if orderly and each.lock in orderly:
+            _add(each, orderly[each.lock])
     return sorted(audits.values(), key=lambda each: each.role)
 
 
@@ -155,9 +186,21 @@ def _judge(each: RoleAudit) -> None:
     for before, after in pairwise(each.terms):
         if before.end == "reconnecting" and after.instance == before.instance:
             continue  # it came back to itself within the grace period
-        how = before.end or "unknown"
-        how = f"{how}:{before.cause}" if how == "lost" and before.cause else how
+        how = failover(before.end or "unknown", before.cause)
         each.failovers[how] = each.failovers.get(how, 0) + 1
+
+
+def failover(end: str, cause: str | None) -> str:
+    """Return what a hand-over after such an end is counted as."""
+    return f"{end}:{cause}" if end == "lost" and cause else end
+
+
+def _add(each: RoleAudit, orderly: Orderly) -> None:
+    each.summed_up += orderly.terms
+    each.leaderless_s += orderly.leaderless_s
+    each.missing += orderly.missing
+    for how, count in orderly.failovers.items():
+        each.failovers[how] = each.failovers.get(how, 0) + count
 
 
 def _overlaps(terms: list[Term]) -> list[Overlap]:

@@ -10,18 +10,21 @@ standing may have begun before the oldest line that is kept: its row says when.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgleaderlock.registry.audit import BEGINS, Line, RoleAudit, audit
+from pgleaderlock.registry.audit import BEGINS, Line, Orderly, RoleAudit, audit
 from pgleaderlock.registry.reading import Leader, RoleStatus
 
 __all__ = ["judge"]
 
 
-def judge(role: RoleStatus, lines: Sequence[Line], *, since: float, until: float) -> RoleAudit:
+def judge(
+    role: RoleStatus, lines: Sequence[Line], *, since: float, until: float, orderly: Orderly | None = None
+) -> RoleAudit:
     """Return what is known of a role between two times.
 
     Counted from when it was first known. The time before its first term is leaderless then. The time after the last
     candidate has left in order is not: no one misses a leader.
     """
+    lines = [line for line in lines if line.lock == role.lock]
     known = [*lines, *_from_leaders(role, lines)]
     first_at = min((line.at for line in known), default=until)
     since = min(until, max(since, first_at if role.first_at is None else role.first_at))
@@ -29,7 +32,7 @@ def judge(role: RoleStatus, lines: Sequence[Line], *, since: float, until: float
         until = min(until, max(since, role.last_at))
     if not known:
         return RoleAudit(role.lock, role.role, since, until, leaderless_s=until - since)
-    (found,) = audit(known, since=since, until=until)
+    (found,) = audit(known, since=since, until=until, orderly={role.lock: orderly} if orderly else None)
     found.role = role.role
     if found.terms:
         found.leaderless_s += max(0.0, found.terms[0].began_at - since)

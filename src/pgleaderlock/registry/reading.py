@@ -5,7 +5,7 @@ For people and for messages; nothing decides by what it answers.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,116 +13,22 @@ from pgleaderlock._checks import visible
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.registry import _reading_sql
 from pgleaderlock.registry._database import Database, Row
 from pgleaderlock.registry._sql import CHANGE_CHANNEL
+from pgleaderlock.registry._summing import Past, keys_of_ends, sum_up
 from pgleaderlock.registry.asking import Answer, Asked, Asker, AskRefused, Target
-from pgleaderlock.registry.audit import Line
+from pgleaderlock.registry.audit import BEGINS, ENDS, TELLS, Line
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
-
-# In numbers, which may be anything. Of times and intervals the server refuses to subtract what is infinite, and one row
-# that somebody wrote by hand would keep everybody from reading all the others.
-_ALIVE = "extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float < 3 * n.heartbeat_s + 1"
-_SILENT_AT = "extract(epoch FROM n.seen_at)::float + 3 * n.heartbeat_s + 1"
-
-_LEADERS = """
-SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.acquired_at)::float,
-       extract(epoch FROM l.renewed_at)::float, extract(epoch FROM l.lease_until)::float,
-       l.backend_pid, l.host, l.process_id, l.version, l.about,
-       coalesce({alive}, false), extract(epoch FROM clock_timestamp())::float, n.heartbeat_s, {silent_at}
-  FROM {schema}.leaders AS l LEFT JOIN {schema}.nodes AS n USING (instance)
- WHERE (%(lock)s::text IS NULL OR l.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR l.role = ANY(%(roles)s))
-"""
-
-_CANDIDATES = """
-SELECT c.lock, c.role, n.node, c.instance::text, c.state, extract(epoch FROM c.since)::float,
-       extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}, {silent_at},
-       extract(epoch FROM n.started_at)::float
-  FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
- WHERE (%(lock)s::text IS NULL OR c.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR c.role = ANY(%(roles)s))
- ORDER BY n.node, c.instance
-"""
-
-_HISTORY = """
-SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
-  FROM (SELECT * FROM {schema}.history
-         WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
-           AND at >= to_timestamp(%(since)s)
-         ORDER BY at DESC, id DESC LIMIT %(limit)s) AS newest
- ORDER BY at, id
-"""
-
-# A follower that stops writes a line too, so that the last line before a time need not be about whoever led then.
-_OPEN_BEFORE = """
-SELECT b.lock, b.role, b.node, b.instance::text, b.event, b.cause, b.token, extract(epoch FROM b.at)::float,
-       b.within_s, 0, b.detail
-  FROM {schema}.history AS b
- WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR b.role = ANY(%(roles)s))
-   AND b.at < to_timestamp(%(since)s)
-   AND b.event IN ('acquired', 'recovered', 'vanished', 'unwatched')
-   AND NOT EXISTS (
-       SELECT FROM {schema}.history AS e
-        WHERE e.lock = b.lock AND e.instance = b.instance AND e.token IS NOT DISTINCT FROM b.token
-          AND e.at >= b.at AND e.at < to_timestamp(%(since)s)
-          AND e.event IN ('released', 'lost', 'reconnecting', 'stopped'))
- ORDER BY b.at, b.id
-"""
-
-# The first and the last line of each lock, as an index has them: to read all lines for it would take minutes one day.
-_EDGES = """
-WITH RECURSIVE locks (lock) AS (
-    (SELECT h.lock FROM {schema}.history AS h ORDER BY h.lock LIMIT 1)
-     UNION ALL
-    SELECT (SELECT h.lock FROM {schema}.history AS h WHERE h.lock > locks.lock ORDER BY h.lock LIMIT 1)
-      FROM locks WHERE locks.lock IS NOT NULL
-), edges AS (
-    SELECT locks.lock, first.role AS first_role, first.at AS first_at, last.role, last.at, last.event
-      FROM locks
-      JOIN LATERAL (SELECT role, at FROM {schema}.history AS h WHERE h.lock = locks.lock ORDER BY h.at LIMIT 1)
-           AS first ON true
-      JOIN LATERAL (SELECT role, at, event FROM {schema}.history AS h WHERE h.lock = locks.lock
-                     ORDER BY h.at DESC, h.id DESC LIMIT 1) AS last ON true
-)
-"""
-
-_PAST = (
-    _EDGES
-    + """
-SELECT lock, role, extract(epoch FROM first_at)::float, extract(epoch FROM at)::float, event FROM edges
- WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
-"""
-)
-
-_KNOWN = """
-SELECT lock, role, extract(epoch FROM min(at))::float
-  FROM ({past}
-         UNION ALL SELECT lock, role, acquired_at FROM {schema}.leaders
-         UNION ALL SELECT c.lock, c.role, n.started_at FROM {schema}.candidates AS c JOIN {schema}.nodes AS n
-                   USING (instance)) AS known
- GROUP BY lock, role ORDER BY role, lock
-"""
-_ROLES = _EDGES + _KNOWN.replace(
-    "{past}",
-    "SELECT lock, role, first_at AS at FROM edges UNION ALL SELECT lock, first_role, first_at FROM edges",
-)
-# A role between the first and the last name of its lock is in lines only.
-_FORMER_ROLES = _KNOWN.replace("{past}", "SELECT lock, role, at FROM {schema}.history")
 
 Roles = Collection[str] | None
 """Names of roles; None is all of them."""
 
-_NUMBERED = """
-SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing,
-       detail
-  FROM (SELECT * FROM {schema}.history WHERE id > %(after)s AND at >= to_timestamp(%(since)s)
-         ORDER BY id DESC LIMIT %(limit)s) AS newest
- ORDER BY at, id
-"""
-
 _EVERYTHING = 10_000_000
-_NOW = "SELECT extract(epoch FROM clock_timestamp())::float"
 _LOOK_EVERY_S = 1.0
 _LATE_AFTER = 2
+_PATIENCE_S = 120.0  # for a past of years
 _LEAVES = ("released", "stopped", "unwatched")
 
 
@@ -210,6 +116,15 @@ class RoleStatus:
     """Whether a configuration names it: then a leader is missed also when no one stands for it."""
 
     @property
+    def current_candidates(self) -> list[Candidate]:
+        """Each node once, and not the processes of it that died and were started again."""
+        alive = {each.node for each in self.candidates if each.is_alive}
+        last = {each.node: each for each in sorted(self.candidates, key=lambda each: each.seen_at)}
+        return [
+            each for each in self.candidates if each.is_alive or (each.node not in alive and last[each.node] is each)
+        ]
+
+    @property
     def is_closed(self) -> bool:
         """Whether no one stands for it any more, and the last one left in order. Candidates that died do not count."""
         is_stood_for = self.leader or self.last_leader or any(each.is_alive for each in self.candidates)
@@ -242,14 +157,14 @@ class RegistryReader:
         Also those that only the history knows, and those that are named and not known at all.
         """
         found: dict[str, RoleStatus] = {}
-        which = {"lock": lock, "roles": _listed(roles)}
-        for name, role, *values in await self._fetch(_LEADERS, **which):
+        which: dict[str, Any] = {"lock": lock, "roles": _listed(roles)}
+        for name, role, *values in await self._fetch(_reading_sql.LEADERS, **which):
             leader = Leader(*values)
             found[name] = status = RoleStatus(name, role, leader if leader.is_valid else None)
             status.last_leader = None if leader.is_valid else leader
-        for name, role, *values in await self._fetch(_CANDIDATES, **which):
+        for name, role, *values in await self._fetch(_reading_sql.CANDIDATES, **which):
             found.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
-        for name, role, first_at, last_at, last_event in await self._fetch(_PAST, **which):
+        for name, role, first_at, last_at, last_event in await self._fetch(_reading_sql.PAST, **which):
             status = found.setdefault(name, RoleStatus(name, role))
             status.first_at, status.last_at, status.last_event = first_at, last_at, last_event
         names = {*expected, *(roles or ())}
@@ -264,37 +179,70 @@ class RegistryReader:
         self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0, limit: int = 1000
     ) -> list[Line]:
         """Return the newest lines since then, the oldest of them first."""
-        rows = await self._fetch(_HISTORY, lock=lock, roles=_listed(roles), since=since, limit=limit)
+        rows = await self._fetch(_reading_sql.HISTORY, lock=lock, roles=_listed(roles), since=since, limit=limit)
         return [Line(*row) for row in rows]
 
-    async def numbered_history(self, *, after: int, since: float = 0.0, limit: int = 20_000) -> list[tuple[int, Line]]:
+    async def numbered_history(
+        self, *, after: int, since: float = 0.0, before: int | None = None, limit: int = 20_000
+    ) -> list[tuple[int, Line]]:
         """Return the newest lines that were written after this one, with their numbers, the oldest first.
 
-        What two nodes write at once may become visible in any order: whoever reads on should begin somewhat earlier.
+        What two nodes write at once may become visible in any order: to read on, begin somewhat earlier.
         """
-        rows = await self._fetch(_NUMBERED, after=after, since=since, limit=limit)
+        rows = await self._fetch(_reading_sql.NUMBERED, after=after, before=before, since=since, limit=limit)
         return [(number, Line(*rest)) for number, *rest in rows]
+
+    async def past(self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0) -> Past:
+        """Return what there is to say about a time, however long: what was in order is summed up by the server."""
+        which: dict[str, Any] = {"lock": lock, "roles": _listed(roles), "since": since}
+        rows = await self._fetch(
+            _reading_sql.SUMMED_UP, **which, begins=list(BEGINS), tells=list(TELLS), patience_s=_PATIENCE_S
+        )
+        ids = [row[3] for row in rows if row[3] is not None]
+        named = await self._fetch(_reading_sql.BY_ID, ids=ids, patience_s=_PATIENCE_S)
+        past = sum_up(rows, {number: Line(*rest) for number, *rest in named})
+        past.lines = await self.open_before(lock=lock, roles=roles, since=since, lines=past.lines) + past.lines
+        for each in past.crossed():
+            past.replace_lock(each, await self.lines_for_audit(lock=each, since=since))
+        return past
 
     async def lines_for_audit(self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0) -> list[Line]:
         """Return all lines since then, and the beginnings of terms that were not over by then."""
-        before = await self.open_before(lock=lock, roles=roles, since=since)
-        return before + await self.history(lock=lock, roles=roles, since=since, limit=_EVERYTHING)
+        lines = await self.history(lock=lock, roles=roles, since=since, limit=_EVERYTHING)
+        return await self.open_before(lock=lock, roles=roles, since=since, lines=lines) + lines
 
-    async def open_before(self, *, lock: str | None = None, roles: Roles = None, since: float) -> list[Line]:
-        """Return the beginnings of terms that had no end of their own by then, and when their leaders had vanished."""
-        return [Line(*row) for row in await self._fetch(_OPEN_BEFORE, lock=lock, roles=_listed(roles), since=since)]
+    async def open_before(
+        self, *, lock: str | None = None, roles: Roles = None, since: float, lines: Iterable[Line] = ()
+    ) -> list[Line]:
+        """Return the beginnings of terms that were not over by then, and when their leaders had vanished.
+
+        ``lines`` are those since then, which may see the end of one.
+        """
+        keys = keys_of_ends(lines)
+        rows = await self._fetch(
+            _reading_sql.OPEN_BEFORE,
+            lock=lock,
+            roles=_listed(roles),
+            since=since,
+            begins=list(BEGINS),
+            ends=list(ENDS),
+            locks=[key[0] for key in keys],
+            instances=[key[1] for key in keys],
+            tokens=[key[2] for key in keys],
+        )
+        return [Line(*row) for row in rows]
 
     async def roles(self) -> list[KnownRole]:
         """Return every lock and every role that it is attached as, also those that only the history knows."""
-        return [KnownRole(*row) for row in await self._fetch(_ROLES)]
+        return [KnownRole(*row) for row in await self._fetch(_reading_sql.ROLES)]
 
     async def former_roles(self) -> list[KnownRole]:
         """Return the same with every name that a lock ever had. This reads the whole history."""
-        return [KnownRole(*row) for row in await self._fetch(_FORMER_ROLES)]
+        return [KnownRole(*row) for row in await self._fetch(_reading_sql.FORMER_ROLES)]
 
     async def now(self) -> float:
         """Return the database's time of day."""
-        return float((await self._fetch(_NOW))[0][0])
+        return float((await self._fetch(_reading_sql.NOW))[0][0])
 
     async def ask_to_step_down(
         self,
@@ -347,9 +295,10 @@ class RegistryReader:
                 await news.wait()
         self._database.notifications()
 
-    async def _fetch(self, statement: str, **parameters: Any) -> list[Row]:
-        text = statement.replace("{alive}", _ALIVE).replace("{silent_at}", _SILENT_AT)
-        text = text.replace("{schema}", f'"{self._schema}"')
+    async def _fetch(self, question: str, *, patience_s: float | None = None, **parameters: Any) -> list[Row]:
+        text = _reading_sql.statement(question, self._schema)
+        if patience_s is not None:
+            return await self._database.fetch_patiently(text, parameters, patience_s)
         return await self._database.fetch(text, parameters)
 
 

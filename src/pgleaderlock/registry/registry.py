@@ -93,6 +93,7 @@ class Registry:
         self._news: asyncio.Event | None = None
         self._is_closing = False
         self._beat_at = self._pruned_at = float("-inf")
+        self._has_pruned_own = False
         self._shown_interval_s = self._heartbeat_s  # as the table of nodes has it
         self._failures = self._in_flight = 0
         self._is_up = False
@@ -265,11 +266,12 @@ class Registry:
         await self._database.run_all(work)
 
     async def _prune(self) -> None:
-        """Forget what is old. Each role's history is its leader's to prune, so that not all do it at once."""
+        """Forget what is old: of the roles that are led here, and of those that no one stands for any more."""
         locks = [standing.lock for standing in self._book.leading()]
-        if not locks or self._clock() < self._pruned_at + _PRUNE_EVERY_S:
+        is_first = bool(locks) and not self._has_pruned_own
+        if self._clock() < self._pruned_at + _PRUNE_EVERY_S and not is_first:
             return
-        self._pruned_at = self._clock()
+        self._pruned_at, self._has_pruned_own = self._clock(), bool(locks)
         await self._asks.prune(self._keep_days)
         for _ in range(_LONGEST_PRUNE):
             rows = await self._database.fetch(

@@ -40,10 +40,11 @@ export class Store {
   update(change) {
     if (change.seq < this.seq) return { changed: [], gone: [], moved: [] };
     this.seq = change.seq;
-    const changed = change.roles ?? [];
+    const changed = (change.roles ?? []).map((role) => merged(this.roles.get(role.lock), role));
     const moved = moves(this.roles, changed);
     for (const role of changed) this.roles.set(role.lock, role);
     for (const lock of change.gone ?? []) this.roles.delete(lock);
+    for (const lease of change.leases ?? []) this.#renew(change.at, lease);
     this.nodes = change.nodes ?? this.nodes;
     this.alerts = change.alerts ?? this.alerts;
     this.source = change.source ?? this.source;
@@ -60,6 +61,28 @@ export class Store {
     const ended = new Set(this.events.filter((each) => ENDS.has(each.event)).map(termKey));
     return this.events.filter((each) => each.event !== "vanished" || !ended.has(termKey(each)));
   }
+
+  // Leaders that renewed, and nothing else: times are in milliseconds from now, for all these roles at once.
+  #renew(at, [renewed, until, due, locks]) {
+    const time = (ms) => (ms === null ? null : at + ms / 1000);
+    for (const lock of locks) {
+      const leader = this.roles.get(lock)?.leader;
+      if (leader) Object.assign(leader, { renewed_at: time(renewed), lease_until: time(until), renewal_due_at: time(due) });
+    }
+  }
+}
+
+// A role with what changed of it. Of long lists that is how many to drop, how many to keep, and what follows.
+function merged(old, change) {
+  const role = { ...old, ...change };
+  for (const name of ["terms", "gaps"]) {
+    const splice = change[`${name}_change`];
+    if (!splice) continue;
+    const [drop, keep, added] = splice;
+    role[name] = [...(old?.[name] ?? []).slice(drop, drop + keep), ...added];
+    delete role[`${name}_change`];
+  }
+  return role;
 }
 
 const ENDS = new Set(["released", "lost", "reconnecting", "stopped"]);
