@@ -21,6 +21,7 @@ from pgleaderlock.dashboard._changes import changed_fields
 from pgleaderlock.dashboard._picture import (
     Json,
     Look,
+    lines_in_window,
     node_records,
     past_record,
     shown_events,
@@ -104,7 +105,7 @@ class Board:
         for lock in gone:
             del self._roles[lock], self._texts[lock], self._pasts[lock]
         if new_lines or changes or gone:
-            self._events = shown_events(look)
+            self._events = shown_events(lines_in_window(look))
         parts: Json = {"gone": gone, "events": self._newest(new_lines), "roles": changes, "leases": leases}
         before, self._nodes = self._nodes, node_records(look.roles)
         if [_lasting(node) for node in self._nodes] != [_lasting(node) for node in before]:

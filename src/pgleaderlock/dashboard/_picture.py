@@ -6,7 +6,7 @@ there is. They are in the list of nodes, once for each.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,16 @@ from pgleaderlock.registry.audit import Line, Term
 from pgleaderlock.registry.judging import judge
 from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
 
-__all__ = ["Json", "Look", "event_record", "node_records", "past_record", "shown_events", "standing_record"]
+__all__ = [
+    "Json",
+    "Look",
+    "event_record",
+    "lines_in_window",
+    "node_records",
+    "past_record",
+    "shown_events",
+    "standing_record",
+]
 
 Json = dict[str, Any]
 
@@ -192,10 +201,13 @@ def event_record(line: Line) -> Json:
     }
 
 
-def shown_events(look: Look) -> list[Json]:
-    """Return the newest lines of the window, newest first; of two at the same time, the one that was written later."""
-    newest = (
-        line for role in look.roles for line in look.lines.get(role.lock, ())[-_MOST_EVENTS:] if line.at >= look.since
-    )
-    ordered = sorted(newest, key=lambda line: line.at)
+def lines_in_window(look: Look) -> Iterator[Line]:
+    """Yield the lines of the window that may be shown: of each role as many as are shown of all."""
+    for role in look.roles:
+        yield from (line for line in look.lines.get(role.lock, ())[-_MOST_EVENTS:] if line.at >= look.since)
+
+
+def shown_events(lines: Iterable[Line]) -> list[Json]:
+    """Return the newest lines, newest first; of two at the same time, the one that was written later."""
+    ordered = sorted(lines, key=lambda line: line.at)
     return [event_record(line) for line in reversed(ordered[-_MOST_EVENTS:])]
