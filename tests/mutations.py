@@ -19,6 +19,7 @@ from pgleaderlock._sighting import Sighting
 from pgleaderlock.backends import _keys_sql, _sql, base, leased, terms
 from pgleaderlock.backends._file_folder import Folder
 from pgleaderlock.backends._server_start import ServerStart
+from pgleaderlock.backends.group import CHANNEL, Group, _answer
 from pgleaderlock.backends.kubernetes.api import LeaseObject
 from pgleaderlock.backends.kubernetes.lease import read_lease
 from pgleaderlock.backends.kubernetes.store import LeaseStore
@@ -28,6 +29,7 @@ from pgleaderlock.backends.pair import SessionPair, Validity
 from pgleaderlock.backends.record import Claim, Record, RecordBackend
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.keys import LockKey
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import STORES, STORM, WEATHERS, Store, Weather
 
@@ -214,6 +216,20 @@ async def end_nothing(*_: Any) -> None:
     pass
 
 
+async def let_go_twice(self: Group) -> None:
+    """Take a second request to release the same lock for one of its own."""
+    leaving, self._leaving = self._leaving, {}
+    freed: set[LockKey] = set()
+    try:
+        freed = await self._pair.free(leaving)
+    finally:
+        self._pair.held.difference_update(leaving)
+        for key, left in leaving.items():
+            _answer(left, key in freed)
+    if freed:
+        await self._pair.ask_lock(f"SELECT pg_notify('{CHANNEL}', '')")
+
+
 def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
     return terms.past_s(replace(past, timeline=past.timeline_here), lease, ours=ours)
 
@@ -321,6 +337,8 @@ def in_a_group(mutation: Mutation) -> Mutation:
 MUTATIONS = (
     *SESSION_PROTOCOL,
     *map(in_a_group, SESSION_PROTOCOL),
+    Mutation("a group frees each lock once", "told_late", replaced(Group, "_let_go", let_go_twice), STORES["group"],
+             only("hasty_step_down", slow_share=0.0)),
     Mutation("trust counts from sending, in records", "two_leaders",
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
              only("freeze", every=1.5, lasts=2.0, slow_share=0.15, slowness=0.33)),

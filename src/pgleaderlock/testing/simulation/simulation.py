@@ -168,6 +168,10 @@ class Simulation:
             await asyncio.sleep(takes_s)
             node.is_telling = False
 
+        @node.lock.on_stopped
+        async def tidy_up() -> None:
+            await asyncio.sleep(takes_s)
+
     # --- The run -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from pgleaderlock.causes import LossCause
 from pgleaderlock.testing.simulation._clock_faults import ClockFaults
 from pgleaderlock.testing.simulation._late_faults import LateFaults
+from pgleaderlock.testing.simulation._lifecycle_faults import LifecycleFaults
 from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation._standby_faults import StandbyFaults
 from pgleaderlock.testing.simulation.checks import Checker
@@ -34,7 +35,7 @@ class _CanGoDown(Protocol):
     def come_back(self) -> None: ...
 
 
-class Sky(PairFaults, LateFaults, ClockFaults, StandbyFaults):
+class Sky(PairFaults, LateFaults, LifecycleFaults, ClockFaults, StandbyFaults):
     """The faults, as verbs. Each can also be called by a script, with a node and how long it lasts."""
 
     def __init__(self, world: World, weather: Weather, server: Server, checker: Checker) -> None:

@@ -42,7 +42,7 @@ class Server(Protocol):
 
 
 _KEY = LockKey.pair(42, 1)
-_PROCESS = frozenset({"crash", "freeze", "step_down", "shutdown"})
+_PROCESS = frozenset({"crash", "freeze", "step_down", "shutdown", "hasty_step_down", "stop_and_start"})
 _EVERYWHERE = _PROCESS | {"host_crash", "cut"}
 _SESSIONS = _EVERYWHERE | {
     "forget",

@@ -85,6 +85,8 @@ _MOVES = {"cut_and_replace": 3.0, "cut_and_switch": 3.0, "restart": 1.0, "step_d
 
 _STANDBY = {"lose_standby": 4.0, "crash": 3.0, "step_down": 3.0, "kill_session": 2.0, "freeze": 1.0, "cut": 1.0}
 
+_HASTE = {"hasty_step_down": 4.0, "stop_and_start": 4.0, "step_down": 1.0, "shutdown": 1.0, "crash": 1.0, "cut": 1.0}
+
 CALM = Weather("calm", every=1e9, slow_share=0.0, race_share=0.0)
 """Nothing goes wrong."""
 STORM = Weather("storm", _INSIDE)
@@ -104,6 +106,7 @@ WEATHERS = {
         # The same: whoever was away can only believe that a prepared server is the one that it always was.
         STORM.but("moved-servers", faults=_MOVES, slow_share=0.0, every=4.0),
         STORM.but("absent-standby", faults=_STANDBY, every=4.0),
+        STORM.but("haste", faults=_HASTE),
         # Outside the promise.
         STORM.but("time-outs", insists=frozenset({"early_time_outs"}), faults={**_INSIDE, "early_time_outs": 6.0}),
         STORM.but("double-kills", insists=frozenset({"double_ambush"}), faults={**_INSIDE, "double_ambush": 6.0}),
@@ -113,5 +116,7 @@ WEATHERS = {
 }
 """Those that have a name. ``double-kills``, ``drift`` and ``promotions`` are outside of what is promised."""
 
-INSIDE = ("storm", "squalls", "fog", "doldrums", "ended-pairs", "stepped-clocks", "moved-servers", "absent-standby")
+INSIDE = (
+    "storm", "squalls", "fog", "doldrums", "ended-pairs", "stepped-clocks", "moved-servers", "absent-standby", "haste"
+)  # fmt: skip
 """Those in which nothing may go wrong that must not."""
