@@ -156,7 +156,7 @@ class Node:
         """Serve the dashboard, if the configuration says so. LockError when the port is taken."""
         if not self.config.dashboard.enabled or self._dashboard is not None:
             return
-        from pgleaderlock.dashboard import Dashboard, RegistrySource  # noqa: PLC0415 - it needs an extra of its own
+        from pgleaderlock.dashboard import Dashboard, RegistrySource, Watched  # noqa: PLC0415 - it needs an extra of its own
 
         dsn, wanted = self.config.registry_dsn or str(self._dsn), self.config.dashboard
         source = RegistrySource(
@@ -170,7 +170,13 @@ class Node:
         metrics = None if not self.config.metrics.enabled else self._metrics_registry()
         token = None if wanted.token is None else wanted.token.get_secret_value()
         dashboard = Dashboard(
-            source, host=wanted.host, port=wanted.port, token=token, elections=self.elections, metrics=metrics
+            source,
+            host=wanted.host,
+            port=wanted.port,
+            token=token,
+            elections=self.elections,
+            metrics=metrics,
+            watched=Watched(self.config.alerting.alerts, self.config.metrics.prefix),
         )
         await dashboard.start()
         self._dashboard = dashboard

@@ -13,7 +13,7 @@ way, and each change is told (:mod:`~pgleaderlock.alerts.rules`). Secrets never 
 files that hold them do.
 """
 
-from pgleaderlock.alerts.alertmanager import alertmanager_config
+from pgleaderlock.alerts.alertmanager import alertmanager_config, unheard
 from pgleaderlock.alerts.defaults import default_alerts
 from pgleaderlock.alerts.grafana import dashboard
 from pgleaderlock.alerts.model import Alert, Config, Receiver, parse
@@ -29,4 +29,5 @@ __all__ = [
     "default_alerts",
     "parse",
     "prometheus_rules",
+    "unheard",
 ]

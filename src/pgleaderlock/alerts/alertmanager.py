@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pgleaderlock.alerts.model import Alert, Receiver, Target
+from pgleaderlock.alerts.rules import Remark
 
-__all__ = ["NOBODY", "alertmanager_config"]
+__all__ = ["NOBODY", "alertmanager_config", "unheard"]
 
 _Known = dict[tuple[str, str], Receiver]
 
@@ -40,6 +41,17 @@ def alertmanager_config(
         },
         "receivers": list(reached.values()),
     }
+
+
+def unheard(alerts: Iterable[Alert]) -> list[Remark]:
+    """Return what there is to say of alerts that nobody is told of."""
+    silent = dict.fromkeys((alert.name, alert.severity) for alert in alerts if not alert.notify)
+    return [
+        Remark(
+            name, "nobody", f"nobody is told: give it a notify, or write {severity} = [...] into [receivers.default]."
+        )
+        for name, severity in silent
+    ]
 
 
 def _quoted(name: str) -> str:

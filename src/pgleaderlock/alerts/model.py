@@ -6,7 +6,7 @@ error, because an alert that was misunderstood is found out on the night when it
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pgleaderlock.alerts import _receivers
@@ -47,6 +47,14 @@ class Config:
     alerts: tuple[Alert, ...]
     receivers: tuple[Receiver, ...]
     notify: Mapping[str, tuple[Target, ...]]
+
+    @property
+    def addressed(self) -> tuple[Alert, ...]:
+        """The alerts, each with whom it is told to: who it names, or who is told of its severity."""
+        return tuple(
+            alert if alert.notify else replace(alert, notify=self.notify.get(alert.severity, ()))
+            for alert in self.alerts
+        )
 
 
 def parse(content: dict[str, Any], source: str = "the configuration") -> Config:

@@ -27,6 +27,9 @@ _TOKEN = re.compile(
 )
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _SET_OPERATORS = frozenset({"and", "or", "unless"})
+_EXPECTS_MORE = _SET_OPERATORS | {"by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset"}
+_BETWEEN = frozenset("+-*/%^=,@")
+_SIGNS = frozenset("+-")
 _AGGREGATIONS = frozenset({"sum", "max", "count"})
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -78,7 +81,7 @@ class Aggregation:
 
 
 def read(text: str) -> tuple[Node, ...]:
-    """Return the pieces of a condition; a bracket or a quote that is never closed is a ``ValueError``."""
+    """Return the pieces of a condition; what is not closed, or is cut off, is a ``ValueError``."""
     open_ends: list[tuple[str, int, list[Node]]] = [("", 0, [])]
     for match in _TOKEN.finditer(text):
         kind, piece = str(match.lastgroup), match.group()
@@ -96,7 +99,29 @@ def read(text: str) -> tuple[Node, ...]:
     bracket, start, nodes = open_ends[-1]
     if bracket:
         raise ValueError(f"{bracket} at character {start + 1} is not closed")
+    _check_whole(nodes)
     return tuple(nodes)
+
+
+def _check_whole(nodes: Sequence[Node]) -> None:
+    """Refuse what was cut off: an operator, or a grouping, with nothing after it or before it."""
+    if not nodes:
+        return
+    first, last = nodes[0], nodes[-1]
+    if _joins(first) and first.text not in _SIGNS:
+        raise ValueError(f"there is nothing before {first.text} at character {first.start + 1}")
+    if _joins(last) or last.keyword in _EXPECTS_MORE:
+        raise ValueError(f"there is nothing after {last.text} at character {last.start + 1}: is it cut off?")
+    match nodes:
+        case [*_, Node(keyword=name), Node(keyword="by" | "without"), Node(kind="(")] if name in _AGGREGATIONS:
+            raise ValueError(f"there is nothing to take the {name} of at the end: is it cut off?")
+    for node in nodes:
+        if node.kind == "(":
+            _check_whole(node.inside)
+
+
+def _joins(node: Node) -> bool:
+    return node.kind == "operator" or (node.kind == "mark" and node.text in _BETWEEN) or node.keyword in _SET_OPERATORS
 
 
 def words(nodes: Sequence[Node]) -> Iterator[Node]:

@@ -1,13 +1,22 @@
 """``pgleaderlock alerts``: from an operator's TOML to the files that Prometheus, Alertmanager and Grafana read."""
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pgleaderlock.alerts import Alert, Config, Remark, alertmanager_config, dashboard, default_alerts, prometheus_rules
+from pgleaderlock.alerts import (
+    Alert,
+    Config,
+    Remark,
+    alertmanager_config,
+    dashboard,
+    default_alerts,
+    prometheus_rules,
+    unheard,
+)
 from pgleaderlock.alerts.export import json_text, write, yaml_text
 from pgleaderlock.alerts.model import parse
 from pgleaderlock.cli import exit_codes
@@ -79,7 +88,7 @@ def alerts_export(
             texts |= {"alertmanager.yml": yaml_text(told), "grafana.json": json_text(dashboard(prefix))}
     except (ValueError, MissingExtra) as error:
         raise click.UsageError(str(error)) from error
-    remarks += _unheard(chosen) if out is not None else []
+    remarks += unheard(chosen) if out is not None else []
     written = [] if out is None else _write(out, texts, force=force)
     _tell(config, settings, remarks, defaults=defaults)
     if as_json:
@@ -141,10 +150,7 @@ def _chosen(
 ) -> tuple[list[Alert], Config]:
     """Return the file's alerts, then those default ones that it does not have its own of; each with someone to tell."""
     settings = _load(config)
-    own = [
-        alert if alert.notify else replace(alert, notify=settings.notify.get(alert.severity, ()))
-        for alert in settings.alerts
-    ]
+    own = list(settings.addressed)
     if own and not defaults:
         if asked:
             raise click.UsageError("--role is for the default alerts: add --defaults, or name the role in your own.")
@@ -152,16 +158,6 @@ def _chosen(
     names = {alert.name for alert in own}
     more = default_alerts(prefix, lease_s=lease_s, roles=asked or known, notify=settings.notify)
     return own + [alert for alert in more if alert.name not in names], settings
-
-
-def _unheard(chosen: list[Alert]) -> list[Remark]:
-    silent = dict.fromkeys((alert.name, alert.severity) for alert in chosen if not alert.notify)
-    return [
-        Remark(
-            name, "nobody", f"nobody is told: give it a notify, or write {severity} = [...] into [receivers.default]."
-        )
-        for name, severity in silent
-    ]
 
 
 def _write(out: Path, texts: dict[str, str], *, force: bool) -> list[Path]:

@@ -13,7 +13,7 @@ from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
 from pgleaderlock.cli.console import print_json
 
 if TYPE_CHECKING:
-    from pgleaderlock.config import InForce, Loaded
+    from pgleaderlock.config import InForce, Loaded, Problem
     from pgleaderlock.config.sources import Option
 
 __all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
@@ -126,19 +126,29 @@ def _table(values: "list[InForce]") -> list[str]:
 def config_check(context: click.Context, *, config_file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Say whether this configuration can be used: exit code 0, or 2 and everything that is wrong with it.
 
-    Nothing is connected to: whether a database answers, doctor says.
+    Also what alerts export would refuse of its alerts; what it would warn of is said on stderr. Nothing is connected
+    to: whether a database answers, doctor says.
     """
+    roles, doubtful = "", list[Any]()
     try:
-        election = load_for_command(config_file, sets).config.election
+        loaded = load_for_command(config_file, sets)
     except WrongConfigError as error:
         if not as_json:
             raise
         problems = getattr(error.__cause__, "problems", ())
-        told = [{"place": each.place, "key": each.key, "text": each.text} for each in problems]
-        print_json({"ok": False, "problems": told})
-        context.exit(exit_codes.USAGE)
-    if as_json:
-        print_json({"ok": True, "problems": []})
     else:
-        roles = ", ".join(role.name for role in election.roles) or "none"
-        click.echo(f"{config_file or 'the configuration'}: no problems. Roles: {roles}")
+        problems, doubtful = loaded.refused, list(loaded.doubtful)
+        roles = ", ".join(role.name for role in loaded.config.election.roles)
+    if as_json:
+        told = {"problems": _told(problems), "warnings": _told(doubtful)}
+        print_json({"ok": not problems, **told})
+        context.exit(exit_codes.USAGE if problems else exit_codes.CLEAN)
+    for each in doubtful:
+        click.echo(f"Warning: {each}", err=True)
+    if problems:
+        raise WrongConfigError("\n".join(map(str, problems)))
+    click.echo(f"{config_file or 'the configuration'}: no problems. Roles: {roles or 'none'}")
+
+
+def _told(problems: "Sequence[Problem]") -> list[dict[str, str]]:
+    return [{"place": each.place, "key": each.key, "text": each.text} for each in problems]

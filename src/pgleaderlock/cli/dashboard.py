@@ -14,10 +14,10 @@ from pgleaderlock.backends import _dsn, open_backend
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.signals import call_on_signal
-from pgleaderlock.dashboard import Dashboard, RegistrySource, Source, StoreSource
+from pgleaderlock.dashboard import Dashboard, RegistrySource, Source, StoreSource, Watched
 from pgleaderlock.errors import PgLeaderLockError
 
-__all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source"]
+__all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source", "watched_at"]
 
 TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
 _LOOK_EVERY_S = 1.0
@@ -31,6 +31,12 @@ class Serving:
     port: int
     token: str | None
     hosts: tuple[str, ...]
+    watched: Watched | None = None
+
+
+def watched_at(place: Place) -> Watched:
+    """Return the alerts of the configuration."""
+    return Watched(place.alerts, place.prefix)
 
 
 def choose_token(*, allow_actions: bool) -> str | None:
@@ -72,7 +78,14 @@ async def serve(source: Source, serving: Serving) -> None:
     def end(_signal: signal.Signals) -> None:
         ended.set()
 
-    dashboard = Dashboard(source, host=serving.host, port=serving.port, token=serving.token, hosts=serving.hosts)
+    dashboard = Dashboard(
+        source,
+        host=serving.host,
+        port=serving.port,
+        token=serving.token,
+        hosts=serving.hosts,
+        watched=serving.watched,
+    )
     with call_on_signal(end):
         try:
             await dashboard.start()

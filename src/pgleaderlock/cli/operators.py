@@ -6,6 +6,7 @@ are imported when they are needed, because tables take a while to import.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -324,7 +325,8 @@ def dashboard(
         return
     place = find_place(dsn, url, schema, config_file)
     with open_database(place.dsn) as database:
-        asyncio.run(command.serve(command.registry_source(database.dsn, place, window_s), serving))
+        source = command.registry_source(database.dsn, place, window_s)
+        asyncio.run(command.serve(source, replace(serving, watched=command.watched_at(place))))
 
 
 COMMANDS = (history, ticks, step_down, watch, audit, dashboard)

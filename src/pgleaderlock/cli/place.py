@@ -20,6 +20,7 @@ from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.keys import LockKey
 
 if TYPE_CHECKING:
+    from pgleaderlock.alerts import Alert
     from pgleaderlock.config import Config
     from pgleaderlock.config.model import RoleConfig
 
@@ -39,6 +40,10 @@ class Place:
     """Only these; None is all of them."""
     owner: str | None = None
     """Whose tables are used, besides our own user's and a superuser's."""
+    alerts: "tuple[Alert, ...]" = ()
+    """Those of the configuration."""
+    prefix: str = "pgleaderlock"
+    """What the metrics begin with that they are about."""
 
 
 def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
@@ -49,7 +54,8 @@ def find_place(dsn: str | None, url: str | None, schema: str | None, config_file
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
     roles = tuple(role.name for role in config.election.roles) or None
     owner = schema_owner() or config.registry.schema_owner
-    return Place(found, _checked(schema or config.registry.schema_name), roles, owner)
+    where = found, _checked(schema or config.registry.schema_name), roles, owner
+    return Place(*where, config.alerting.alerts, config.metrics.prefix)
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":

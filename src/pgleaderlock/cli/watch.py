@@ -22,6 +22,7 @@ from pgleaderlock.cli.roles import print_record, role_fields, roles_picture, sil
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.tables import console_for
 from pgleaderlock.cli.times import duration, iso
+from pgleaderlock.dashboard._alerts import Watched
 from pgleaderlock.dashboard._board import Board
 from pgleaderlock.dashboard._sources import RegistrySource
 from pgleaderlock.errors import ConnectionError
@@ -69,7 +70,8 @@ async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", 
         look_every_s=interval_s,
         schema_owner=place.owner,
     )
-    board = Board(kind=source.kind, where=source.where, can={})
+    watched = Watched(place.alerts, place.prefix)
+    board = Board(kind=source.kind, where=source.where, can={}, watched=watched)
     async with contextlib.aclosing(source.follow()) as looks:
         async for look, new_lines in looks:
             board.show(look, new_lines)
@@ -127,7 +129,7 @@ def _beside(board: Board) -> Iterator[Text]:
     failovers = sum(sum(role["failovers"].values()) for role in board.roles)
     leaderless_s = sum(role["leaderless_s"] for role in board.roles)
     yield Text(f"\nlast hour: {failovers} failovers, {duration(leaderless_s)} without a leader", style="dim")
-    wrong = [alert for alert in board.alerts if alert["state"] != "ok"]
+    wrong = [alert for alert in board.alerts if alert["state"] not in ("ok", "unknown")]
     for alert in wrong[:_SHOWN_ALERTS]:
         style = "bold red" if alert["severity"] == "critical" else "yellow"
         yield Text(f"{alert['state']}: {visible(alert['summary'])}", style=style)

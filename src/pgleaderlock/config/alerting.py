@@ -8,12 +8,13 @@ import difflib
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
-from pgleaderlock.alerts import parse
+from pgleaderlock.alerts import Config, alertmanager_config, parse, prometheus_rules, unheard
 from pgleaderlock.config.lines import KeyPath
 
-__all__ = ["find_problems"]
+__all__ = ["find_problems", "review"]
 
 _SOURCE = "alerts"  # stands at the beginning of each message, and is taken off again
 _OF_RECEIVERS = re.compile(r"\[(receivers[^\]]*)\](?:: ([a-z_]+)(?= ))?:? ?(.*)", re.DOTALL)
@@ -25,6 +26,22 @@ _VALUE = re.compile(r", not ('.*'|\".*\")$", re.DOTALL)
 def find_problems(alerts: list[Any], receivers: dict[str, Any]) -> list[tuple[KeyPath, str]]:
     """Return the key that is meant, and what is wrong with it."""
     return [*_of_alerts(alerts), *_of_receivers(receivers)]
+
+
+def review(alerts: Config, prefix: str) -> tuple[list[tuple[KeyPath, str]], list[tuple[KeyPath, str]]]:
+    """Return what ``pgleaderlock alerts export`` would refuse of these alerts, and what it would warn of."""
+    refused, doubtful = list[tuple[KeyPath, str]](), list[tuple[KeyPath, str]]()
+    for number, alert in enumerate(alerts.addressed):
+        for target in alert.notify:
+            try:
+                alertmanager_config([replace(alert, notify=(target,))], alerts.receivers, _SOURCE)
+            except ValueError as error:
+                text = str(error).removeprefix(f'{_SOURCE}: alert "{alert.name}": notify ')
+                refused.append((("alerts", number, "notify"), text))
+        remarks = prometheus_rules([alert], prefix)[1] + unheard([alert])
+        keys = {"nobody": "notify"}
+        doubtful += [(("alerts", number, keys.get(each.kind, "condition")), each.text) for each in remarks]
+    return refused, doubtful
 
 
 def _complaint(content: dict[str, Any]) -> str | None:

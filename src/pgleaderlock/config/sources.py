@@ -70,6 +70,10 @@ class Loaded:
     file: str | None
     origins: Mapping[str, str]
     """By key: ``default``, ``pgleaderlock.toml:14``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set`` or ``--lease``."""
+    refused: tuple[Problem, ...] = ()
+    """What ``pgleaderlock alerts export`` would refuse. No node needs it: it is no reason not to start one."""
+    doubtful: tuple[Problem, ...] = ()
+    """What ``pgleaderlock alerts export`` would warn of."""
 
 
 def load_config(
@@ -103,7 +107,11 @@ def load(
     if layers.problems:
         raise ConfigError(sorted(layers.problems, key=_line_of))
     origins = {setting.key: layers.origin(setting.path) for setting in SETTINGS}
-    return Loaded(config, layers.file, origins)
+    reviews = alerting.review(config.alerting, config.metrics.prefix)
+    refused, doubtful = (
+        tuple(Problem(layers.origin(path), show_path(path), text) for path, text in found) for found in reviews
+    )
+    return Loaded(config, layers.file, origins, refused, doubtful)
 
 
 def _line_of(problem: Problem) -> int:

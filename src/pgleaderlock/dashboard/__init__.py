@@ -10,13 +10,14 @@ what is shown does not, and ``pgleaderlock watch`` shows it without.
 
 from typing import TYPE_CHECKING
 
+from pgleaderlock.dashboard._alerts import Watched
 from pgleaderlock.dashboard._sources import RegistrySource, Source, StoreSource
 from pgleaderlock.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pgleaderlock.dashboard.server import Dashboard
 
-__all__ = ["Dashboard", "RegistrySource", "Source", "StoreSource"]
+__all__ = ["Dashboard", "RegistrySource", "Source", "StoreSource", "Watched"]
 
 
 def __getattr__(name: str) -> object:

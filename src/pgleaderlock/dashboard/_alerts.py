@@ -1,18 +1,29 @@
 """The states of the alerts that can be judged by looking: for whoever has the page open, and no substitute for a pager.
 
-The alerts of a configuration are PromQL and live in Prometheus (:mod:`pgleaderlock.alerts`); these are their plain
-relatives, worked out from what the page shows. Pure.
+The alerts of a configuration are PromQL and live in Prometheus (:mod:`pgleaderlock.alerts`). Where a configuration has
+some, they are shown, judged by what the page sees (:mod:`._conditions`); otherwise their plain relatives are. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from pgleaderlock.alerts.model import Alert
+from pgleaderlock.dashboard._conditions import Finding, find, held_since, seconds
 from pgleaderlock.dashboard._picture import Json
 
-__all__ = ["alert_records"]
+__all__ = ["Watched", "alert_records"]
 
 _NO_LEADER_AFTER_S = 5.0
 _FAILOVERS_WITHIN_S = 300.0
 _MOST_FAILOVERS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The alerts of a configuration, and what its metrics begin with."""
+
+    alerts: Sequence[Alert] = ()
+    prefix: str = "pgleaderlock"
 
 
 def alert_records(
@@ -22,37 +33,69 @@ def alert_records(
     at: float,
     error: str | None = None,
     stale_since: float | None = None,
+    watched: Watched | None = None,
 ) -> list[Json]:
-    """Return every kind of alert: what is wrong in detail, or once that it is not."""
+    """Return every alert: what is wrong in detail, or once that it is not."""
     roles = list(roles)
-    kinds: Mapping[str, tuple[str, str, list[Json]]] = {
-        "no_leader": ("critical", "every role has a leader", _no_leader(roles, at)),
-        "overlap": ("critical", "no two leaders at once in the history", _overlaps(roles)),
-        "frequent_failovers": ("warning", "leaders stay", _failovers(roles, at)),
-        "silent_node": ("warning", "every node is heard of", _silent(nodes)),
-        "store_unreachable": ("critical", "what you see is fresh", _stale(error, stale_since)),
-    }
-    alerts: list[Json] = []
-    for name, (severity, all_well, wrong) in kinds.items():
-        fine = {"role": None, "state": "ok", "since": None, "summary": all_well}
-        alerts += [{"name": name, "severity": severity, **each} for each in wrong or [fine]]
-    return alerts
+    stale = _Kind("store_unreachable", "critical", "what you see is fresh")
+    stale_findings = [] if error is None else [Finding(None, stale_since, error)]
+    if watched is not None and watched.alerts:
+        own = [record for alert in watched.alerts for record in _configured(alert, roles, at, watched.prefix)]
+        return own + (stale.records(stale_findings, at) if stale_findings else [])
+    kinds = (
+        (_Kind("no_leader", "critical", "every role has a leader", _NO_LEADER_AFTER_S), _no_leader(roles)),
+        (_Kind("overlap", "critical", "no two leaders at once in the history"), _overlaps(roles)),
+        (_Kind("frequent_failovers", "warning", "leaders stay"), _failovers(roles, at)),
+        (_Kind("silent_node", "warning", "every node is heard of"), _silent(nodes)),
+        (stale, stale_findings),
+    )
+    return [record for kind, found in kinds for record in kind.records(list(found), at)]
 
 
-def _alert(role: str | None, state: str, since: float | None, summary: str) -> Json:
-    return {"role": role, "state": state, "since": since, "summary": summary}
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One alert, and how long something must be wrong before it fires."""
+
+    name: str
+    severity: str
+    all_well: str
+    for_s: float = 0.0
+    condition: str | None = None
+
+    def records(self, findings: Sequence[Finding], at: float) -> list[Json]:
+        """Return a record for each finding, or one for none. An alert fires since it fired, not since it began."""
+        if not findings:
+            return [self._record(None, "ok", None, self.all_well)]
+        return [self._of(each, at) for each in findings]
+
+    def unknown(self) -> Json:
+        """Return that only Prometheus can tell."""
+        return self._record(None, "unknown", None, f"judged by Prometheus, not here: {self.condition}")
+
+    def _of(self, each: Finding, at: float) -> Json:
+        is_new = each.since is not None and at - each.since < self.for_s
+        fired_at = None if each.since is None else each.since + self.for_s
+        return self._record(
+            each.role, "pending" if is_new else "firing", each.since if is_new else fired_at, each.summary
+        )
+
+    def _record(self, role: str | None, state: str, since: float | None, summary: str) -> Json:
+        shown = {"name": self.name, "severity": self.severity, "role": role, "state": state, "since": since}
+        return {**shown, "summary": summary, "condition": self.condition}
 
 
-def _no_leader(roles: Iterable[Json], at: float) -> list[Json]:
-    found = []
+def _configured(alert: Alert, roles: Sequence[Json], at: float, prefix: str) -> list[Json]:
+    kind = _Kind(alert.name, alert.severity, f"not the case: {alert.condition}", seconds(alert.for_), alert.condition)
+    found = find(alert, [role for role in roles if role["leader"] is not None or _is_missed(role)], at, prefix)
+    return [kind.unknown()] if found is None else kind.records(found, at)
+
+
+def _no_leader(roles: Iterable[Json]) -> Iterator[Finding]:
     for role in roles:
-        if role["leader"] is not None or not _is_missed(role):
-            continue
-        gaps = role["gaps"]
-        since = gaps[-1]["began_at"] if gaps and gaps[-1]["ended_at"] is None else None
-        is_new = since is not None and at - since < _NO_LEADER_AFTER_S
-        found.append(_alert(role["role"], "pending" if is_new else "firing", since, f"nobody leads {role['role']}"))
-    return found
+        if role["leader"] is None and _is_missed(role):
+            gaps = role["gaps"]
+            since = gaps[-1]["began_at"] if gaps and gaps[-1]["ended_at"] is None else None
+            yield Finding(role["role"], since, f"nobody leads {role['role']}")
 
 
 def _is_missed(role: Json) -> bool:
@@ -62,31 +105,24 @@ def _is_missed(role: Json) -> bool:
     return not role["terms"] or role["terms"][-1]["end"] != "unwatched"
 
 
-def _overlaps(roles: Iterable[Json]) -> list[Json]:
-    return [
-        _alert(role["role"], "firing", None, f"{role['overlaps']} overlaps of two terms: pgleaderlock audit shows them")
-        for role in roles
-        if role["overlaps"]
-    ]
-
-
-def _failovers(roles: Iterable[Json], at: float) -> list[Json]:
-    found = []
+def _overlaps(roles: Iterable[Json]) -> Iterator[Finding]:
     for role in roles:
-        recent = [term for term in role["terms"] if term["began_at"] >= at - _FAILOVERS_WITHIN_S]
+        if role["overlaps"]:
+            text = f"{role['overlaps']} overlaps of two terms: pgleaderlock audit shows them"
+            yield Finding(role["role"], role["overlap_since"], text)
+
+
+def _failovers(roles: Iterable[Json], at: float) -> Iterator[Finding]:
+    for role in roles:
+        began = [term["began_at"] for term in role["terms"]]
+        recent = [each for each in began if each >= at - _FAILOVERS_WITHIN_S]
         if len(recent) > _MOST_FAILOVERS:
             text = f"{len(recent)} terms of {role['role']} began within {_FAILOVERS_WITHIN_S / 60:g} minutes"
-            found.append(_alert(role["role"], "firing", recent[0]["began_at"], text))
-    return found
+            yield Finding(role["role"], held_since(began, _MOST_FAILOVERS + 1, _FAILOVERS_WITHIN_S), text)
 
 
-def _silent(nodes: Iterable[Json]) -> list[Json]:
-    return [
-        _alert(None, "firing", node["seen_at"], f"{node['node']} on {node['host']} is not heard of any more")
-        for node in nodes
-        if not node["is_alive"]
-    ]
-
-
-def _stale(error: str | None, stale_since: float | None) -> list[Json]:
-    return [] if error is None else [_alert(None, "firing", stale_since, error)]
+def _silent(nodes: Iterable[Json]) -> Iterator[Finding]:
+    for node in nodes:
+        if not node["is_alive"]:
+            text = f"{node['node']} on {node['host']} is not heard of any more"
+            yield Finding(None, node["seen_at"] if node["silent_at"] is None else node["silent_at"], text)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgleaderlock._version import __version__
-from pgleaderlock.dashboard._alerts import alert_records
+from pgleaderlock.dashboard._alerts import Watched, alert_records
 from pgleaderlock.dashboard._changes import changed_fields
 from pgleaderlock.dashboard._picture import (
     Json,
     Look,
-    lines_in_window,
+    newest_lines,
     node_records,
     past_record,
     shown_events,
@@ -52,9 +52,12 @@ class _Past:
 class Board:
     """The picture, and everybody who looks at it."""
 
-    def __init__(self, *, kind: str, where: str, can: Json, most_streams: int = 0) -> None:
+    def __init__(
+        self, *, kind: str, where: str, can: Json, most_streams: int = 0, watched: Watched | None = None
+    ) -> None:
         self.streams = Streams(self._afresh, most_streams)
         self._kind, self._where = kind, where
+        self._watched = watched
         self._can = can
         self._number = 0
         self._at = self._since = self._counted_since = self._seen_at = 0.0
@@ -105,7 +108,7 @@ class Board:
         for lock in gone:
             del self._roles[lock], self._texts[lock], self._pasts[lock]
         if new_lines or changes or gone:
-            self._events = shown_events(lines_in_window(look))
+            self._events = shown_events(newest_lines(look))
         parts: Json = {"gone": gone, "events": self._newest(new_lines), "roles": changes, "leases": leases}
         before, self._nodes = self._nodes, node_records(look.roles)
         if [_lasting(node) for node in self._nodes] != [_lasting(node) for node in before]:
@@ -118,7 +121,14 @@ class Board:
             self._say_change(parts)
 
     def _judge_alerts(self, at: float) -> list[Json]:
-        return alert_records(self._roles.values(), self._nodes, at=at, error=self._error, stale_since=self._stale_since)
+        return alert_records(
+            self._roles.values(),
+            self._nodes,
+            at=at,
+            error=self._error,
+            stale_since=self._stale_since,
+            watched=self._watched,
+        )
 
     @property
     def now(self) -> float:

@@ -18,7 +18,7 @@ __all__ = [
     "Json",
     "Look",
     "event_record",
-    "lines_in_window",
+    "newest_lines",
     "node_records",
     "past_record",
     "shown_events",
@@ -75,6 +75,7 @@ def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: fl
         "availability": round(judged.availability, 6),
         "failovers": dict(sorted(judged.failovers.items())),
         "overlaps": len(judged.overlaps),
+        "overlap_since": min((each.second.began_at for each in judged.overlaps), default=None),
     }
 
 
@@ -201,13 +202,13 @@ def event_record(line: Line) -> Json:
     }
 
 
-def lines_in_window(look: Look) -> Iterator[Line]:
-    """Yield the lines of the window that may be shown: of each role as many as are shown of all."""
-    for role in look.roles:
-        yield from (line for line in look.lines.get(role.lock, ())[-_MOST_EVENTS:] if line.at >= look.since)
-
-
 def shown_events(lines: Iterable[Line]) -> list[Json]:
-    """Return the newest lines, newest first; of two at the same time, the one that was written later."""
+    """Return the newest lines, the newest first; of two at the same time, the one that was written later."""
     ordered = sorted(lines, key=lambda line: line.at)
     return [event_record(line) for line in reversed(ordered[-_MOST_EVENTS:])]
+
+
+def newest_lines(look: Look) -> Iterator[Line]:
+    """Yield the lines of the window that may be among those that are shown. A lock's are in the order of time."""
+    for role in look.roles:
+        yield from (line for line in look.lines.get(role.lock, ())[-_MOST_EVENTS:] if line.at >= look.since)

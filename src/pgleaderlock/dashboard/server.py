@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from pgleaderlock._checks import check_int
 from pgleaderlock._http import HttpServer, limits_for, listen
 from pgleaderlock._logging import get_logger
+from pgleaderlock.dashboard._alerts import Watched
 from pgleaderlock.dashboard._board import Board
 from pgleaderlock.dashboard._security import classify
 from pgleaderlock.dashboard._sources import Source
@@ -42,6 +43,7 @@ class Dashboard:
         elections: Mapping[str, Election] | None = None,
         actions: Mapping[str, Action] | None = None,
         metrics: Any = None,
+        watched: Watched | None = None,
     ) -> None:
         if not host:
             raise ValueError("host must not be empty, which would be every address of this machine: that is '0.0.0.0'")
@@ -50,7 +52,9 @@ class Dashboard:
         self._host, self._port, self._token = host, port, token
         self._limits = limits_for(_MOST_CONNECTIONS)
         can = {"step_down": source.can_ask and token is not None, "demo": sorted(actions or {}) if token else []}
-        self.board = Board(kind=source.kind, where=source.where, can=can, most_streams=self._limits.most_streams)
+        self.board = Board(
+            kind=source.kind, where=source.where, can=can, most_streams=self._limits.most_streams, watched=watched
+        )
         """What the page shows. It changes on the server's thread; look at it from any."""
         self._app = make_app(
             self.board,

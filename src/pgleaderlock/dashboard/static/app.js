@@ -142,7 +142,7 @@ function showNodes() {
 
 // ---- alerts
 
-const WORTH = { firing: 0, pending: 1, ok: 2 };
+const WORTH = { firing: 0, pending: 1, ok: 2, unknown: 3 };
 let isEveryAlertShown = false;
 
 function showAlerts() {
@@ -152,7 +152,7 @@ function showAlerts() {
   const pending = store.alerts.filter((each) => each.state === "pending").length;
   setText(button, firing.length ? words.count(firing.length, "alert") : pending ? `${pending} building up` : "No alerts");
   setData(button, "kind", firing.some((each) => each.severity === "critical") ? "bad" : firing.length || pending ? "risk" : "good");
-  const shown = store.alerts.filter((each) => isEveryAlertShown || each.state !== "ok");
+  const shown = store.alerts.filter((each) => isEveryAlertShown || !["ok", "unknown"].includes(each.state));
   shown.sort((a, b) => (WORTH[a.state] ?? 1) - (WORTH[b.state] ?? 1));
   button.setAttribute("aria-expanded", String(isEveryAlertShown));
   setHidden(byId("alerts"), shown.length === 0);
@@ -173,8 +173,8 @@ function fillAlert(item, each) {
   setName(role, each.role && !said.includes(each.role) ? each.role : "");
   setName(summary, said);
   const since = each.since ? ` for ${words.span(clock.now() - each.since)}` : "";
-  setText(state, each.state === "firing" ? `firing${since}` : each.state === "pending" ? `building up${since}` : "quiet");
-  setData(item, "kind", each.state === "ok" ? "good" : each.state === "pending" || each.severity !== "critical" ? "risk" : "bad");
+  setText(state, each.state === "firing" ? `firing${since}` : each.state === "pending" ? `building up${since}` : each.state === "ok" ? "quiet" : "");
+  setData(item, "kind", each.state === "unknown" ? "" : each.state === "ok" ? "good" : each.state === "pending" || each.severity !== "critical" ? "risk" : "bad");
 }
 
 byId("alerts-button").addEventListener("click", () => {
