@@ -659,9 +659,10 @@ FORMER = "show pgleaderlock.no_former_leader"
 
 
 def test_a_shared_server_that_no_one_used_any_more_knows_of_no_former_leader(shared_place, server):
-    server.start()
-    assert ask(server.dsn, FORMER) == "off"  # its data are not new: they may have been led on
-    server.stop()
+    again = Server(server.folder, binaries=server._binaries)
+    again.start()
+    assert ask(again.dsn, FORMER) == "off"  # its data are not new: they may have been led on
+    again.stop()
     with shared_server(shared_place) as mine:
         assert ask(mine.dsn, FORMER) == "on"
         with users(shared_place):

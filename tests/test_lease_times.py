@@ -1,15 +1,19 @@
 """One rule for all that take a lease and an interval: what was not given follows from what was."""
 
+import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import pgleaderlock
 from pgleaderlock import consensus, sync
-from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times
+from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times, effective_interval_s
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.config import Config
+from pgleaderlock.keys import LockKey
+from tests.conftest import Postgres
 
 DSN = "postgresql://127.0.0.1:1/none"
 
@@ -79,3 +83,89 @@ def test_the_command_line_takes_a_short_lease_alone(command: str, tmp_path: Path
     assert "two thirds" in capsys.readouterr().err
     invoke([*words, *more])
     assert "two thirds" not in capsys.readouterr().err
+
+
+# --- Renewing at that interval ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_s", "lease_s", "effective_s"),
+    [(3.0, 6.0, 3.0), (30.0, 60.0, 30.0), (5.0, 15.0, 5.0), (3.9, 6.0, 3.6), (5.0, None, 5.0)],
+)
+def test_an_interval_is_kept_as_long_as_a_renewal_can_be_repeated(
+    given_s: float, lease_s: float | None, effective_s: float
+):
+    assert effective_interval_s(given_s, lease_s) == pytest.approx(effective_s)
+    if lease_s is not None:
+        assert choose_times(lease_s, given_s).health_interval_s == pytest.approx(effective_s)
+        assert pgleaderlock.LeaderLock(DSN, role="a", lease_s=lease_s, health_interval_s=given_s).health_interval_s == (
+            pytest.approx(effective_s)
+        )
+
+
+@dataclass
+class Flaky:
+    """A backend of three verbs that notes when it is renewed, and fails as it is told."""
+
+    renewed_at: list[float]
+    fails: list[str]
+
+    async def try_acquire(self, identity: str, lease_s: float) -> bool:
+        return True
+
+    async def renew(self, identity: str, lease_s: float) -> bool:
+        self.renewed_at.append(asyncio.get_running_loop().time())
+        how = self.fails.pop(0) if self.fails else ""
+        if how == "raises":
+            raise OSError("not now")
+        if how == "hangs":
+            await asyncio.sleep(1000)
+        return True
+
+    async def release(self, identity: str) -> None:
+        pass
+
+
+async def times_of_renewals(flaky: Flaky, interval_s: float, *, lasts_s: float) -> list[float]:
+    config = consensus.Config("me", lease_duration_s=6.0, renew_interval_s=interval_s)
+    loop = asyncio.get_running_loop()
+    manager = consensus.Manager(flaky, config, clock=loop.time)
+    lost: list[object] = []
+    manager.election.on_lost(lambda: lost.append(loop.time()))
+    async with manager as lease:
+        assert await lease.wait_for_leadership(1)
+        began = loop.time()
+        await asyncio.sleep(lasts_s)
+        assert lost == []
+        assert lease.is_leader()
+    return [at - began for at in flaky.renewed_at]
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("interval_s", [1.0, 2.0, 3.0, 3.5])
+async def test_a_leader_renews_at_the_interval_that_was_given(interval_s: float):
+    at = await times_of_renewals(Flaky([], []), interval_s, lasts_s=4.5 * interval_s)
+    assert at == pytest.approx([interval_s * number for number in (1, 2, 3, 4)])
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("interval_s", [2.0, 3.0, 3.6, 3.99])
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+async def test_one_failed_renewal_never_ends_a_term(interval_s: float, how: str):
+    at = await times_of_renewals(Flaky([], [how, "", how, ""]), interval_s, lasts_s=20.0)
+    assert len(at) >= 6
+
+
+@pytest.mark.virtual_time
+async def test_several_failed_renewals_end_a_term():
+    with pytest.raises(AssertionError):
+        await times_of_renewals(Flaky([], ["raises"] * 100), 3.0, lasts_s=5.0)
+
+
+async def test_a_group_renews_at_the_interval_that_was_given(postgres: Postgres, key: LockKey):
+    group = pgleaderlock.LeaderGroup(postgres.dsn, {"a": key}, lease_s=60.0, health_interval_s=0.2, settle_s=0)
+    renewed = asyncio.Semaphore(0)
+    group._group.renewal_listeners.append(lambda _: renewed.release())
+    async with group:
+        for _ in range(4):  # a third of the lease would be 20 s
+            await asyncio.wait_for(renewed.acquire(), 15)

@@ -653,7 +653,7 @@ async def test_a_record_that_somebody_keeps_touching_is_not_fought_over_for_ever
         return None
 
     store.write = write  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError, match="under our hands"):
+    with pytest.raises(ConnectionError, match="modified concurrently"):
         await backend.renew(grant)
     with pytest.raises(ConnectionError, match="not released"):
         await backend.release(grant)

@@ -37,6 +37,7 @@ from pgleaderlock._checks import check_flag, check_seconds, refuse_plain_with
 from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
+from pgleaderlock.backends.times import effective_interval_s, until_renewal_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import (
@@ -152,6 +153,11 @@ class Election(Gated):
     def lease_s(self) -> float | None:
         """How long the store waits for a silent leader; None where nothing ends its lock."""
         return self._backend.lease_s
+
+    @property
+    def health_interval_s(self) -> float:
+        """How often a leader renews: as it was given, unless no time would be left to repeat a renewal that failed."""
+        return effective_interval_s(self._health_interval_s, self.lease_s)
 
     @property
     def time_left_s(self) -> float:
@@ -645,7 +651,8 @@ class Election(Gated):
         """Hold the lock for one health interval, then show that it is still held, before the grant runs out."""
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
-            renew_in_s = None if self._backend.renews_itself else self._renew_in_s(self._grant)
+            left_s = self._grant.lost_at - self._clock()
+            renew_in_s = None if self._backend.renews_itself else until_renewal_s(self._health_interval_s, left_s)
             why = await run.calls.call_within(self._backend.lost, renew_in_s)
         except Asked:
             await run.calls.cancel()
@@ -666,10 +673,6 @@ class Election(Gated):
         if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
             return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
         return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
-
-    def _renew_in_s(self, grant: Grant) -> float:
-        """When to renew: at the health interval, but in any case while a failure can still be repeated."""
-        return min(self._health_interval_s, max(0.0, (grant.lost_at - self._clock()) / 2))
 
     def _no_answer(self) -> ConnectionError:
         """Return the same kind of error as a session whose own time limit ends first: the store said nothing."""

@@ -142,8 +142,9 @@ class LeaderGroup(Mapping[str, GroupRole]):
         keys = _keys_of(roles)
         if max_roles is not None:
             check_int("max_roles", max_roles, 1, 2**31 - 1)
+        times = choose_times(lease_s, health_interval_s)
         lease = Lease(
-            choose_times(lease_s, health_interval_s).lease_s,
+            times.lease_s,
             settle_s=settle_s,
             witness=witness,
             allow_pooler=allow_pooler,
@@ -152,11 +153,19 @@ class LeaderGroup(Mapping[str, GroupRole]):
             next(iter(keys.values())), dsn=dsn, lease=lease, named=f"a group of {len(keys)} roles"
         )
         poll_s = check_seconds("poll_s", poll_s)
-        self._group = Group(self._open_session, lease, clock, self._connector.where, poll_s=poll_s, max_roles=max_roles)
+        self._group = Group(
+            self._open_session,
+            lease,
+            clock,
+            self._connector.where,
+            poll_s=poll_s,
+            renew_every_s=times.health_interval_s,
+            max_roles=max_roles,
+        )
         database = {} if self._connector.database is None else {"db": self._connector.database}
         settings = {
             "retry_strategy": retry_strategy or GroupPatience(),
-            "health_interval_s": health_interval_s,
+            "health_interval_s": times.health_interval_s,
             "shutdown_event": shutdown_event,
             "drain_s": drain_s,
             "clock": clock,

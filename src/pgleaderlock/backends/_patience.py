@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from pgleaderlock._logging import NDLogger
+from pgleaderlock.backends.times import first_answer_s, retry_pause_s
+from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Grant
 
 __all__ = ["renew_patiently"]
 
-_TRIES_PER_LEASE = 15
 _QUICK_TRIES = 3
 
 
@@ -22,16 +23,29 @@ async def renew_patiently(
     ``attempt`` returns None to be tried again at once. What is certain, LeadershipLost, is raised at once. An attempt
     that took long to fail was pause enough: the time that is left is for the next.
     """
+    bound_s: float | None = first_answer_s(grant.lost_at - clock(), lease_s)
     while True:
-        next_at = clock() + lease_s / _TRIES_PER_LEASE
+        next_at = clock() + retry_pause_s(grant.lost_at - clock(), lease_s)
         try:
-            for _ in range(_QUICK_TRIES):
-                if (renewed := await attempt()) is not None:
-                    return renewed
-            raise ConnectionError("the record changes under our hands")  # noqa: TRY301 - to be tried again, later
+            return await _try_quickly(attempt, bound_s)
         except ConnectionError as error:
             pause_s = max(0.0, next_at - clock())
             if clock() + pause_s >= grant.lost_at:
                 raise
             logger.warning("renewal_failed", error=error, tried_again_in_s=pause_s)
             await asyncio.sleep(pause_s)
+        bound_s = None  # from now on an answer is waited for as long as it is of use
+
+
+async def _try_quickly(attempt: Callable[[], Awaitable[Grant | None]], bound_s: float | None) -> Grant:
+    try:
+        async with asyncio.timeout(bound_s):
+            for _ in range(_QUICK_TRIES):
+                if (renewed := await attempt()) is not None:
+                    return renewed
+    except TimeoutError:
+        pass
+    else:
+        raise ConnectionError("the record was modified concurrently, again and again")
+    # Raised here: as its context, the time-out would keep a driver's frames alive, and the socket in them open.
+    raise ConnectionError(f"no answer to a renewal within {bound_s:.3g} s", cause=LossCause.RENEW_TIMEOUT)

@@ -34,6 +34,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease, settling_level
 from pgleaderlock.backends.pair import SessionPair, Validity
 from pgleaderlock.backends.session import OpenSession, Session
+from pgleaderlock.backends.times import retry_pause_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
@@ -77,6 +78,7 @@ class Group:
         where: str,
         *,
         poll_s: float,
+        renew_every_s: float,
         max_roles: int | None = None,
     ) -> None:
         self._logger = get_logger().bind(group=where)
@@ -87,6 +89,7 @@ class Group:
         self._clock = clock
         self.where = where
         self._poll_s = poll_s
+        self._renew_every_s = renew_every_s
         self._max_roles = max_roles
         self._members: dict[LockKey, Member] = {}
         self._opening: list[asyncio.Future[None]] = []
@@ -289,9 +292,10 @@ class Group:
 
     async def _renew(self) -> bool:
         sent = self._clock()
-        self._renew_at = sent + self._lease.renew_every_s
+        self._renew_at = sent + self._renew_every_s
         if not await self._pair.renew():  # the witness session is missing
-            self._renew_at = min(self._renew_at, self._clock() + self._lease.renew_every_s / 4)
+            left_s = self._pair.validity.lost_at - self._clock()
+            self._renew_at = min(self._renew_at, self._clock() + retry_pause_s(left_s, self.lease_s))
             return False
         for listener in self.renewal_listeners:
             listener(self._clock() - sent)

@@ -32,6 +32,7 @@ from pgleaderlock.backends.lease import Lease, settling_level, witness_key
 from pgleaderlock.backends.pair import SessionPair
 from pgleaderlock.backends.session import OpenSession, Session
 from pgleaderlock.backends.terms import Terms, past_s
+from pgleaderlock.backends.times import retry_pause_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import LeadershipLost, LockError, PgLeaderLockError
@@ -129,7 +130,7 @@ class LeasedLockBackend(Backend):
         self._check_current(grant)
         while not await self._pair.renew():
             assert self._pair.ended is not None  # noqa: S101 - a leader has a lock session
-            pause_s = min(self._lease.renew_every_s / 4, self._pair.answer_bound_s())
+            pause_s = retry_pause_s(self._pair.answer_bound_s(), self._lease.lease_s)
             await asyncio.wait({self._pair.ended}, timeout=pause_s)
         return self._pair.validity.grant(grant.token)
 

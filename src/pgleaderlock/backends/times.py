@@ -1,6 +1,9 @@
-"""How long a lease is, and how often it is renewed: the one rule for all that take either.
+"""How long a lease is, how often it is renewed, and how soon a failed renewal is repeated: the one rule for all.
 
-What was not given follows from what was: a lease is three intervals, an interval is a third of the lease.
+What was not given follows from what was: a lease is three intervals, an interval is a third of the lease. An interval
+that was given is kept, as long as it leaves time to repeat a renewal that failed: leadership is declared lost after two
+thirds of the lease, so a renewal is sent after 0.6 of it at the latest. One failure never ends a term: the first
+attempt is not waited for so long that no other could follow, and the pauses shrink with the time that is left.
 """
 
 from typing import NamedTuple
@@ -8,11 +11,24 @@ from typing import NamedTuple
 from pgleaderlock._checks import check_seconds
 from pgleaderlock.backends.base import LOST_SHARE
 
-__all__ = ["RENEWALS_PER_LEASE", "USUAL_INTERVAL_S", "LeaseTimes", "UsualInterval", "choose_times", "is_too_rare"]
+__all__ = [
+    "RENEWALS_PER_LEASE",
+    "USUAL_INTERVAL_S",
+    "LeaseTimes",
+    "UsualInterval",
+    "choose_times",
+    "effective_interval_s",
+    "first_answer_s",
+    "is_too_rare",
+    "retry_pause_s",
+    "until_renewal_s",
+]
 
 RENEWALS_PER_LEASE = 3
 """How often a leader renews in a lease, unless an interval was given."""
 _SHORTEST_DEFAULT_LEASE_S = 1.5
+_RENEWED_BY = 0.9
+"""The part of the time until leadership is declared lost after which a renewal is sent at the latest."""
 
 
 class UsualInterval(float):
@@ -26,7 +42,7 @@ USUAL_INTERVAL_S = UsualInterval(5.0)
 
 
 class LeaseTimes(NamedTuple):
-    """A lease, and the interval between two renewals of it."""
+    """A lease, and the interval between two renewals of it, as it will be."""
 
     lease_s: float
     health_interval_s: float
@@ -45,7 +61,27 @@ def choose_times(lease_s: float | None, health_interval_s: float = USUAL_INTERVA
             f"health_interval_s={interval_s:g} must be less than two thirds of lease_s={lease_s:g}: leadership "
             "would be lost before the first renewal"
         )
-    return LeaseTimes(lease_s, interval_s)
+    return LeaseTimes(lease_s, effective_interval_s(interval_s, lease_s))
+
+
+def effective_interval_s(interval_s: float, lease_s: float | None) -> float:
+    """Return how often a leader renews that was given this interval; None: nothing ends its lock."""
+    return interval_s if lease_s is None else until_renewal_s(interval_s, LOST_SHARE * lease_s)
+
+
+def until_renewal_s(interval_s: float, left_s: float) -> float:
+    """Return in how many seconds to renew, where leadership is declared lost in ``left_s`` seconds otherwise."""
+    return min(interval_s, max(0.0, _RENEWED_BY * left_s))
+
+
+def first_answer_s(left_s: float, lease_s: float) -> float:
+    """Return how long to wait for the answer to the first attempt of a renewal: another must be able to follow."""
+    return left_s - min(left_s / 2, lease_s / 12)
+
+
+def retry_pause_s(left_s: float, lease_s: float) -> float:
+    """Return how long after the beginning of a failed attempt the next one begins."""
+    return max(lease_s / 200, min(lease_s / 15, left_s / 3))
 
 
 def is_too_rare(interval_s: float, lease_s: float) -> bool:
