@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, LeadershipLost, LockError, open_backend
+from pgleaderlock import ConnectionError, LeadershipLost, LockError, LockState, open_backend, sync
+from pgleaderlock.backends.kubernetes import new_from_env
+from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
+from pgleaderlock.backends.kubernetes.config import Cluster
 from pgleaderlock.backends.memory import MemoryStore
+from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.consensus import Backend, Config, Manager
 from tests.doubles import until
 
@@ -200,6 +205,56 @@ async def test_a_built_in_backend_is_used_by_its_url_or_as_it_is():
         await first.stop()
         assert await other.wait_for_leadership(1)
         assert other.token == 1
+
+
+def record_backend(manager: Manager) -> RecordBackend:
+    backend = manager.election._backend
+    assert isinstance(backend, RecordBackend)
+    return backend
+
+
+@pytest.mark.parametrize(
+    "make_backend",
+    [
+        pytest.param(lambda: "memory://obeyed", id="a URL"),
+        pytest.param(lambda: open_backend("memory://obeyed", lease_s=99.0, identity="else"), id="open_backend"),
+        pytest.param(lambda: open_backend("file:///tmp/obeyed", lease_s=99.0), id="a file"),
+        pytest.param(
+            lambda: new_from_env("obeyed", client=HttpLeaseClient(Cluster("http://127.0.0.1:1")), lease_s=99),
+            id="new_from_env",
+        ),
+    ],
+)
+def test_a_built_in_backend_has_the_identity_and_the_lease_of_the_config(make_backend: Callable[[], Any]):
+    config = Config("me", lease_duration_s=6.0)
+    for manager in (Manager(make_backend(), config), sync.Manager(make_backend(), config)._manager):
+        backend = record_backend(manager)
+        assert backend.lease_s == 6.0
+        assert backend.identity.startswith("me_")
+        assert manager.election.health_interval_s == 2.0
+
+
+def test_a_backend_made_by_hand_must_have_the_lease_of_the_config():
+    with pytest.raises(ValueError, match="a lease of 99 s and the Config one of 15 s"):
+        Manager(RecordBackend(MemoryStore("by-hand"), lease_s=99.0), Config("me"))
+    assert record_backend(Manager(RecordBackend(MemoryStore("by-hand"), lease_s=15.0), Config("me"))).lease_s == 15.0
+
+
+def test_a_manager_for_code_that_blocks():
+    first = sync.Manager("memory://blocking", Config("a", retry_interval_s=0.05))
+    errors: list[Exception] = []
+    first.on_error(errors.append)
+    with first as lease, sync.Manager("memory://blocking", Config("b", retry_interval_s=0.05)) as other:
+        assert lease.wait_for_leadership(30)
+        assert lease.is_leader()
+        assert lease.token is not None
+        assert not other.is_leader()
+        first.stop()
+        assert not lease.is_leader()
+        assert other.wait_for_leadership(30)
+    assert errors == []
+    assert not other.is_leader()
+    assert first.election.state is LockState.STOPPED
 
 
 async def test_an_answer_that_is_no_yes_or_no_is_an_error_and_not_a_yes():

@@ -110,6 +110,22 @@ async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp
                 await asyncio.to_thread(second.wait_for, "pod-2 works in term 1", 5.0)  # its lease would be 6 s
 
 
+async def test_the_manager_hands_over_and_its_lease_is_as_its_config_says(tmp_path: Path):
+    async with FakeKubernetes() as server:
+        kubeconfig = str(server.write_kubeconfig(tmp_path / "config"))
+        settings = {"KUBECONFIG": kubeconfig, "LEASE_S": "6", "PAUSE_S": "0.05"}
+        with example("kubernetes/manager.py", POD_NAME="pod-1", **settings) as first:
+            await asyncio.to_thread(first.wait_for, "pod-1 processes jobs in term 0", 30.0)
+            (lease,) = server.api.leases.values()
+            assert lease["spec"]["leaseDurationSeconds"] == 6
+            assert lease["spec"]["holderIdentity"].startswith("pod-1_")
+            with example("kubernetes/manager.py", POD_NAME="pod-2", **settings) as second:
+                await until(lambda: "watch" in server.asked, timeout_s=30)
+                first.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(first.wait) == 0
+                await asyncio.to_thread(second.wait_for, "pod-2 processes jobs in term 1", 30.0)
+
+
 @pytest.mark.proof
 def test_the_backend_of_somebody_else_keeps_the_contract():
     """Its whole suite takes half a minute: here are one holder, growing tokens, and waiting."""

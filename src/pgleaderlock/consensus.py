@@ -10,8 +10,9 @@ For those who have a store of their own, and for those who come from the Go pack
 
 A :class:`Backend` has three verbs with plain answers. Everything else is :class:`~pgleaderlock.Election`, the one
 engine: one failed renewal is tried again and several end leadership, trust is counted from sending, and errors are
-reported and retried, never a crash. A built-in backend (by its URL, or from
-:func:`~pgleaderlock.open_backend`) does more, and can be used in its place.
+reported and retried, never a crash. A built-in backend (by its URL, from :func:`~pgleaderlock.open_backend`, or from
+``new_from_env`` of :mod:`pgleaderlock.backends.kubernetes`) does more, and can be used in its place. Whichever it is,
+the :class:`Config` says who we are and how long the lease is. For code that blocks: :class:`pgleaderlock.sync.Manager`.
 
 Not promised for a backend of three verbs: fencing tokens, which it does not have, and an expiry that its store does not
 keep. ``try_acquire`` must be atomic, and must not give a lease away before ``lease_s`` has passed since its holder's
@@ -109,7 +110,11 @@ class Lease:
 
 
 class Manager:
-    """Takes part in an election until it is stopped. If its event loop ends, it releases what it holds."""
+    """Takes part in an election until it is stopped. If its event loop ends, it releases what it holds.
+
+    The lock is that of ``backend``; the name under which it is held and the lease are those of ``config``, also where
+    the backend was made with others.
+    """
 
     def __init__(
         self,
@@ -147,14 +152,20 @@ class Manager:
         """Release the lease if it is ours, and stop. Raises what the release failed with."""
         if self._starting is not None:
             await asyncio.wait({self._starting})  # not awaited: it must not be cancelled together with us
-        self._release_error = None
         await self._election.shutdown()
-        if self._release_error is not None:
-            raise self._release_error
+        self.raise_release_error()
+
+    def raise_release_error(self) -> None:
+        """Raise what the last release failed with, if it did; once."""
+        error, self._release_error = self._release_error, None
+        if error is not None:
+            raise error
 
     def _note_error(self, event: Event) -> None:
         if event.kind is EventKind.ERROR and event.from_state is LockState.RELEASING:
             self._release_error = event.error
+        elif event.kind is EventKind.ACQUIRED:
+            self._release_error = None  # that was another term's
 
     async def __aenter__(self) -> Lease:
         return self.start()
@@ -167,14 +178,26 @@ class Manager:
 
 def _as_backend(backend: Backend | base.Backend | str, config: Config, role: str | None, clock: Clock) -> base.Backend:
     if isinstance(backend, str):
-        # Unique per process whatever the pod is called: an old container and a new one have the same name.
-        identity = f"{config.identity}_{secrets.token_hex(4)}"
-        return open_backend(backend, role=role, lease_s=config.lease_duration_s, identity=identity, clock=clock)
+        backend = open_backend(backend, role=role)
     if isinstance(backend, base.Backend):
-        return backend
+        return _configured(backend, config, clock)
     if not isinstance(backend, Backend):
         raise TypeError(f"backend needs try_acquire, renew and release; {type(backend).__name__} has not all of them")
     return _Adapted(backend, config, clock)
+
+
+def _configured(backend: base.Backend, config: Config, clock: Clock) -> base.Backend:
+    """Return a candidate for the same lock that is as the configuration says."""
+    if backend.make_another is not None:
+        # Unique per process whatever the pod is called: an old container and a new one have the same name.
+        identity = f"{config.identity}_{secrets.token_hex(4)}"
+        return backend.make_another(identity=identity, lease_s=config.lease_duration_s, clock=clock)
+    if backend.lease_s not in (None, config.lease_duration_s):
+        raise ValueError(
+            f"the backend has a lease of {backend.lease_s:g} s and the Config one of {config.lease_duration_s:g} s: "
+            "make both the same, or pass the URL of the backend, which is then made as the Config says"
+        )
+    return backend
 
 
 class _Adapted(base.Backend):

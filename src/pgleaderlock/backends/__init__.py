@@ -17,6 +17,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, cast
 
@@ -79,7 +80,9 @@ def open_backend(
         raise ValueError(f"a backend's url begins with a scheme, as in file:///path: {_known()}")
     scheme = scheme.lower()
     url = f"{scheme}://{rest}"
-    return _factory(scheme)(url, BackendSettings(role, lease_s, identity, clock, options))
+    backend = _factory(scheme)(url, BackendSettings(role, lease_s, identity, clock, options))
+    backend.make_another = partial(open_backend, url, role=role, **options)
+    return backend
 
 
 def _factory(scheme: str) -> BackendFactory:

@@ -19,7 +19,7 @@ What the engine relies on:
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
@@ -60,6 +60,12 @@ class Backend(ABC):
     @abstractmethod
     async def renew(self, grant: Grant) -> Grant:
         """Show that the grant still stands, and return it with its trust extended."""
+
+    make_another: "Callable[..., Backend] | None" = None
+    """Makes another candidate for the same lock, with this ``identity``, ``lease_s`` and ``clock``.
+
+    Set by what made this one from a URL or from the environment; None where it was made by hand.
+    """
 
     renews_itself = False
     """Whether grants are extended without :meth:`renew`; the engine then waits for :meth:`lost` alone."""

@@ -19,6 +19,7 @@ setting, not by what the Lease says.
 import os
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
 from pgleaderlock._checks import check_seconds
@@ -83,6 +84,15 @@ def new_from_env(
 
     With a ``client`` nothing is configured here: it is used as it is.
     """
+    make_another = partial(
+        new_from_env,
+        lease_name,
+        namespace=namespace,
+        client=client,
+        request_timeout_s=request_timeout_s,
+        environ=environ,
+        wall_clock=wall_clock,
+    )
     environ = os.environ if environ is None else environ
     _check_lease_s(lease_s)
     namespace = namespace or environ.get("POD_NAMESPACE")
@@ -95,7 +105,9 @@ def new_from_env(
     elif namespace is None:
         namespace = namespace_of_pod(SERVICE_ACCOUNT)
     store = LeaseStore(client, namespace or "default", lease_name, wall_clock=wall_clock)
-    return KubernetesBackend(store, identity=identity or _pod_identity(environ), lease_s=lease_s, clock=clock)
+    backend = KubernetesBackend(store, identity=identity or _pod_identity(environ), lease_s=lease_s, clock=clock)
+    backend.make_another = make_another
+    return backend
 
 
 def open_kubernetes(
