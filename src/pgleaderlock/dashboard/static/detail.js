@@ -224,7 +224,8 @@ function takeoverOf(role, now) {
   if (!lease?.isOverdue) return "";
   if (lease.left === 0) return role.leader ? "its lease has ended" : "";
   const inTime = `in about ${lease.left < 10 ? `${lease.left.toFixed(1)} s` : words.span(lease.left)}`;
-  return standbysOf(role).length ? `takeover ${inTime}` : `no standby, its lease ends ${inTime}`;
+  if (standbysOf(role).length) return `takeover ${inTime}`;
+  return role.leader ? `no standby, its lease ends ${inTime}` : "";
 }
 
 const eventKey = (each) => `${each.at} ${each.lock} ${each.node} ${each.event} ${each.token}`;
