@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 BEGINS = ("acquired", "recovered")
+"""The events with which a term begins."""
 ENDS = ("released", "lost", "reconnecting", "stopped")
+"""The events with which one ends."""
 _VANISHED = "vanished"
 _UNWATCHED = "unwatched"
 TELLS = (*BEGINS, *ENDS, _VANISHED, _UNWATCHED)
