@@ -1,0 +1,133 @@
+"""Mechanisms at the edges (strangers, HTTP, asks, poolers, commands, files), each taken out of a copy of the source.
+
+The simulation knows nothing of these edges, so each mutation names the tests that must fail without the mechanism. It
+is a change of the text, in a copy of ``src/`` that comes first on the path: so it is missing in the processes too that
+a test starts, and nothing in the product knows of it. ``tests/test_edge_mutations.py`` runs them.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCE = Path(__file__).parents[1] / "src"
+
+
+@dataclass(frozen=True)
+class EdgeMutation:
+    """A mechanism, the text that takes it out, and the tests that must fail then."""
+
+    name: str
+    path: str
+    """Under ``src/pgleaderlock``."""
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+    def write_source(self, folder: Path) -> Path:
+        """Copy the source without the mechanism, and return what is to come first on the path."""
+        copy = folder / "src"
+        shutil.copytree(_SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        changed = copy / "pgleaderlock" / self.path
+        text = changed.read_text(encoding="utf-8")
+        found = text.count(self.text)
+        assert found == 1, f"{self.path} has {self.text!r} {found} times: this mutation mutates nothing, or too much"
+        changed.write_text(text.replace(self.text, self.instead), encoding="utf-8")
+        return copy
+
+
+EDGE_MUTATIONS = (
+    # No function of a stranger runs with our rights.
+    EdgeMutation(
+        "the search_path is pinned", "backends/_search_path.py",
+        "'search_path', 'pg_catalog, pg_temp', {is_local}", "'search_path', current_setting('search_path'), {is_local}",
+        ("tests/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called[public first-a_lock_and_its_status]",),
+    ),
+    EdgeMutation(
+        "the tables of a stranger are refused", "backends/_ownership.py",
+        "    return _PROBLEMS.format(schema=schema, tables=_listed(tables), owner=check_owner(owner) or \"\")",
+        "    return \"'{}'::text[]\"",
+        ("tests/test_ownership.py::test_a_foreign_key_from_a_stranger_s_table_is_refused",),
+    ),
+    # No HTTP client can depose a leader.
+    EdgeMutation(
+        "HTTP connections stay below the limit of descriptors", "_http/_limits.py",
+        "min(most_connections, available // _SHARE)", "most_connections",
+        ("tests/test_http.py::test_a_server_leaves_most_descriptors_to_the_rest_of_the_process",),
+    ),
+    EdgeMutation(
+        "a connection without a request is closed in time", "_http/_waiting_room.py",
+        "                if visitor.since > ended:\n                    break\n", "                break\n",
+        ("tests/test_http.py::test_bytes_that_come_one_by_one_extend_no_deadline",),
+    ),
+    EdgeMutation(
+        "what clients do is logged once a minute", "_http/_rare_log.py",
+        "            self._next_at[event] = now + EVERY_S\n", "",
+        ("tests/test_http.py::test_a_log_line_about_clients_comes_once_a_minute_with_a_count",),
+    ),
+    # Only those who may, can ask a leader to step down.
+    EdgeMutation(
+        "one ask per lease is obeyed", "registry/_asks.py",
+        "ask.since_obeyed_s is None or ask.since_obeyed_s >= lease_s", "True",
+        ("tests/test_asks.py::test_verdicts",),
+    ),
+    EdgeMutation(
+        "an ask of a stranger is refused", "registry/_asks.py",
+        "refusal = ask.objection or _refusal(", "refusal = _refusal(",
+        ("tests/test_asks.py::test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are_not",),
+    ),
+    # A pooler that shares sessions is refused.
+    EdgeMutation(
+        "a second client shows that a pooler lends our session", "backends/_pooler.py",
+        "if (lent := await _pid_of(rival, _BEGIN)) == pid:", "if (lent := await _pid_of(rival, _BEGIN)) == 0:",
+        ("tests/test_pooler.py::test_a_process_that_is_lent_to_a_second_client_is_not_ours",),
+    ),
+    # exec.
+    EdgeMutation(
+        "the guardian wakes a stopped command to ask it to end", "supervise/guardian.py",
+        "        self._signal_group(signal.SIGCONT)  # who is stopped cannot obey\n", "",
+        ("tests/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
+    ),
+    EdgeMutation(
+        "an ending signal comes with a SIGCONT", "supervise/supervisor.py",
+        "            ward.signal(signal.SIGCONT)  # a stopped command cannot obey\n", "            pass\n",
+        ("tests/test_supervise.py::test_a_stopped_command_is_woken_by_what_asks_it_to_end",),
+    ),
+    EdgeMutation(
+        "a guardian may miss one renewal", "supervise/ward.py",
+        "_MOST_UNANSWERED = 2", "_MOST_UNANSWERED = 0",
+        ("tests/test_supervise.py::test_a_guardian_that_misses_one_renewal_goes_on",),
+    ),
+    # Back soon after an outage.
+    EdgeMutation(
+        "retries have a ceiling while the store is away", "retry.py",
+        "return _AWAY_MOST_S if lease_s is None else min(_AWAY_MOST_S, max(_AWAY_LEAST_S, lease_s * _AWAY_SHARE))",
+        "return math.inf",
+        ("tests/test_outages.py::test_a_leader_is_back_soon_after_the_network",),
+    ),
+    # Locks in files.
+    EdgeMutation(
+        "a leader renews in place on a full disk", "backends/_file_folder.py",
+        "        if record is None or not record.is_open:\n            return None\n", "        return None\n",
+        ("tests/test_file_full_disk.py::test_a_leader_renews_and_releases_where_no_file_can_grow",),
+    ),
+    EdgeMutation(
+        "a far number counts only with its term", "backends/_file_folder.py",
+        "number <= COUNTED_BY_NAME or self._is_far_term(number)", "True",
+        ("tests/test_stray_numbers.py::test_a_copy_of_a_term_is_no_term",),
+    ),
+    # A lock is not pickled.
+    EdgeMutation(
+        "a lock refuses to be pickled", "_checks.py",
+        "    raise TypeError(\n        f\"{type(self).__name__} cannot be pickled or copied",
+        "    raise ValueError(\n        f\"{type(self).__name__} cannot be pickled or copied",
+        ("tests/test_pickling.py::test_it_is_refused_with_what_to_do_instead",),
+    ),
+    # A group leads only what is held.
+    EdgeMutation(
+        "a group frees each lock once", "backends/group.py",
+        "        leaving = dict(\n            self._leaving\n"
+        "        )  # kept until it is done: who asks again meanwhile waits for this, and for no other\n",
+        "        leaving, self._leaving = self._leaving, {}\n",
+        ("tests/test_group.py::test_a_release_that_is_asked_for_twice_does_not_free_the_next_term",),
+    ),
+)  # fmt: skip
