@@ -8,8 +8,8 @@ from typing import Any
 __all__ = ["assert_shape", "documented", "samples"]
 
 _DOCS = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
-_FREE_FORM = {"about", "failovers"}
-"""Objects whose keys are the nodes' business."""
+_FREE_FORM = {"about", "failovers", "items[]"}
+"""Objects whose keys are the business of nodes, or of Kubernetes."""
 _SAMPLE = re.compile(r"<!-- shape: ([^>]*) -->\n```json\n(.*?)\n```", re.DOTALL)
 
 

@@ -6,6 +6,7 @@ import pty
 import select
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,3 +108,32 @@ def until(is_so: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+class Terminal:
+    """A child on a terminal of its own, and all that it writes there."""
+
+    def __init__(self, *command: str, columns: int = 120) -> None:
+        self.ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40", "NO_COLOR": "1"}
+        self.child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self.text = ""
+
+    def read_until(self, text: str) -> None:
+        seen = ""
+        while text not in seen:
+            piece = os.read(self.ours, 65536).decode(errors="replace")  # the test's own time-out ends it
+            seen += piece
+            self.text += piece
+
+    def rest(self) -> str:
+        with contextlib.suppress(OSError):  # as Linux ends a terminal
+            while piece := os.read(self.ours, 65536):
+                self.text += piece.decode(errors="replace")
+        return self.text
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        os.close(self.ours)

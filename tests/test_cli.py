@@ -35,6 +35,7 @@ from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.embedded import Server
 from tests.conftest import Postgres
 from tests.processes import Process
+from tests.terminals import Terminal
 
 CLI = (sys.executable, "-m", "pgleaderlock.cli")
 LEADS = "this process leads"
@@ -349,6 +350,20 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
 
 
+def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgres: Postgres, role: LockKey) -> None:
+    with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role):
+        piped = status(postgres.dsn, role)
+        terminal = Terminal(*CLI, "status", "--dsn", postgres.dsn, *words(role), columns=80)
+        try:
+            lines = terminal.rest().splitlines()
+        finally:
+            terminal.close()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split() == piped.split()  # the same words
+    assert f"is held by pid {pid}," in " ".join(" ".join(lines).split())
+    assert len(piped.splitlines()) == 2, "a pipe has a line each"
+
+
 def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> None:
     free = json.loads(status(postgres.dsn, role, "--json"))
     assert free == {"key": str(role), "role": role.name, "state": "free", "holder": None, "waiting": []}
@@ -499,7 +514,7 @@ def test_an_empty_variable_does_not_silently_mean_the_embedded_server(
     ("arguments", "expected"),
     [
         (["--version"], ["pgleaderlock, version "]),
-        (["-h"], ["Exit codes:", "--embedded", "acquire", "run", "status"]),
+        (["-h"], ["Exit codes", "--embedded", "acquire", "run", "status"]),
         (["run", "--help"], ["Exit codes:", "PG_DSN", "--reconnect-grace", "[default: 30.0]"]),
         (["status", "-h"], ["Exit codes:", "PG_DSN", "Informational only"]),
     ],

@@ -44,6 +44,16 @@ def test_it_can_be_limited_to_some_leases_except_for_making_them(capsys: pytest.
     assert by_verb["update"] == ["one", "two"]
 
 
+@pytest.mark.parametrize("words", [(), ("--lease", "1e3", "--lease", "true", "--namespace", "12")], ids=str)
+def test_json_and_yaml_are_the_same_objects_whatever_a_name_looks_like(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    objects = list(manifest(capsys, *words))
+    assert invoke(["k8s", "rbac", *words, "--json"]) == exit_codes.CLEAN
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["kind"], shown["items"]) == ("List", objects)
+
+
 @pytest.mark.parametrize("name", ["Upper", "a b", "x\ny: z", "-a", ""])
 def test_what_is_no_name_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]):
     assert invoke(["k8s", "rbac", "--lease", name]) == exit_codes.USAGE

@@ -1,6 +1,7 @@
 """``pgleaderlock schema``: printed, made, granted."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Serv
         assert owner.execute(allowed).fetchone() == (False,)  # not ours to grant
         owner.execute('SET ROLE "an app"')
         assert owner.execute("SELECT count(*) FROM elections.terms").fetchone() == (0,)
+
+
+def test_programs_get_json(own_server: Server, capsys: pytest.CaptureFixture[str]):
+    assert invoke(["schema", "show", "--schema", "elections", "--json"]) == exit_codes.CLEAN
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schema"] == "elections"
+    assert 'CREATE TABLE IF NOT EXISTS "elections".terms' in shown["sql"]
+    words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "postgres", "--json"]
+    assert invoke(words) == exit_codes.CLEAN
+    expected = {"schema": "elections", "granted_to": "postgres", "asks_granted_to": None}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_a_user_who_may_not_is_told_so_without_a_traceback(own_server: Server, capsys: pytest.CaptureFixture[str]):

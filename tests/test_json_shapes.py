@@ -248,7 +248,22 @@ def _ticks(scene: Scene) -> Records:
     return records(run("ticks", "--dsn", scene.dsn, "--schema", schema, "--json"))
 
 
+def _schema_show(_scene: Scene) -> Records:
+    return records(run("schema", "show", "--json"))
+
+
+def _schema_apply(scene: Scene) -> Records:
+    return records(run("schema", "apply", *scene.hand.options, "--json"))
+
+
+def _k8s_rbac(_scene: Scene) -> Records:
+    return records(run("k8s", "rbac", "--namespace", "jobs", "--lease", "scheduler", "--json"))
+
+
 REAL: dict[str, Callable[[Scene], Records]] = {
+    "schema show": _schema_show,
+    "schema apply": _schema_apply,
+    "k8s rbac": _k8s_rbac,
     "run": _run,
     "run --config": _run_configured,
     "exec": _exec,

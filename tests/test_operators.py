@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -32,6 +31,7 @@ from tests.conftest import Postgres
 from tests.doubles import until
 from tests.json_shapes import assert_shape, documented
 from tests.processes import Process
+from tests.terminals import Terminal
 from tests.test_cli import CLI
 from tests.test_registry import Node, eventually, reading, schema
 
@@ -374,10 +374,10 @@ def test_the_history_is_shown_oldest_first_and_with_its_gaps(hand: Hand):
         ("acquired", 1),
     ]
     heading, _, first, gap, lost, another_gap, last = run("history", *hand.options).stdout.strip().splitlines()
-    assert heading.split() == ["Time", "(UTC)", "Role", "Node", "Event", "Cause", "Token", "Detail"]
+    assert heading.split() == ["Time", "(UTC)", "Role", "Node", "Event", "Token", "Why"]
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} +scheduler +web-1 +acquired +1 *$", first)
     assert gap.strip().endswith("(7 events of web-1 are missing here)")
-    assert re.search(r"web-1 +lost +stalled +1 +the loop stood still", lost)
+    assert re.search(r"web-1 +lost +1 +stalled: the loop stood still", lost)
     assert another_gap.strip().endswith("(1 event of web-2 is missing here)")
     assert re.search(r"web-2 +acquired +2", last)
 
@@ -810,35 +810,6 @@ def test_watch_in_a_pipe_prints_a_table_per_change(hand: Hand, postgres: Postgre
     assert sum("scheduler" in line for line in process.lines) == 2
 
 
-class Terminal:
-    """A child on a terminal of its own, and all that it writes there."""
-
-    def __init__(self, *command: str, columns: int = 120) -> None:
-        self.ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40", "NO_COLOR": "1"}
-        self.child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        self.text = ""
-
-    def read_until(self, text: str) -> None:
-        seen = ""
-        while text not in seen:
-            piece = os.read(self.ours, 65536).decode(errors="replace")  # the test's own time-out ends it
-            seen += piece
-            self.text += piece
-
-    def rest(self) -> str:
-        with contextlib.suppress(OSError):  # as Linux ends a terminal
-            while piece := os.read(self.ours, 65536):
-                self.text += piece.decode(errors="replace")
-        return self.text
-
-    def close(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        os.close(self.ours)
-
-
 def test_watch_on_a_terminal_keeps_the_cursor_and_ends_with_ctrl_c(hand: Hand, postgres: Postgres, key: LockKey):
     hand.node(HOSTILE)
     hand.leader(HOSTILE, token=7)
@@ -890,7 +861,7 @@ def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: 
         if letter in names:
             assert "".join(lines).count(letter) % len(name) == 0, lines
             assert letter in "".join(lines)
-    assert any("no room for" in line for line in lines)
+    assert any("no room for" in line or "on every line:" in line for line in lines)
     piped = run(command, *hand.options) if command != "watch" else None
     assert piped is None or (role in piped.stdout and "no room" not in piped.stdout)
 
@@ -902,6 +873,34 @@ def test_time_of_which_nobody_can_tell_is_shown_as_such(hand: Hand):
     hand.node("web-2")
     hand.leader("web-2", 20, token=2)
     assert re.search(r"100\.000 % +0 ms, 20 s unknown", run("audit", *hand.options).stdout)
+
+
+def test_the_history_of_a_role_fits_into_eighty_columns_with_token_and_cause_and_splits_no_word(hand: Hand):
+    detail = "terminating connection due to administrator command"
+    for token, node in ((743, "web-1"), (744, "web-2")):
+        hand.line("acquired", 1900 - token, node, token, cause="acquire_succeeded")
+        hand.line("lost", 1899.5 - token, node, token, cause="session_terminated", detail=detail)
+        hand.line("released", 1899.4 - token, node, token, cause="release_succeeded")
+    lines = lines_on_a_terminal("history", *hand.options)
+    shown = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert "no room" not in shown
+    assert len(re.findall(r"\b74[34]\b", shown)) == 6
+    words = {word for line in lines for word in line.split()}
+    assert {"session_terminated:", *detail.split()} <= words, shown
+    assert not re.search("acquire_succeeded|release_succeeded", shown)  # which the event says already
+
+
+def test_a_column_that_is_the_same_on_every_line_is_told_once_before_another_is_left_out():
+    rows = [[Text("scheduler"), Text(f"web-{number}" * 4), Text(), Text("743")] for number in range(2)]
+    shown = io.StringIO()
+    headings = ("Role", "Leader", "Empty column", "Token")
+    table = fitting_table(headings, rows, 36, once=("Role", "Leader"), least_first=("Token",))
+    Console(file=shown, width=36).print(table)
+    assert "743" in shown.getvalue()
+    assert "on every line: Role scheduler" in " ".join(shown.getvalue().split())
+    assert "Empty" not in shown.getvalue()
+    assert "no room" not in shown.getvalue()
 
 
 def test_what_fits_is_shown_whole():

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.console import describe_holder, holder_fields, print_json, visible
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_folded, print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
@@ -136,7 +136,7 @@ class _Attempt:
         if self._as_json:
             print_json({"outcome": outcome, **self._target.fields, **fields})
         else:
-            click.echo(text)
+            print_folded(text)
 
     def _hear(self, event: Event) -> None:
         if event.kind is EventKind.ACQUIRE_FAILED and self._wait_s > 0:

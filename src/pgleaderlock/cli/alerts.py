@@ -19,19 +19,19 @@ from pgleaderlock.alerts import (
 )
 from pgleaderlock.alerts.export import json_text, write, yaml_text
 from pgleaderlock.alerts.model import parse
-from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.words import WORDS, texts
 from pgleaderlock.errors import MissingExtra
 
 __all__ = ["alerts"]
 
 
-@click.group()
+@click.group(short_help=WORDS["alerts"].short)
 def alerts() -> None:
     """Alerts for the person on call, written in TOML: exported for Prometheus, Alertmanager and Grafana."""
 
 
-@alerts.command("export", epilog=exit_codes.EXIT_CODES_HELP)
+@alerts.command("export", **texts("alerts export"))
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE", help="The TOML with [[alerts]] and [receivers]."
 )

@@ -21,7 +21,7 @@ from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
 from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, chosen_times, elected
 from pgleaderlock.cli.exec import exec_command
-from pgleaderlock.cli.k8s import manifest
+from pgleaderlock.cli.k8s import as_list, as_yaml, manifest
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.cli.nfs import nfs
 from pgleaderlock.cli.node import run_configured
@@ -32,6 +32,7 @@ from pgleaderlock.cli.options import (
     allows_pooler,
     dsn_option,
     health_interval,
+    json_option,
     lease_options,
     lock_options,
     schema_option,
@@ -42,11 +43,12 @@ from pgleaderlock.cli.options import (
 from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, lock_in
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.run_config import config_for_run
-from pgleaderlock.cli.schema import apply_schema, statements_of
+from pgleaderlock.cli.schema import apply_schema, statements_of, tell_applied
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres, in_store
 from pgleaderlock.cli.torture import torture
+from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import ExponentialBackoff
@@ -102,6 +104,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 @click.group(
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=exit_codes.EXIT_CODES_HELP,
 )
@@ -117,7 +120,7 @@ def cli() -> None:
 # --- The commands ---
 
 
-@cli.command(epilog=exit_codes.EXIT_CODES_HELP)
+@cli.command(**texts("run"))
 @lock_options
 @health_interval
 @lease_options
@@ -185,7 +188,7 @@ def run(
     context.exit(code)
 
 
-@cli.command(epilog=exit_codes.EXIT_CODES_HELP)
+@cli.command(**texts("acquire"))
 @lock_options
 @health_interval
 @lease_options
@@ -231,7 +234,7 @@ def acquire(
     context.exit(code)
 
 
-@cli.command(epilog=exit_codes.EXIT_CODES_HELP)
+@cli.command(**texts("status"))
 @lock_options
 @click.option(
     "--schema",
@@ -282,7 +285,7 @@ def status(
         asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
 
 
-@cli.command(epilog=exit_codes.EXIT_CODES_HELP)
+@cli.command(**texts("doctor"))
 @lock_options
 @seconds_option("--lease", "The lease of your candidates: wait slices and round trips are judged by it.", default=15.0)
 @allow_pooler_option
@@ -317,7 +320,7 @@ def doctor(
     context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
 
 
-@cli.group()
+@cli.group(short_help=WORDS["schema"].short)
 def schema() -> None:
     """The table that --term-table uses: print it, or make it.
 
@@ -325,14 +328,19 @@ def schema() -> None:
     """
 
 
-@schema.command("show")
+@schema.command("show", **texts("schema show"))
 @schema_option
-def schema_show(*, schema: str) -> None:
+@json_option("One JSON object on stdout.")
+def schema_show(*, schema: str, as_json: bool) -> None:
     """Print the statements, for those who apply them in their own way."""
-    click.echo(statements_of(schema), nl=False)
+    statements = statements_of(schema)
+    if as_json:
+        print_json({"schema": schema, "sql": statements})
+    else:
+        click.echo(statements, nl=False)
 
 
-@schema.command("apply", epilog=exit_codes.EXIT_CODES_HELP)
+@schema.command("apply", **texts("schema apply"))
 @dsn_option
 @schema_option
 @schema_owner_option
@@ -340,11 +348,16 @@ def schema_show(*, schema: str) -> None:
 @click.option(
     "--grant-asks-to", "operator", metavar="USER", help="Let this user read the registry and ask leaders to step down."
 )
-def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None) -> None:
+@json_option("One JSON object on stdout.")
+def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None, as_json: bool) -> None:
     """Make the table, unless it is there. May be repeated."""
     statements_of(schema)
     with open_database(dsn) as database:
         asyncio.run(apply_schema(database.dsn, schema, grantee, operator, owner=schema_owner()))
+    if as_json:
+        print_json({"schema": schema, "granted_to": grantee, "asks_granted_to": operator})
+    else:
+        tell_applied(schema, grantee, operator)
 
 
 cli.add_command(exec_command)
@@ -357,18 +370,23 @@ for _command in COMMANDS:
     cli.add_command(_command)
 
 
-@cli.group()
+@cli.group(short_help=WORDS["k8s"].short)
 def k8s() -> None:
     """What Kubernetes has to allow."""
 
 
-@k8s.command("rbac")
+@k8s.command("rbac", **texts("k8s rbac"))
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Where the Lease is.")
 @click.option(
     "--service-account", "account", default="default", show_default=True, metavar="NAME", help="Whose pods take part."
 )
 @click.option("--lease", "leases", multiple=True, metavar="NAME", help="Only this Lease; may be repeated.")
 @click.option("--name", "role", metavar="NAME", help="Of the Role. [default: after the Lease, or the service account]")
-def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...], role: str | None) -> None:
+@json_option("One JSON object on stdout, which kubectl takes as well.")
+def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...], role: str | None, as_json: bool) -> None:
     """Print a Role and its binding, for kubectl apply -f -."""
-    click.echo(manifest(namespace, account, leases, role), nl=False)
+    objects = manifest(namespace, account, leases, role)
+    if as_json:
+        print_json(as_list(objects))
+    else:
+        click.echo(as_yaml(objects), nl=False)

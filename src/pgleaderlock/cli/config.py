@@ -11,6 +11,7 @@ from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
 from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.words import WORDS, texts
 
 if TYPE_CHECKING:
     from pgleaderlock.config import InForce, Loaded, Problem
@@ -89,12 +90,12 @@ def _keep_passwords_out(sets: tuple[str, ...]) -> None:
             )
 
 
-@click.group()
+@click.group(short_help=WORDS["config"].short)
 def config() -> None:
     """The configuration of a node: a file, under variables, under flags."""
 
 
-@config.command("show", epilog=exit_codes.EXIT_CODES_HELP)
+@config.command("show", **texts("config show"))
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def config_show(*, config_file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
@@ -119,7 +120,7 @@ def _table(values: "list[InForce]") -> list[str]:
     return [f"{each.key:<{keys}}  {each.text:<{texts}}  {each.origin}" for each in values]
 
 
-@config.command("check", epilog=exit_codes.EXIT_CODES_HELP)
+@config.command("check", **texts("config check"))
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context

@@ -4,7 +4,9 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 import click
@@ -20,6 +22,7 @@ __all__ = [
     "discard_output",
     "holder_fields",
     "key_fields",
+    "print_folded",
     "print_json",
     "show_logs",
     "visible",
@@ -76,6 +79,17 @@ def discard_output() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
         os.close(null)
+
+
+def print_folded(text: str) -> None:
+    """Print one line; on a terminal folded between words, with what follows indented. A pipe may be searched."""
+    if sys.stdout.isatty():
+        width, _ = shutil.get_terminal_size()
+        indent = " " * (len(text) - len(text.lstrip()) + 4)
+        text = textwrap.fill(
+            text, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    click.echo(text)
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import os
 
 import click
 
-from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.options import seconds_option
+from pgleaderlock.cli.words import texts
 from pgleaderlock.errors import MissingExtra
 
 __all__ = ["demo", "parse_script"]
@@ -47,7 +47,7 @@ def _check_script(context: click.Context, _option: click.Parameter, value: str |
         raise click.UsageError(f"--script: {error}", context) from error
 
 
-@click.command("demo", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("demo", **texts("demo"))
 @click.option(
     "--nodes",
     type=click.IntRange(2, _MOST_NODES),

@@ -22,6 +22,7 @@ from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
 from pgleaderlock.cli.options import LockName, health_interval, lease_options, naming_options, seconds_option
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.cli.target import Target
+from pgleaderlock.cli.words import texts
 from pgleaderlock.election import Election
 from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor, Tell
@@ -46,7 +47,7 @@ class _Command(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command("exec", cls=_Command, epilog=exit_codes.EXEC_CODES_HELP)
+@click.command("exec", cls=_Command, **texts("exec"))
 @naming_options
 @health_interval
 @lease_options

@@ -3,7 +3,6 @@
 __all__ = [
     "CANNOT_EXECUTE",
     "CLEAN",
-    "EXEC_CODES_HELP",
     "EXEC_FAILED",
     "EXEC_LOST",
     "EXEC_NOT_ACQUIRED",
@@ -48,20 +47,8 @@ EXEC_FAILED = 125
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
 
-EXEC_CODES_HELP = f"""\b
-Exit codes: the command's own (128 + N if signal N ended it), or
-  {USAGE}    wrong usage: nothing was started
-  {EXEC_UNREACHABLE}   the store could not be reached within --wait
-  {EXEC_LOST}   leadership was lost, with --once
-  {EXEC_NOT_ACQUIRED}  another process led for all of --wait
-  {EXEC_FAILED}  this system could not start one more process
-  {CANNOT_EXECUTE}  the command cannot be executed
-  {NOT_FOUND}  the command was not found
-  128+N a signal came while there was no command to pass it on to
-"""
-
 EXIT_CODES_HELP = f"""\b
-Exit codes:
+Exit codes, of which COMMAND --help shows those of one command:
   {CLEAN}    clean: stopped on request, acquired, status shown, or no problem found
   {NOT_ACQUIRED}    not acquired: another process holds the lock
        (also: nobody took over from whoever was asked to step down, audit

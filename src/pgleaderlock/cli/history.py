@@ -10,13 +10,15 @@ from rich.text import Text
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record
-from pgleaderlock.cli.tables import console_for, fitting_table
+from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.registry.audit import Line
 
 __all__ = ["show_history"]
 
-_HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Cause", "Token", "Detail")
+_HEADINGS = ("Role", "Node", "Event", "Token", "Why")
+_SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
+"""Causes that the event itself tells."""
 
 
 async def show_history(
@@ -58,16 +60,26 @@ def _line_fields(line: Line) -> dict[str, Any]:
 
 
 def _table(lines: Sequence[Line], width: int) -> Table:
+    times = [(iso(line.at) or "").replace("T", " ").removesuffix("Z") for line in lines]
+    days = {time.partition(" ")[0] for time in times}
+    heading = "Time (UTC)"
+    if width < PIPE_CELLS and len(days) == 1:  # a pipe may be searched, a terminal is narrow
+        heading, times = f"{days.pop()} (UTC)", [time.partition(" ")[2] for time in times]
     rows = []
-    for line in lines:
+    for line, time in zip(lines, times, strict=True):
         who = (Text(visible(line.role)), Text(visible(line.node)))
         if line.missing:
-            rows.append([Text(), *who, Text(), Text(_gap(line), style="yellow"), Text(), Text()])
-        at = (iso(line.at) or "").replace("T", " ").removesuffix("Z")
+            rows.append([Text(), *who, Text(), Text(), Text(_gap(line), style="yellow")])
         token = "" if line.token is None else str(line.token)
-        rest = (Text(visible(text)) for text in (line.event, line.cause or "", token, line.detail or ""))
-        rows.append([Text(at), *who, *rest])
-    return fitting_table(_HEADINGS, rows, width, prose=("Cause", "Detail"), least_first=("Token", "Detail"))
+        rows.append([Text(time), *who, Text(visible(line.event)), Text(token), Text(visible(_why(line)))])
+    headings = (heading, *_HEADINGS)
+    return fitting_table(headings, rows, width, prose=("Why",), once=("Role", "Node"), least_first=("Token", "Why"))
+
+
+def _why(line: Line) -> str:
+    """Return the cause, unless it is what the event says already, and what was written down of it."""
+    cause = "" if line.cause in _SAYS_NOTHING else line.cause or ""
+    return ": ".join(filter(None, (cause, line.detail)))
 
 
 def _gap(line: Line) -> str:

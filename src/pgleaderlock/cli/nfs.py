@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from pgleaderlock._files import place
-from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.words import WORDS, texts
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.nfs import _inspect
 from pgleaderlock.nfs._inspect import Inspection
@@ -22,12 +22,12 @@ T = TypeVar("T")
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
-@click.group()
+@click.group(short_help=WORDS["nfs"].short)
 def nfs() -> None:
     """A lock in a folder that hosts share: who has it, and what to do when nobody should."""
 
 
-@nfs.command("status", epilog=exit_codes.EXIT_CODES_HELP)
+@nfs.command("status", **texts("nfs status"))
 @click.argument("path")
 @_json_option
 def nfs_status(*, path: str, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def nfs_status(*, path: str, as_json: bool) -> None:
         _show(lockfile, found)
 
 
-@nfs.command("break", epilog=exit_codes.EXIT_CODES_HELP)
+@nfs.command("break", **texts("nfs break"))
 @click.argument("path")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_json_option
@@ -73,7 +73,7 @@ def nfs_break(*, path: str, yes: bool, as_json: bool) -> None:
         _show(lockfile, found)
 
 
-@nfs.command("tidy", epilog=exit_codes.EXIT_CODES_HELP)
+@nfs.command("tidy", **texts("nfs tidy"))
 @click.argument("path")
 @_json_option
 def nfs_tidy(*, path: str, as_json: bool) -> None:

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import click
 
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
-from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import dsn_option, schema_owner_option, seconds_option, url_option
+from pgleaderlock.cli.options import dsn_option, json_option, schema_owner_option, seconds_option, url_option
 from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
+from pgleaderlock.cli.words import texts
 from pgleaderlock.keys import LockKey
 
 __all__ = ["COMMANDS", "show_all_roles"]
@@ -33,9 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _registry_options(command: F) -> F:
     """Add where the registry is, and how to print."""
-    return _place_options(
-        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")(command)
-    )
+    return _place_options(json_option("One JSON object per line on stdout.")(command))
 
 
 def _place_options(command: F) -> F:
@@ -92,7 +90,7 @@ def show_all_roles(place: Place, *, as_json: bool) -> None:
         asyncio.run(show_roles(database.dsn, place, as_json=as_json))
 
 
-@click.command("history", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("history", **texts("history"))
 @_registry_options
 @_role_options
 @_since_option
@@ -134,7 +132,7 @@ def _only_role(place: Place) -> str:
     return place.roles[0]
 
 
-@click.command("ticks", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("ticks", **texts("ticks"))
 @_registry_options
 @click.option("--job", metavar="NAME", help="Only this job.")
 @_role_options
@@ -185,7 +183,7 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
         raise click.UsageError(str(error)) from error
 
 
-@click.command("step-down", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("step-down", **texts("step-down"))
 @_registry_options
 @_role_options
 @seconds_option("--wait", "How long the leader and its heir may take.", default=30.0)
@@ -228,7 +226,7 @@ def step_down(
     context.exit(code)
 
 
-@click.command("watch", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("watch", **texts("watch"))
 @_registry_options
 @seconds_option("--interval", "Look at least so often, also without news.", default=1.0)
 def watch(
@@ -253,7 +251,7 @@ def watch(
         asyncio.run(command.watch(database.dsn, place, interval_s, as_json=as_json))
 
 
-@click.command("audit", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("audit", **texts("audit"))
 @_registry_options
 @_role_options
 @_since_option
@@ -283,7 +281,7 @@ def audit(
     context.exit(code)
 
 
-@click.command("dashboard", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("dashboard", **texts("dashboard"))
 @_place_options
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option(

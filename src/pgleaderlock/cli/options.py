@@ -23,6 +23,7 @@ __all__ = [
     "dsn_option",
     "health_interval",
     "is_given",
+    "json_option",
     "lease_options",
     "lock_options",
     "naming_options",
@@ -236,10 +237,14 @@ class LockName:
             raise click.UsageError(str(error)) from error
 
 
+def json_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
+    """Return ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
 def lock_options(command: F) -> F:
     """Add the options that say which lock, where, and how to print."""
-    as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
-    return naming_options(as_json(command))
+    return naming_options(json_option("One JSON object per line on stdout.")(command))
 
 
 def naming_options(command: F) -> F:

@@ -11,7 +11,7 @@ from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["apply_schema", "statements_of"]
+__all__ = ["apply_schema", "statements_of", "tell_applied"]
 
 
 def statements_of(schema: str) -> str:
@@ -25,7 +25,7 @@ def statements_of(schema: str) -> str:
 async def apply_schema(
     dsn: str, schema: str, grantee: str | None, operator: str | None = None, *, owner: str | None
 ) -> None:
-    """Make the table and say so; UnreachableError if the database does not let us."""
+    """Make the table; UnreachableError if the database does not let us."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             await make_tables(dsn, schema, grantee, operator, owner=owner)
@@ -33,6 +33,10 @@ async def apply_schema(
         raise UnreachableError(str(error)) from error
     except TimeoutError as error:
         raise UnreachableError(f"the database did not answer within {ANSWER_TIMEOUT_S:g} s") from error
+
+
+def tell_applied(schema: str, grantee: str | None, operator: str | None) -> None:
+    """Say what there is now."""
     granted = (
         f"{grantee} may use it" if grantee else "",
         f"{operator} may ask leaders to step down" if operator else "",

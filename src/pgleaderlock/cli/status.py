@@ -2,9 +2,7 @@
 
 import asyncio
 
-import click
-
-from pgleaderlock.cli.console import describe_holder, holder_fields, print_json, visible
+from pgleaderlock.cli.console import describe_holder, holder_fields, print_folded, print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import Sight, Target
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
@@ -58,12 +56,12 @@ def _print_as_text(target: Target, seen: Sight) -> None:
     name = target.described
     is_held = any(contender.granted for contender in seen.contenders)
     if not is_held:
-        click.echo(f"{name} has no holder: {seen.note}" if seen.note else f"{name} is free")
+        print_folded(f"{name} has no holder: {seen.note}" if seen.note else f"{name} is free")
     for contender in seen.contenders:
         if contender.granted:
-            click.echo(f"{name} is held by {describe_holder(contender.holder)}")
+            print_folded(f"{name} is held by {describe_holder(contender.holder)}")
         else:
             since = f", waiting since {contender.waiting_since}" if contender.waiting_since else ""
-            click.echo(f"  queued: {describe_holder(contender.holder)}{since}")
+            print_folded(f"  queued: {describe_holder(contender.holder)}{since}")
     if is_held and seen.note:
-        click.echo(f"  problem: {visible(seen.note)}")
+        print_folded(f"  problem: {visible(seen.note)}")

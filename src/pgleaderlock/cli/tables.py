@@ -7,7 +7,7 @@ ever cut off.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -15,12 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console_for", "fitting_table"]
+__all__ = ["PIPE_CELLS", "console_for", "fitting_table"]
 
-_WIDE = 1000  # for a pipe, in which nothing is folded
+PIPE_CELLS = 1000
+"""The width of a pipe, in which nothing is folded."""
 _GAP_CELLS = 2  # between two columns
 _PROSE_CELLS = 16
 """What a column of prose needs at least; it is folded between words."""
+_LONGEST_WORD_CELLS = 24
+"""A word that is longer is folded, too: it is a path or a name, and no word."""
 
 
 def fitting_table(
@@ -29,42 +32,85 @@ def fitting_table(
     width: int,
     *,
     prose: Sequence[str] = (),
+    once: Sequence[str] = (),
     least_first: Sequence[str] = (),
 ) -> Table:
-    """Return a table for this width. Columns of ``prose`` are folded first, then those of ``least_first`` left out."""
+    """Return a table for this width. Columns of ``prose`` are folded between words first.
+
+    Then empty columns go, those of ``once`` that are the same on every line go into the caption, and at last those of
+    ``least_first`` are left out.
+    """
     cells = {heading: [row[place] for row in rows] for place, heading in enumerate(headings)}
     needed = {heading: _needed_cells(heading, cells[heading], is_prose=heading in prose) for heading in headings}
+    same: list[str] = []
     left_out: list[str] = []
+
+    def fits() -> bool:
+        return sum(needed.values()) + _GAP_CELLS * (len(needed) - 1) <= width
+
+    for heading, kind in [*((each, None) for each in headings), *((each, same) for each in once)]:
+        values = {cell.plain for cell in cells[heading]}
+        is_superfluous = values <= {""} if kind is None else len(values) == 1 and len(rows) > 1
+        if is_superfluous and rows and not fits() and heading in needed:
+            del needed[heading]
+            if kind is not None:
+                kind.append(f"{heading} {cells[heading][0].plain}")
     for heading in least_first:
-        if sum(needed.values()) - _GAP_CELLS > width:
+        if not fits() and heading in needed:
             left_out.append(heading)
             del needed[heading]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        header_style="bold",
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-        caption=_caption(left_out, headings),
-        caption_justify="left",
-        caption_style="dim",
-    )
-    for heading in needed:
-        table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading)  # a time in two parts is none
+    table = _empty_table(_caption(same, left_out, headings))
+    widths = _widths(needed, {heading: _widest(cells[heading]) for heading in prose}, width) if fits() else {}
+    for heading in needed:  # a time in two parts is none
+        table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading, width=widths.get(heading))
     for place in range(len(rows)):
         table.add_row(*(cells[heading][place] for heading in needed))
     return table
 
 
+def _empty_table(caption: str | None) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        caption=caption,
+        caption_justify="left",
+        caption_style="dim",
+    )
+
+
+def _widths(needed: Mapping[str, int], prose: Mapping[str, int], width: int) -> dict[str, int]:
+    """Return how wide each column is: what it needs, and for prose what is left. Left to itself, rich splits words."""
+    room = width - sum(needed.values()) - _GAP_CELLS * (len(needed) - 1)
+    widths = dict(needed)
+    for heading, widest in prose.items():
+        if heading in widths:
+            more = max(0, min(room, widest - widths[heading]))
+            widths[heading] += more
+            room -= more
+    return widths
+
+
+def _widest(cells: Sequence[Text]) -> int:
+    return max((cell.cell_len for cell in cells), default=0)
+
+
 def _needed_cells(heading: str, cells: Sequence[Text], *, is_prose: bool) -> int:
-    widest = max((cell.cell_len for cell in cells), default=0)
-    return max(cell_len(heading), min(widest, _PROSE_CELLS) if is_prose else widest) + _GAP_CELLS
+    if not is_prose:
+        return max(cell_len(heading), _widest(cells))
+    longest_word = max((cell_len(word) for cell in cells for word in cell.plain.split()), default=0)
+    return max(cell_len(heading), min(_widest(cells), max(_PROSE_CELLS, min(longest_word, _LONGEST_WORD_CELLS))))
 
 
-def _caption(left_out: Sequence[str], headings: Sequence[str]) -> str | None:
-    if not left_out:
-        return None
-    return f"no room for {', '.join(heading for heading in headings if heading in left_out)}: see --json"
+def _caption(same: Sequence[str], left_out: Sequence[str], headings: Sequence[str]) -> str | None:
+    missing = ", ".join(heading for heading in headings if heading in left_out)
+    parts = (
+        f"on every line: {', '.join(same)}" if same else "",
+        f"no room for {missing}: see --json" if missing else "",
+    )
+    return "; ".join(filter(None, parts)) or None
 
 
 class _Terminal(Console):
@@ -77,6 +123,6 @@ class _Terminal(Console):
 def console_for() -> Console:
     """Return where tables go: a terminal, or a pipe, in which nothing is folded or coloured."""
     if not sys.stdout.isatty():
-        return Console(file=sys.stdout, width=_WIDE, color_system=None, force_terminal=False)
+        return Console(file=sys.stdout, width=PIPE_CELLS, color_system=None, force_terminal=False)
     wants_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return _Terminal(file=sys.stdout, force_terminal=True, color_system="standard" if wants_colour else None)

@@ -8,10 +8,10 @@ from typing import Literal
 
 import click
 
-from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import need_store
 from pgleaderlock.cli.options import dsn_option, seconds_option
+from pgleaderlock.cli.words import texts
 
 __all__ = ["find_forbidden", "parse_faults", "torture"]
 
@@ -72,7 +72,7 @@ def _check_report(context: click.Context, _option: click.Parameter, value: Path 
     return value
 
 
-@click.command("torture", epilog=exit_codes.EXIT_CODES_HELP)
+@click.command("torture", **texts("torture"))
 @dsn_option
 @click.option(
     "--minutes",

@@ -1,0 +1,5 @@
+"""``python -m pgleaderlock``: the same as the ``pgleaderlock`` script."""
+
+from pgleaderlock.cli import main
+
+main()
