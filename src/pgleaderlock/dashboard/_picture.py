@@ -67,6 +67,7 @@ def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: fl
     """Return what is shown of a role's history. That is work: not to be repeated while nothing happens."""
     judged = judge(role, lines, since=since, until=at)
     return {
+        "judged_at": at,
         "counted_since": judged.since,
         "counted_until": judged.until if role.is_closed else None,
         "terms": [_term(term) for term in judged.terms[-_MOST_TERMS:]],

@@ -8,7 +8,7 @@ import { Control } from "./control.js";
 import { Demo } from "./demo.js";
 import { Detail } from "./detail.js";
 import { RoleList } from "./list.js";
-import { Store, failoversOf, healthOf } from "./store.js";
+import { Store, failoversOf, figuresOf, healthOf } from "./store.js";
 import * as words from "./words.js";
 
 const store = new Store();
@@ -117,7 +117,7 @@ function showTotals() {
     ["At risk", String(risky), "Led, but not heard of, overdue, or by two at once", risky ? "risk" : "good"],
     ["Nodes", String(store.nodes.length)],
     ["Failovers", String(roles.reduce((sum, role) => sum + failoversOf(role), 0)), `In the last ${words.span(store.span)}`],
-    ["Leaderless", words.took(roles.reduce((sum, role) => sum + role.leaderless_s, 0)), `All roles together, in the last ${words.span(store.span)}`],
+    ["Leaderless", words.took(roles.reduce((sum, role) => sum + figuresOf(role, now).leaderless, 0)), `All roles together, in the last ${words.span(store.span)}`],
   ]);
 }
 

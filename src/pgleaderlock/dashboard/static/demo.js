@@ -132,7 +132,9 @@ export class Demo {
     setName(byId("demo-text"), last?.text);
     const actions = this.#actions.filter((action) => measured.some((note) => note.action === action));
     reconcile(byId("demo-table"), actions, (action) => action, makeFigures, (row, action) => fillFigures(row, action, measured));
-    reconcile(byId("demo-log"), this.#notes.slice(-LOG_SHOWN).reverse(), (note) => note.number, makeLine, fillLine);
+    // That something was begun is in its result too.
+    const told = this.#notes.filter((note, index) => note.phase !== "begun" || index === this.#notes.length - 1);
+    reconcile(byId("demo-log"), told.slice(-LOG_SHOWN).reverse(), (note) => note.number, makeLine, fillLine);
   }
 }
 

@@ -3,7 +3,7 @@
 import { byId, make, makeChoice, makeName, readable, reconcile, setData, setHidden, setName, setText, showFacts } from "./dom.js";
 import { colourOf } from "./colours.js";
 import { Timeline, showTermsTable } from "./timeline.js";
-import { failoversOf, healthOf, leaderlessSince, leaseOf, standbysOf } from "./store.js";
+import { failoversOf, figuresOf, healthOf, leaderlessSince, leaseOf, standbysOf } from "./store.js";
 import * as words from "./words.js";
 
 const RANGES = [60, 300, 900, 3600, 21600, 86400];
@@ -72,6 +72,7 @@ export class Detail {
     const since = role.leader ? role.leader.acquired_at : leaderlessSince(role);
     setText(byId("tenure"), since === null ? "" : `for ${words.span(now - since)}`);
     this.#tickLease(role, now);
+    if (!role.leader) this.#showFigures(role, now);
     this.#tickCandidates(now);
     if (drawTimeline) this.#timeline.draw(now);
     if (this.#range === "auto" && !this.#store.can.demo.length && this.#autoRange(role, now) !== this.#shownRange) this.#showHistory();
@@ -186,24 +187,25 @@ export class Detail {
     this.#timeline.show(role, now, chosen);
     this.#timeline.keepChosen();
     if (byId("terms-details").open) showTermsTable(byId("terms"), role, now);
-    this.#showFigures(role);
+    this.#showFigures(role, now);
   }
 
-  #showFigures(role) {
+  #showFigures(role, now) {
     const failovers = failoversOf(role);
+    const { leaderless, led } = figuresOf(role, now);
     const how = Object.entries(role.failovers ?? {}).map(([each, n]) => `${n} × ${words.failoverWord(each)}`);
     const within = `In the last ${words.span(this.#store.span)}`;
-    const isAtMost = role.leaderless_s > 0 && role.gaps.some((gap) => gap.at_most);
+    const isAtMost = leaderless > 0 && role.gaps.some((gap) => gap.at_most);
     const exactness = isAtMost ? "\nA leader that vanished led until it was last heard of, or longer" : "";
     showFacts(byId("figures"), [
-      ["Leaderless", role.leaderless_s > 0 ? `${isAtMost ? "≤ " : ""}${words.took(role.leaderless_s)}` : "never", within + exactness, role.leaderless_s > 0 ? "" : "good"],
-      ["Led", `${isAtMost ? "≥ " : ""}${words.percent(role.availability ?? 1)}`, within + exactness],
+      ["Leaderless", leaderless > 0 ? `${isAtMost ? "≤ " : ""}${words.took(leaderless)}` : "never", within + exactness, leaderless > 0 ? "" : "good"],
+      ["Led", `${isAtMost ? "≥ " : ""}${words.percent(led)}`, within + exactness],
       ["Failovers", String(failovers), how.join("\n") || within],
       ["Two at once", role.overlaps ? `${role.overlaps} ×` : "never", within, role.overlaps ? "bad" : "good"],
     ]);
     setText(byId("how"), readable(how.join(" · ")));
     setHidden(byId("how"), !how.length);
-    setHidden(byId("terms-explained"), !(role.leaderless_s > 0 && failovers));
+    setHidden(byId("terms-explained"), !(leaderless > 0 && failovers));
   }
 
   showEvents() {

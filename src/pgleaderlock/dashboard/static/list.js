@@ -4,7 +4,7 @@
 import { byId, make, makeName, readable, setData, setHidden, setName, setText } from "./dom.js";
 import { colourOf } from "./colours.js";
 import { drawStrip } from "./timeline.js";
-import { failoversOf, healthOf, leaderlessSince, leaseOf } from "./store.js";
+import { failoversOf, figuresOf, healthOf, leaderlessSince, leaseOf } from "./store.js";
 import * as words from "./words.js";
 
 const COLUMNS = [
@@ -135,6 +135,7 @@ export class RoleList {
     const lease = leaseOf(role.leader, now);
     setHidden(parts.track, !lease);
     if (lease) parts.fill.style.transform = `scaleX(${lease.part.toFixed(3)})`;
+    setText(parts.leaderless, leaderlessText(role, now));
     const since = role.leader ? role.leader.acquired_at : leaderlessSince(role);
     setText(parts.tenure, since === null ? "" : words.span(now - since));
   }
@@ -167,7 +168,7 @@ export class RoleList {
     setName(parts.role, role.role);
     setName(parts.leader, role.leader ? role.leader.node : "no leader");
     parts.swatch.style.background = role.leader ? colourOf(role.leader.node) : "";
-    setText(parts.leaderless, role.leaderless_s > 0 ? words.took(role.leaderless_s) : "–");
+    setText(parts.leaderless, leaderlessText(role, now));
     const failovers = failoversOf(role);
     setText(parts.failovers, failovers ? String(failovers) : "–");
     if (this.#visible.has(role.lock)) {
@@ -258,6 +259,11 @@ export class RoleList {
       this.arrange();
     }
   }
+}
+
+function leaderlessText(role, now) {
+  const { leaderless } = figuresOf(role, now);
+  return leaderless > 0 ? words.took(leaderless) : "–";
 }
 
 const matches = (role, wanted) =>

@@ -137,6 +137,16 @@ export function leaseOf(leader, now) {
 
 export const failoversOf = (role) => Object.values(role.failovers ?? {}).reduce((sum, n) => sum + n, 0);
 
+// How long no node led, and the part of the time in which one did: as the server judged it, and counted on from there.
+export function figuresOf(role, now) {
+  const since = role.gaps.some((gap) => gap.ended_at === null) && role.judged_at ? Math.max(0, now - role.judged_at) : 0;
+  const led = role.availability ?? 1;
+  const leaderless = role.leaderless_s + since;
+  if (!since) return { leaderless, led };
+  const known = led < 1 ? role.leaderless_s / (1 - led) : Math.max(0, role.judged_at - role.counted_since);
+  return { leaderless, led: Math.max(0, 1 - leaderless / (known + since)) };
+}
+
 // Since when no node leads: the gap that is still open, or the end of the last term.
 export function leaderlessSince(role) {
   const open = role.gaps.find((gap) => gap.ended_at === null);
