@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
+_PLANTED = "tests/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ EDGE_MUTATIONS = (
     EdgeMutation(
         "the search_path is pinned", "backends/_search_path.py",
         "'search_path', 'pg_catalog, pg_temp', {is_local}", "'search_path', current_setting('search_path'), {is_local}",
-        ("tests/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called[public first-a_lock_and_its_status]",),
+        (f"{_PLANTED}[public first-a_lock_and_its_status]",),
     ),
     EdgeMutation(
         "the tables of a stranger are refused", "backends/_ownership.py",
