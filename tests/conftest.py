@@ -59,6 +59,11 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_unconfigure() -> None:
+    while _taken_ports:
+        _taken_ports.pop().close()
+
+
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}

@@ -761,9 +761,9 @@ async def test_two_hundred_roles_fifty_nodes_and_ten_thousand_lines_are_answered
         await client.get("/api/state")
         times = []
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.process_time()  # of server and client: the processor may have other things to do
             assert len((await client.get("/api/state")).content) > 100_000
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         assert min(times) < 0.1
 
 

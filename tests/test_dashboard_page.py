@@ -777,25 +777,23 @@ def test_two_hundred_roles_are_painted_within_a_second_and_change_within_a_frame
     assert len(stage.roles) == 200
     show(server, stage)
     page = visitor.open(server.url)  # once, so that the server has looked and the browser is warm
-    page.reload()
-    page.wait_for_selector("#rows .row >> nth=199", state="attached")
-    painted_ms = page.evaluate(
-        """() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))))"""
-    )
-    first_ms = page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    assert first_ms < 1000
-    assert painted_ms < 3000, "with all rows, on a machine that is busy with other tests"
-
     session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time: others may want the machine too
 
     def busy_ms() -> float:
         metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
         return float(metrics["TaskDuration"]) * 1000
 
+    before = busy_ms()
+    page.reload()
+    page.wait_for_selector("#rows .row >> nth=199", state="attached")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    painted_ms = busy_ms() - before
+    assert 0 < painted_ms < 1000
+
     role = "search/scheduler-001"
     costs = []
-    for to in ("node-01", "node-02", "node-03"):
+    for to in ("node-01", "node-02", "node-03", "node-04", "node-05", "node-06"):
         before = busy_ms()
         stage.move(role, to)
         server.look_again()

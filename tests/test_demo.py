@@ -77,7 +77,7 @@ def assert_nothing_is_left(root: Path) -> None:
 
 def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
     with demo(root, "--script", "kill,step-down,freeze,cut", "--rounds", "1", "--json", "--lease", "1") as process:
-        assert process.wait(50) == 0, process.lines
+        assert process.wait(200) == 0, process.lines
         with contextlib.suppress(AssertionError):
             process.wait_for("no such line")
     results = [json.loads(line) for line in process.lines if line.startswith("{")]

@@ -228,7 +228,8 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_time_it_was_given(
 ):
     """With SIGHUP, which may mean something else, it decides; with SIGTERM it has --kill-after."""
     program = "trap '' TERM HUP; echo ready; while :; do sleep 0.02; done"
-    with Process(*words(postgres, role, "sh", "-c", program, options=("--kill-after", "0.5"))) as wrapper:
+    options = ("--lease", "30", "--kill-after", "0.5")  # with a long lease, a guardian that is late is waited for
+    with Process(*words(postgres, role, "sh", "-c", program, options=options)) as wrapper:
         wrapper.wait_for("ready")
         wrapper.signal(number)
         if number is signal.SIGHUP:

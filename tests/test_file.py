@@ -283,11 +283,9 @@ async def test_a_leader_repairs_its_record_and_is_not_replaced_meanwhile(path):
 async def test_nobody_ever_reads_half_a_record(path):
     with process(path, "while True: grant = await backend.renew(grant)", lease_s=15) as leader:
         leader.wait_for("leads")
-        end = time.monotonic() + 1
-        texts = set()
-        while time.monotonic() < end:
+        texts: set[bytes] = set()
+        while len(texts) < 100:  # however long that takes: the time limit of all tests is enough of a bound
             texts.add(path.read_bytes())
-        assert len(texts) > 50
         assert all(_file_record.decode(text) is not None for text in texts)
 
 

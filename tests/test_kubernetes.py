@@ -111,15 +111,14 @@ async def closed(*backends: RecordBackend) -> None:
 async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_on_the_wall_say(
     server: FakeKubernetes, holder_skew_s: float, follower_skew_s: float
 ) -> None:
-    holder = contender(server, "holder", lease_s=1, skew_s=holder_skew_s)
-    follower = contender(server, "follower", lease_s=1, skew_s=follower_skew_s)
+    holder = contender(server, "holder", lease_s=2, skew_s=holder_skew_s)
+    follower = contender(server, "follower", lease_s=2, skew_s=follower_skew_s)
     first = await holder.try_acquire()
     assert first is not None
     written_at = time.monotonic()
     while (taken := await follower.try_acquire()) is None:
         await follower.wait(5)
-    waited_s = time.monotonic() - written_at
-    assert 1.0 <= waited_s < 2.5
+    assert 2.0 <= time.monotonic() - written_at < 30  # and not a minute: how far the clocks are apart
     assert taken.token == 1
     with pytest.raises(LeadershipLost, match="held by follower in term 1") as caught:
         await holder.renew(first)
@@ -777,8 +776,8 @@ async def test_a_leader_steps_down_for_a_preferred_holder_and_says_why(modern: F
         await asyncio.sleep(1)
         assert leader.is_leader  # a strategy alone does not take away what we hold
         edit(modern, preferredHolder="candidate")
-        await until(lambda: not leader.is_leader, 5)
-        await until(lambda: spec_of(modern)["holderIdentity"] == "", 5)
+        await until(lambda: not leader.is_leader, 40)
+        await until(lambda: spec_of(modern)["holderIdentity"] == "", 40)
         await asyncio.sleep(0.5)
         assert not leader.is_leader
     lost = [event for event in heard.events if event.kind is EventKind.LOST]

@@ -473,6 +473,8 @@ async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: S
     # Its host survives, and with it whatever was written; to sync the whole folder takes a recovery seconds at times.
     async with await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as connection:
         await connection.execute("ALTER SYSTEM SET fsync = off")
+        # Nor is it written by itself, however long a busy machine takes to crash it: that would make a token durable.
+        await connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
         await connection.execute("SELECT pg_reload_conf()")
     for number, script in enumerate(map(plain, DISASTERS.values())):
         key = LockKey.pair(1, number)  # what the script before held may be free only a moment later

@@ -42,6 +42,7 @@ from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime, i
 from pgleaderlock.nfs._contender import Contender
 from pgleaderlock.nfs._folder import Folder
 from pgleaderlock.nfs._host import hostname
+from pgleaderlock.nfs._waiting import Turnstile
 from tests.doubles import until
 from tests.programs import find_library, needs
 
@@ -1194,13 +1195,17 @@ def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypat
     monkeypatch.setattr(place, "is_local", lambda _: is_local)
     last, waiting = Lock(path), Lock(path)
     last.lock()
-    waiting._ready()[0].lay_claim()
+    contender, step_back = waiting._ready()[0], Turnstile.step_back
+    contender.lay_claim()
     last.unlock()
-    taking = threading.Timer(0.005, waiting._made[0].try_take)  # type: ignore[index]
-    taking.start()
+
+    def be_overtaken(*args: Any) -> None:
+        assert contender.try_take()
+        step_back(*args)
+
+    monkeypatch.setattr(Turnstile, "step_back", be_overtaken)
     with pytest.raises(TimeOutError):
         last.lock(timeout=0.5)
-    taking.join()
     assert waiting.token == 1
 
 

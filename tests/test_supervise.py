@@ -360,7 +360,7 @@ async def test_a_signal_that_comes_while_the_guardian_starts_is_not_forgotten(mo
 async def test_a_command_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, *, guardian_is_frozen: bool):
     is_deaf = tmp_path / "is deaf"
     program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
-    stage = Stage(program, kill_after_s=0.2)
+    stage = Stage(program, kill_after_s=1.0)
     running = asyncio.create_task(stage.supervisor.run())
     await until(is_deaf.exists)
     if guardian_is_frozen:
@@ -375,9 +375,9 @@ async def test_what_the_command_leaves_behind_has_no_longer_than_the_command_had
     ready = tmp_path / "ready"
     program = (
         "import os, signal, time\n"
+        "signal.signal(15, lambda *_: (time.sleep(1), os._exit(3)))\n"
         "if os.fork() == 0:\n"
         f"    signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)\n"
-        "signal.signal(15, lambda *_: (time.sleep(1), os._exit(3)))\n"
         "while True: time.sleep(60)\n"
     )
     stage = Stage(program, kill_after_s=5.0)
