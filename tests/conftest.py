@@ -166,9 +166,11 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture
 def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path]]:
     """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
-    from pgleaderlock.torture import WallClock
+    from pgleaderlock.torture import WallClock, why_clocks_cannot_jump
 
     skip_without("libfaketime")
+    if why := why_clocks_cannot_jump(server_folder_root):
+        pytest.skip(why)
     number = next(_numbers)
     offset = server_folder_root / f"clock-{number}"
     environment = WallClock(offset).environment(at_once=True)
