@@ -891,6 +891,18 @@ def test_the_history_of_a_role_fits_into_eighty_columns_with_token_and_cause_and
     assert not re.search("acquire_succeeded|release_succeeded", shown)  # which the event says already
 
 
+def test_the_history_of_two_roles_over_two_days_fits_into_eighty_columns_with_all_its_columns(hand: Hand):
+    hand.line("lost", 2 * 86400, token=743, cause="session_terminated", detail="noticed 1.234 s later", missing=3)
+    hand.line("step_down_asked", 10, "web-2", 744, role="billing/mails", detail="by ops: kernel update")
+    lines = lines_on_a_terminal("history", *hand.options)
+    shown = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 80
+    assert "no room" not in shown
+    words = ["743", "744", "session_terminated:", "scheduler", "billing/mails", "step_down_asked", "missing"]
+    assert [word for word in words if word not in shown.split()] == []
+    assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is told once"
+
+
 def test_a_column_that_is_the_same_on_every_line_is_told_once_before_another_is_left_out():
     rows = [[Text("scheduler"), Text(f"web-{number}" * 4), Text(), Text("743")] for number in range(2)]
     shown = io.StringIO()

@@ -51,8 +51,8 @@ EXIT_CODES_HELP = f"""\b
 Exit codes, of which COMMAND --help shows those of one command:
   {CLEAN}    clean: stopped on request, acquired, status shown, or no problem found
   {NOT_ACQUIRED}    not acquired: another process holds the lock
-       (also: nobody took over from whoever was asked to step down, audit
-       or torture found an overlap, the answer could not be written to stdout)
+       (also: no other node took over after a step-down, audit or torture
+       found an overlap, the answer could not be written to stdout)
   {USAGE}    wrong usage: nothing was started
   {UNREACHABLE}    the database cannot be reached, or the embedded one failed
   {LEADERSHIP_ENDED}    leadership was lost, the election gave up, or the release

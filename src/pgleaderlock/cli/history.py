@@ -1,6 +1,6 @@
 """``pgleaderlock history``: what happened, the oldest first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from pgleaderlock.registry.audit import Line
 
 __all__ = ["show_history"]
 
-_HEADINGS = ("Role", "Node", "Event", "Token", "Why")
+_HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Token", "Why")
 _SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
 """Causes that the event itself tells."""
 
@@ -60,20 +60,25 @@ def _line_fields(line: Line) -> dict[str, Any]:
 
 
 def _table(lines: Sequence[Line], width: int) -> Table:
-    times = [(iso(line.at) or "").replace("T", " ").removesuffix("Z") for line in lines]
-    days = {time.partition(" ")[0] for time in times}
-    heading = "Time (UTC)"
-    if width < PIPE_CELLS and len(days) == 1:  # a pipe may be searched, a terminal is narrow
-        heading, times = f"{days.pop()} (UTC)", [time.partition(" ")[2] for time in times]
-    rows = []
-    for line, time in zip(lines, times, strict=True):
-        who = (Text(visible(line.role)), Text(visible(line.node)))
-        if line.missing:
-            rows.append([Text(), *who, Text(), Text(), Text(_gap(line), style="yellow")])
-        token = "" if line.token is None else str(line.token)
-        rows.append([Text(time), *who, Text(visible(line.event)), Text(token), Text(visible(_why(line)))])
-    headings = (heading, *_HEADINGS)
-    return fitting_table(headings, rows, width, prose=("Why",), once=("Role", "Node"), least_first=("Token", "Why"))
+    """Return a row for each line. A terminal is narrow, and gets the day once; a pipe may be searched."""
+    rows, today = [], ""
+    for line in lines:
+        day, _, time = (iso(line.at) or "").removesuffix("Z").partition("T")
+        if width >= PIPE_CELLS:
+            time = f"{day} {time}"
+        elif day != today:
+            rows.append([Text(day, style="bold"), *(Text() for _ in _HEADINGS[1:])])
+            today = day
+        rows += _rows_of(line, time)
+    return fitting_table(_HEADINGS, rows, width, prose=("Why",), once=("Role", "Node"), least_first=("Token",))
+
+
+def _rows_of(line: Line, time: str) -> Iterator[list[Text]]:
+    who = (Text(visible(line.role)), Text(visible(line.node)))
+    if line.missing:
+        yield [Text(), *who, Text(), Text(), Text(_gap(line), style="yellow")]
+    token = "" if line.token is None else str(line.token)
+    yield [Text(time), *who, Text(visible(line.event)), Text(token), Text(visible(_why(line)))]
 
 
 def _why(line: Line) -> str:

@@ -50,11 +50,11 @@ def fitting_table(
 
     for heading, kind in [*((each, None) for each in headings), *((each, same) for each in once)]:
         values = {cell.plain for cell in cells[heading]}
-        is_superfluous = values <= {""} if kind is None else len(values) == 1 and len(rows) > 1
+        is_superfluous = values <= {""} if kind is None else len(values - {""}) == 1 and len(rows) > 1
         if is_superfluous and rows and not fits() and heading in needed:
             del needed[heading]
             if kind is not None:
-                kind.append(f"{heading} {cells[heading][0].plain}")
+                kind.append(f"{heading} {max(values)}")
     for heading in least_first:
         if not fits() and heading in needed:
             left_out.append(heading)

@@ -219,7 +219,7 @@ WORDS: Mapping[str, Words] = {
         | {codes.INTERRUPTED: "not confirmed: nothing was broken"},
     ),
     "nfs tidy": Words(
-        "Remove what dead contenders left behind.",
+        "Remove what dead candidates left behind.",
         "nfs tidy /mnt/shared/locks/scheduler",
         {codes.CLEAN: "removed, or there was nothing"}
         | _USAGE
