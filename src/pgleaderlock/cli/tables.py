@@ -60,7 +60,8 @@ def fitting_table(
             left_out.append(heading)
             del needed[heading]
     table = _empty_table(_caption(same, left_out, headings))
-    widths = _widths(needed, {heading: _widest(cells[heading]) for heading in prose}, width) if fits() else {}
+    widest = {heading: _widest(cells[heading]) for heading in prose if heading in cells}
+    widths = _widths(needed, widest, width) if fits() else {}
     for heading in needed:  # a time in two parts is none
         table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading, width=widths.get(heading))
     for place in range(len(rows)):
