@@ -116,6 +116,11 @@ EDGE_MUTATIONS = (
         "number <= COUNTED_BY_NAME or self._is_far_term(number)", "True",
         ("tests/test_stray_numbers.py::test_a_copy_of_a_term_is_no_term",),
     ),
+    EdgeMutation(
+        "an epoch on NFS is looked at again before the next", "backends/nfs.py",
+        "self._is_unchanged(replacing) and term.take", "term.take",
+        ("tests/test_nfs_store.py::test_an_epoch_that_was_renewed_since_it_was_read_is_not_replaced",),
+    ),
     # A lock is not pickled.
     EdgeMutation(
         "a lock refuses to be pickled", "_checks.py",
