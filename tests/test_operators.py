@@ -741,6 +741,14 @@ def test_a_role_that_somebody_stands_for_and_nobody_leads_is_leaderless(hand: Ha
     assert record["leaderless_s"] == pytest.approx(1000, abs=1)
 
 
+def test_a_role_is_found_by_each_name_that_its_lock_ever_had(hand: Hand):
+    for ago_s, role in ((90, "first"), (80, "second"), (70, "third")):
+        hand.line("acquired", ago_s, role=role, token=ago_s)
+        hand.line("released", ago_s - 5, role=role, token=ago_s)
+    for role in ("first", "second", "third"):
+        assert len(records(run("history", *hand.options, "--role", role, "--json"))) == 6
+
+
 def test_where_there_is_nothing_to_judge_it_is_said(hand: Hand):
     result = run("audit", *hand.options)
     assert result.exit_code == exit_codes.CLEAN
