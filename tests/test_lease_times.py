@@ -133,7 +133,7 @@ async def times_of_renewals(flaky: Flaky, interval_s: float, *, lasts_s: float) 
     lost: list[object] = []
     manager.election.on_lost(lambda: lost.append(loop.time()))
     async with manager as lease:
-        assert await lease.wait_for_leadership(1)
+        assert await lease.wait_for_leadership(5)
         began = loop.time()
         await asyncio.sleep(lasts_s)
         assert lost == []
@@ -169,3 +169,18 @@ async def test_a_group_renews_at_the_interval_that_was_given(postgres: Postgres,
     async with group:
         for _ in range(4):  # a third of the lease would be 20 s
             await asyncio.wait_for(renewed.acquire(), 15)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("interval_s", [2.0, 3.0, 3.6])
+async def test_a_leader_renews_earlier_where_answers_take_long(interval_s: float):
+    class Slow(Flaky):
+        async def try_acquire(self, identity: str, lease_s: float) -> bool:
+            await asyncio.sleep(1.2)
+            return True
+
+        async def renew(self, identity: str, lease_s: float) -> bool:
+            await asyncio.sleep(1.2)  # a fifth of the lease
+            return await super().renew(identity, lease_s)
+
+    assert len(await times_of_renewals(Slow([], []), interval_s, lasts_s=60.0)) > 15

@@ -14,6 +14,7 @@ import pytest
 from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipLost, LockError, LockKey, LockState
 from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.backends._search_path import open_pinned
+from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease, fence_key
 from pgleaderlock.backends.terms import Past, create_sql, past_s, schema_sql
 from pgleaderlock.embedded import Server
@@ -223,12 +224,21 @@ async def is_whole(server: Server, key: LockKey) -> bool:
     """Whether a missing row is known to mean that no term has ever begun."""
     backend = make_termed(server.dsn, key)[0]._backend
     try:
-        await backend.open()
+        await opened(backend)
         leased = backend._chosen  # type: ignore[attr-defined]
         past: Past = await leased._terms.read(leased._pair.lock_session)
         return past.is_whole
     finally:
         await backend.close()
+
+
+async def opened(backend: Backend) -> None:
+    """Open it; a server that recovers from a crash ends the first sessions."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(ConnectionError):
+                return await backend.open()
+            await asyncio.sleep(0.1)
 
 
 async def test_how_old_the_table_is_is_told_by_the_run_that_made_it_and_by_no_clock(own_server: Server, key: LockKey):

@@ -223,6 +223,11 @@ class _Adapted(base.Backend):
         return {"identity": self._identity}
 
     @property
+    def lease_s(self) -> float:
+        """Return the lease of the configuration, which the verbs are given."""
+        return self._lease_s
+
+    @property
     def _name(self) -> str:
         return f"{self._identity}#{self._renamed}" if self._renamed else self._identity
 

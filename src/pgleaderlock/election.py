@@ -652,7 +652,11 @@ class Election(Gated):
         assert self._grant is not None  # noqa: S101 - LEADER is entered with a grant only
         try:
             left_s = self._grant.lost_at - self._clock()
-            renew_in_s = None if self._backend.renews_itself else until_renewal_s(self._health_interval_s, left_s)
+            renew_in_s = (
+                None
+                if self._backend.renews_itself
+                else until_renewal_s(self._health_interval_s, left_s, self._backend.lease_s)
+            )
             why = await run.calls.call_within(self._backend.lost, renew_in_s)
         except Asked:
             await run.calls.cancel()

@@ -23,7 +23,8 @@ async def renew_patiently(
     ``attempt`` returns None to be tried again at once. What is certain, LeadershipLost, is raised at once. An attempt
     that took long to fail was pause enough: the time that is left is for the next.
     """
-    bound_s: float | None = first_answer_s(grant.lost_at - clock(), lease_s)
+    left_s = grant.lost_at - clock()
+    bound_s = first_answer_s(left_s, lease_s) if left_s > 0 else None
     while True:
         next_at = clock() + retry_pause_s(grant.lost_at - clock(), lease_s)
         try:

@@ -34,7 +34,7 @@ from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.lease import Lease, settling_level
 from pgleaderlock.backends.pair import SessionPair, Validity
 from pgleaderlock.backends.session import OpenSession, Session
-from pgleaderlock.backends.times import retry_pause_s
+from pgleaderlock.backends.times import retry_pause_s, until_renewal_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
@@ -293,10 +293,12 @@ class Group:
     async def _renew(self) -> bool:
         sent = self._clock()
         self._renew_at = sent + self._renew_every_s
-        if not await self._pair.renew():  # the witness session is missing
-            left_s = self._pair.validity.lost_at - self._clock()
+        is_renewed = await self._pair.renew()
+        left_s = self._pair.validity.lost_at - self._clock()
+        if not is_renewed:  # the witness session is missing
             self._renew_at = min(self._renew_at, self._clock() + retry_pause_s(left_s, self.lease_s))
             return False
+        self._renew_at = self._clock() + until_renewal_s(self._renew_every_s, left_s, self.lease_s)
         for listener in self.renewal_listeners:
             listener(self._clock() - sent)
         return True

@@ -1,9 +1,10 @@
 """How long a lease is, how often it is renewed, and how soon a failed renewal is repeated: the one rule for all.
 
 What was not given follows from what was: a lease is three intervals, an interval is a third of the lease. An interval
-that was given is kept, as long as it leaves time to repeat a renewal that failed: leadership is declared lost after two
-thirds of the lease, so a renewal is sent after 0.6 of it at the latest. One failure never ends a term: the first
-attempt is not waited for so long that no other could follow, and the pauses shrink with the time that is left.
+that was given is kept, counted from when the last renewal was sent, as long as it leaves time to repeat a renewal that
+failed: leadership is declared lost after two thirds of the lease, so a renewal is sent after 0.6 of it at the latest,
+and earlier where answers take long. One failure never ends a term: the first attempt is not waited for so long that no
+other could follow, and the pauses shrink with the time that is left.
 """
 
 from typing import NamedTuple
@@ -27,8 +28,8 @@ __all__ = [
 RENEWALS_PER_LEASE = 3
 """How often a leader renews in a lease, unless an interval was given."""
 _SHORTEST_DEFAULT_LEASE_S = 1.5
-_RENEWED_BY = 0.9
-"""The part of the time until leadership is declared lost after which a renewal is sent at the latest."""
+_RENEWED_BY = 0.6
+"""The part of a lease after which a renewal is sent at the latest."""
 
 
 class UsualInterval(float):
@@ -66,12 +67,18 @@ def choose_times(lease_s: float | None, health_interval_s: float = USUAL_INTERVA
 
 def effective_interval_s(interval_s: float, lease_s: float | None) -> float:
     """Return how often a leader renews that was given this interval; None: nothing ends its lock."""
-    return interval_s if lease_s is None else until_renewal_s(interval_s, LOST_SHARE * lease_s)
+    return interval_s if lease_s is None else min(interval_s, _RENEWED_BY * lease_s)
 
 
-def until_renewal_s(interval_s: float, left_s: float) -> float:
-    """Return in how many seconds to renew, where leadership is declared lost in ``left_s`` seconds otherwise."""
-    return min(interval_s, max(0.0, _RENEWED_BY * left_s))
+def until_renewal_s(interval_s: float, left_s: float, lease_s: float | None) -> float:
+    """Return in how many seconds to renew, now that a renewal was answered; ``left_s`` before the loss is declared.
+
+    What the last answer took is left for the next one, and for another after it.
+    """
+    if lease_s is None:
+        return min(interval_s, max(0.0, left_s / 2))
+    took_s = max(0.0, LOST_SHARE * lease_s - left_s)
+    return max(0.0, min(effective_interval_s(interval_s, lease_s) - took_s, left_s - 2 * took_s))
 
 
 def first_answer_s(left_s: float, lease_s: float) -> float:
