@@ -603,9 +603,89 @@ def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path,
         assert lock.token == 1
 
 
-def test_a_folder_that_does_not_exist_is_said_at_once(path: Path):
-    with pytest.raises(LockError, match="does not exist: create it"):
+@pytest.mark.parametrize("error", [LockError, FileNotFoundError])
+def test_a_folder_that_does_not_exist_is_said_at_once(path: Path, error: type[Exception]):
+    with pytest.raises(error, match="does not exist: create it"):
         Lock(path / "x" / "y").lock()
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, timedelta(seconds=-1), 0])
+def test_a_timeout_that_is_over_before_it_begins_is_for_one_try(path: Path, timeout: Any):
+    with Lock(path):
+        other = Lock(path)
+        with pytest.raises(TimeOutError):
+            other.lock(timeout)
+    other.lock(timeout)
+    other.unlock()
+    with pytest.raises(ValueError, match="timeout"):
+        other.lock(float("-inf"))
+
+
+# --- A time-out that is shorter than the lifetime, on a network's file system ---------------------------------------
+
+
+@pytest.fixture
+def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgleaderlock.nfs._lock.place.is_local", lambda _: False)
+
+
+def notes_in(path: Path) -> list[Path]:
+    return [each for each in path.iterdir() if each.name.startswith("claim|seen|")]
+
+
+def tried_once(path: Path) -> Lock | None:
+    """What a cron job does that does not wait: each time another object."""
+    lock = Lock(path)
+    try:
+        lock.lock(timeout=0)
+    except TimeOutError:
+        return None
+    return lock
+
+
+@pytest.mark.usefixtures("on_a_network")
+def test_a_job_that_never_waits_takes_over_from_a_dead_holder_in_the_end(path: Path):
+    dead = Lock(path, lifetime=2)
+    began = time.monotonic()
+    dead.lock()
+    deadline = began + 30
+    while (taken := tried_once(path)) is None and time.monotonic() < deadline:
+        assert notes_in(path)
+        time.sleep(0.05)
+    assert taken is not None
+    assert taken.token == 1
+    assert time.monotonic() - began > 2
+    assert notes_in(path) == []
+    assert not dead.is_locked
+
+
+@pytest.mark.usefixtures("on_a_network")
+def test_a_note_is_worth_nothing_after_a_sign_of_life_or_on_another_boot(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pgleaderlock.nfs._contender.suspend_aware_clock", clock)
+    monkeypatch.setattr("pgleaderlock.nfs._lock.suspend_aware_clock", clock)
+    holder = Lock(path, lifetime=10)
+    holder.lock()
+    assert tried_once(path) is None
+    clock.now += 8.0
+    holder.refresh()
+    assert tried_once(path) is None
+    clock.now += 8.0  # 16 s after the first look
+    assert tried_once(path) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("pgleaderlock.nfs._notes.place.boot_id", lambda: "01234567-89ab-cdef-0123-456789abcdef")
+        clock.now += 8.0
+        assert tried_once(path) is None
+    (note,) = (each for each in notes_in(path) if "01234567-89ab" not in each.name)
+    text = note.read_text()
+    for torn in (text[: len(text) // 2], text.replace('"since": ', '"since": 1'), "[]", text.replace(" time:", " t")):
+        note.write_text(torn)
+        if torn != text:
+            assert tried_once(path) is None
+            note.unlink(missing_ok=True)
+    note.write_text(text)
+    assert tried_once(path) is not None
 
 
 def test_weird_link_counts_are_logged_and_do_no_harm(path: Path, caplog):

@@ -53,6 +53,15 @@ class Sighting:
         if record is not None:
             self.highest = max(self.highest, record.token)
 
+    def know_since(self, since: float) -> None:
+        """Take in that what was last seen has been as it is since then, on our clock."""
+        self._seen_at = min(self._seen_at, since)
+
+    @property
+    def seen_at(self) -> float:
+        """When what was last seen was seen first."""
+        return self._seen_at
+
     def forget(self) -> None:
         """Begin anew, as another contender. What was the greatest token stays so."""
         self._seen, self._is_gone = None, False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgleaderlock.nfs._contender import Contender
+from pgleaderlock.nfs._errors import MissingFolder
 from pgleaderlock.nfs._waiting import Turnstile
 
 __all__ = ["Patience", "acquire"]
@@ -60,6 +61,8 @@ class Patience:
             return False
         try:
             is_done = step()
+        except MissingFolder:  # which would be tried again, and in vain
+            raise
         except OSError as error:
             if error.errno not in _RETRIED | self.extra_errnos:
                 raise

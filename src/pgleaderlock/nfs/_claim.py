@@ -14,11 +14,12 @@ from typing import Any
 
 from pgleaderlock.nfs._intervals import LONGEST_S
 
-__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "is_beginning", "is_name", "new_name"]
+__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "is_beginning", "is_name", "is_note", "new_name"]
 
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
 # Whatever the separator is. Others may have a file that begins with "claim", and would miss it.
 _NAME = re.compile(r"claim(?P<sep>.+?).*(?P=sep).*(?P=sep)[0-9]+(?P=sep)[0-9]+", re.DOTALL)
+_NOTE = re.compile(r"claim\|seen\|[0-9A-Fa-f-]{8,64}\|0\|[0-9]+")
 _BEGINNING = b'{"name": "'
 
 
@@ -46,6 +47,11 @@ def new_name(lock: str, host: str, separator: str = "|") -> str:
 def is_name(name: str) -> bool:
     """Whether a file is called as a claim is."""
     return name.startswith("claim") and name[-1] in "0123456789" and _NAME.fullmatch(name) is not None
+
+
+def is_note(name: str) -> bool:
+    """Whether a file is called as a note is (:mod:`._notes`): as a claim of process 0, which has none."""
+    return _NOTE.fullmatch(name) is not None
 
 
 def is_beginning(text: bytes) -> bool:

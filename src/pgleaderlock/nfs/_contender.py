@@ -30,7 +30,8 @@ from pgleaderlock._files import place
 from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock._logging import get_logger
 from pgleaderlock._sighting import Record, Sighting
-from pgleaderlock.clock import Clock
+from pgleaderlock.clock import Clock, suspend_aware_clock
+from pgleaderlock.nfs import _notes
 from pgleaderlock.nfs._claim import Claimant, encode, encode_lifetime
 from pgleaderlock.nfs._errors import LockError
 from pgleaderlock.nfs._folder import VANISHED, Folder, Listing, Seen, heartbeat_of, remove, write
@@ -83,6 +84,10 @@ class Contender:
         self._is_laid = False  # set before that: whatever interrupts us, a file of this name is ours
         self._possession: _Possession | None = None
         self._sighting = Sighting(claimant.lifetime_s)
+        self._seen: Seen | None = None  # what was looked at last
+        # On this host the kernel knows who is dead. A clock of somebody's own is not that of other processes.
+        self._keeps_notes = not is_local and clock is suspend_aware_clock
+        self._had_notes = False
         self._beat_ns = 0
         self._ahead_ns: int | None = None
         self._tidied_at = self._refreshed_at = -math.inf
@@ -183,6 +188,11 @@ class Contender:
         if claim is not None:
             claim.close()
 
+    def leave_note(self) -> None:
+        """Having waited in vain, leave what we know of the holder's silence for the next process of this host."""
+        if self._keeps_notes and self._seen is not None:
+            _notes.leave(self._folder.path, self._seen, self._sighting.seen_at)
+
     def may_take(self) -> bool:
         """Look whether nobody has the lock, or nobody can believe any more that it has."""
         if not self._is_local and self._clock() >= self._refreshed_at + _REFRESH_EVERY_S:
@@ -191,8 +201,13 @@ class Contender:
         looked_at = self._clock()  # not later: we may be frozen between looking and deciding, while the holder is not
         listing, seen = self._folder.look()
         self._folder.name_strays(listing)
+        self._had_notes = bool(listing.notes)
         self.others = len(listing.claims) - (self._has_claim and self._claim_name in listing.claims)
+        is_first, self._seen = self._sighting.current is None, seen
         self._sighting.note(as_record(listing, seen, self._claimant.lifetime_s), self._clock())
+        if is_first and seen is not None and self._keeps_notes:
+            since = _notes.read(self._folder.path, seen, self._clock())
+            self._sighting.know_since(self._clock() if since is None else since)
         return self._sighting.is_free(looked_at) or (seen is not None and self._is_abandoned(seen))
 
     def try_take(self) -> bool:
@@ -276,6 +291,8 @@ class Contender:
     def settle(self) -> bool:
         """Tidy up, now that we have the lock. False when it was over meanwhile: then it is let go of."""
         self.tidy()
+        if self._keeps_notes and self.epoch is not None and self._had_notes:
+            _notes.remove_all(self._folder.path, self.epoch)
         if self.is_trusted:
             return True
         self.release()

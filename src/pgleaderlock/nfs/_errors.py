@@ -2,11 +2,15 @@
 
 from pgleaderlock import errors
 
-__all__ = ["AlreadyLockedError", "LockError", "NotLockedError", "TimeOutError"]
+__all__ = ["AlreadyLockedError", "LockError", "MissingFolder", "NotLockedError", "TimeOutError"]
 
 
 class LockError(errors.LockError):
     """The base of what a :class:`~pgleaderlock.nfs.Lock` raises on its own account."""
+
+
+class MissingFolder(LockError, FileNotFoundError):  # noqa: N818 - a FileNotFoundError says so in its name
+    """The folder in which the lock is to be made does not exist. It is not waited for."""
 
 
 class AlreadyLockedError(LockError):

@@ -47,8 +47,8 @@ from pathlib import Path
 
 from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock._logging import get_logger
-from pgleaderlock.nfs._claim import Claimant, decode, is_beginning, is_name
-from pgleaderlock.nfs._errors import LockError
+from pgleaderlock.nfs._claim import Claimant, decode, is_beginning, is_name, is_note
+from pgleaderlock.nfs._errors import LockError, MissingFolder
 
 __all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
 
@@ -86,6 +86,8 @@ class Listing:
     claims: tuple[str, ...]
     strays: tuple[str, ...] = ()
     """Files that are called like an epoch or a mark, and are none."""
+    notes: tuple[str, ...] = ()
+    """What processes that gave up have left for the next ones of their host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,9 @@ class Folder:
         newest = max(epochs, default=-1)
         marks = tuple(number for number, _ in found.get("released", []))
         claims = tuple(name for _, name in found.get("claim", []))
+        notes = tuple(name for _, name in found.get("note", []))
         strays += [name for _, name in found.get("odd", [])]
-        return Listing(newest, newest in marks, tuple(epochs), marks, claims, tuple(sorted(strays)))
+        return Listing(newest, newest in marks, tuple(epochs), marks, claims, tuple(sorted(strays)), notes)
 
     def name_strays(self, listing: Listing) -> None:
         """Name each stray file in the log, once."""
@@ -263,8 +266,8 @@ class Folder:
                 _open_to_group(self.path)
         except FileExistsError:
             self._check_link()
-        except FileNotFoundError:  # which would be tried again, and in vain
-            raise LockError(f"the folder {parent} does not exist: create it, for {self.path}") from None
+        except FileNotFoundError:
+            raise MissingFolder(f"the folder {parent} does not exist: create it, for {self.path}") from None
         except NotADirectoryError:
             raise self._not_a_folder() from None
         except PermissionError as error:  # it is that folder's permissions which matter, not those of what is missing
@@ -436,7 +439,7 @@ def _read_name(name: str) -> tuple[str, int]:
     if kind in ("epoch", "released") and _ODD_NUMBER.fullmatch(number):
         return "odd", 0
     if is_name(name):
-        return "claim", 0
+        return ("note" if is_note(name) else "claim"), 0
     return ("file server's" if _FILE_SERVERS_OWN.fullmatch(name) else "foreign"), 0
 
 

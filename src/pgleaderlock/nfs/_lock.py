@@ -8,6 +8,7 @@ import contextlib
 import enum
 import functools
 import logging
+import math
 import os
 import re
 import sys
@@ -321,6 +322,8 @@ class Lock:
                 _log.error("cannot lock %s: %s", self._lockfile, place.explained(error, self._path))
             raise
         if not is_ours:
+            if not patience.is_over:
+                contender.leave_note()
             contender.abandon()
             raise TimeOutError(f"{self._lockfile} {self._why_not(patience)}")
         self._loss = None
@@ -427,4 +430,12 @@ def _keep(contender: Contender, *, is_ours: bool) -> None:
 
 
 def _timeout_s(name: str, timeout: Interval | None) -> float | None:
-    return None if timeout is None else seconds(name, timeout, zero_ok=True)
+    """Return the seconds; one that is over before it begins is for one try, as 0 is."""
+    if timeout is None:
+        return None
+    given = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    try:
+        is_over = -math.inf < given < 0
+    except TypeError:  # no number, of which the check has more to say
+        is_over = False
+    return 0.0 if is_over else seconds(name, timeout, zero_ok=True)
