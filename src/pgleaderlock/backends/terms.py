@@ -33,8 +33,9 @@ for a lease, whatever the row says.
 
 Not promised: anything, where the candidates of one lock do not all keep rows. A leader without a row that is cut off
 while the server starts is not waited for; so switch a role to ``term_table=True`` while no old node runs. A server that
-was set back to an older state (a snapshot of its disk) has forgotten the terms since. A primary that goes on beside its
-promoted standby keeps its leader: to fence such a server is the job of whoever promotes the other.
+was set back to an older state (a snapshot of its disk), or is a copy of another's files, lacks the terms since. A
+primary that goes on beside its promoted standby keeps its leader: to fence such a server is the job of whoever promotes
+the other.
 """
 
 import math

@@ -109,6 +109,7 @@ class Server:
             self._make_own_folder()
             if not (self.data / "PG_VERSION").exists():
                 self._make_data()
+                self._has_no_past = True
             found, wanted = (self.data / "PG_VERSION").read_text().strip(), major_version(self._usable_binaries)
         if found != wanted:
             raise EmbeddedServerError(
@@ -189,7 +190,6 @@ class Server:
                     f"PostgreSQL's initdb could not make {self.data} (it takes 40 MB):\n{_tail(output)}\n"
                     f"Mend what it names, or {ELSEWHERE}"
                 )
-        self._has_no_past = True
 
     @contextlib.contextmanager
     def _all_or_nothing(self, target: Path) -> Iterator[Path]:
