@@ -189,8 +189,9 @@ def check_attack(node: LeadingNode, kind: str, lasts_s: float) -> None:
         assert refused == []
         with httpx.Client(timeout=20) as client:
             assert client.get(node.url("/leader")).json()["token"] == token
-            lock = client.get(node.url("/api/state")).json()["roles"][0]["lock"]
-            answer = client.post(node.url("/api/step-down"), json={"lock": lock}, headers=OPERATOR)
+            role = client.get(node.url("/api/state")).json()["roles"][0]
+            ask = {"lock": role["lock"], "instance": role["leader"]["instance"], "token": role["leader"]["token"]}
+            answer = client.post(node.url("/api/step-down"), json=ask, headers=OPERATOR)
         assert answer.status_code == 202
         node.wait_for("on_released", after=told_before)
     assert node.wait_for("on_acquired", after=told_before)["token"] > token

@@ -212,7 +212,7 @@ async def test_a_renewal_without_a_witness_adds_no_trust():
     grant = await lead(backend)
     await asyncio.sleep(5)
     renewed = await backend.renew(grant)
-    tried_again_at = 5 + LEASE_S / 12
+    tried_again_at = 5 + LEASE_S / 15
     assert renewed == Grant(7, trusted_until=tried_again_at + 13.5, lost_at=tried_again_at + 10.0)
 
 
@@ -331,7 +331,7 @@ async def test_an_old_server_is_told_to_notice_a_dead_network_within_the_lease()
 
 
 async def test_a_session_is_not_left_open_when_the_table_cannot_be_used():
-    session = ModelSession(table=(True, False, False, "app", "db", []))
+    session = ModelSession(table=(True, False, False, "app", "db", [], False))
     backend = make(session, term_table=True)
     with pytest.raises(ConnectionError, match="schema apply --grant-to app"):
         await backend.open()
@@ -341,7 +341,7 @@ async def test_a_session_is_not_left_open_when_the_table_cannot_be_used():
 async def test_the_witness_is_kept_alive_while_a_fenced_transaction_is_waited_for():
     refused_for_a_while = [("",)] * 40 + [("9",)]
     no_term_yet = (None, None, None, None, 1)
-    lock = ModelSession(table=(True, True, True, "", "", []), read=no_term_yet, claim=refused_for_a_while)
+    lock = ModelSession(table=(True, True, True, "", "", [], False), read=no_term_yet, claim=refused_for_a_while)
     witness = ModelSession()
     backend = make(lock, witness, term_table=True, fence_wait_s=60)
     await backend.open()
@@ -352,7 +352,7 @@ async def test_the_witness_is_kept_alive_while_a_fenced_transaction_is_waited_fo
 
 
 async def test_a_strict_successor_renews_while_it_waits():
-    lock = ModelSession(table=(True, True, True, "", "", []), read=(5, 15.0, 1, False, 1), claim=("9",))
+    lock = ModelSession(table=(True, True, True, "", "", [], False), read=(5, 15.0, 1, False, 1), claim=("9",))
     witness = ModelSession()
     backend = make(lock, witness, term_table=True, takeover="strict")
     await backend.open()

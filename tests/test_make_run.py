@@ -122,5 +122,5 @@ def installed_by(extra: str) -> set[str]:
 def test_the_extra_demo_has_all_that_the_demo_imports_and_no_development_tool():
     done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, timeout=50, check=True)
     available = installed_by("demo")
-    assert set(json.loads(done.stdout)) - available <= {"pgleaderlock"}
+    assert set(json.loads(done.stdout)) - available <= {"pgleaderlock", "coverage"}  # which may measure this run
     assert not available & {"pytest", "playwright", "mypy", "ruff", "django", "celery", "hypothesis"}

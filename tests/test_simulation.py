@@ -12,7 +12,7 @@ import pytest
 
 from pgleaderlock import LockState, Term
 from pgleaderlock.testing import Node, SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORES, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation import STORES, STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.many import main
@@ -92,8 +92,9 @@ def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes(
 
 def test_a_leader_that_an_api_server_answered_with_errors_knows_why_it_lost():
     """Found by this simulation: whatever the API server answered, the loss was one without a cause."""
-    report = simulate(30, weather="squalls", store="kubernetes", hours=0.05)
-    assert report.losses["refused"] > 0
+    often_down = STORM.but("often down", faults={"down": 1.0}, every=3.0, lasts=2.0)
+    reports = [simulate(seed, weather=often_down, store="kubernetes", hours=0.1) for seed in range(6)]
+    assert sum(report.losses["refused"] for report in reports) > 1
 
 
 def test_whoever_thaws_after_another_took_over_leaves_nobody_without_a_leader():

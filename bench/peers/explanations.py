@@ -123,17 +123,15 @@ _POLL_LUCK = "it polls: two waiters with random phases are sometimes in time; it
 _LEASE_LUCK = "how much of a lease has passed since its last renewal is chance"
 _SHORTER = "by default its lease is 10 s and ours 15 s"
 _ONE_CONNECTION = "our leader has a second session, the witness, which closes the gap when the server ends one"
-_NO_LESS = "one connection is the least that a contender can have"
+_NO_LESS = "one connection is the least that a candidate can have"
 _SMALL = "psycopg is most of our memory: a process that has imported it, and nothing else, has 36 MiB"
 _SMALL_FILES = "`import pgleaderlock` brings psycopg with it, most of our memory, for locks in files too"
 _GO = "a Go program without an interpreter"
 _BLOCKED = (
-    "it waits in the server without a word; ours stands in line in slices of at most 0.9 s, because a statement that "
+    "it waits in the server without a word; ours queues in slices of at most 0.9 s, because a statement that "
     "blocks for hours pins `xmin` and holds up `CREATE INDEX CONCURRENTLY`"
 )
-_PINGS = (
-    "between pings of its session it waits for an event of the server's; ours stands in line in slices of at most 0.9 s"
-)
+_PINGS = "between pings of its session it waits for an event of the server's; ours queues in slices of at most 0.9 s"
 _ASKS = "it asks the server before each act, a round trip that ours does not need: `is_leader` compares with a clock"
 _KERNEL = (
     "the kernel frees the lock at once for both; ours reads the record, writes its own with a token, and then leads"

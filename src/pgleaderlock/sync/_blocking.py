@@ -81,6 +81,11 @@ class BlockingElection(Generic[A]):
         return self._engine.lease_s
 
     @property
+    def health_interval_s(self) -> float:
+        """How often a leader renews."""
+        return self._engine.health_interval_s
+
+    @property
     def time_left_s(self) -> float:
         """How long leadership may still be relied upon if no news comes: 0 when not leading."""
         return self._engine.time_left_s
