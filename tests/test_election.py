@@ -1119,6 +1119,23 @@ async def test_a_renewal_that_does_not_answer_is_a_loss_when_the_grant_says_so_a
     assert backend.cut_short == ["renew"]
 
 
+async def test_a_renewal_whose_answer_is_read_too_late_is_called_that():
+    """Whether the answer came late or was read late, nobody can tell: that the process stood still may be untrue."""
+    now = [0.0]
+
+    async def answer_and_sleep() -> Grant:
+        now[0] = 20.0
+        return leased_grant(at=5.0)
+
+    election, _, heard = make_election(
+        ScriptedBackend(try_acquire=[leased_grant()], renew=[answer_and_sleep]),
+        clock=lambda: asyncio.get_running_loop().time() + now[0],
+    )
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [LossCause.RENEW_TIMEOUT]
+
+
 async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
     now = [0.0]
     election, backend, heard = make_election(

@@ -675,7 +675,7 @@ class Election(Gated):
         if grant is None:  # the call is cut short, and its session closed, only once we do not believe any more
             return Fact(Input.HEALTH_FAILED, self._no_answer())
         if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
-            return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
+            return Fact(Input.HEALTH_FAILED, self._lost("the renewal was answered too late", LossCause.RENEW_TIMEOUT))
         return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
 
     def _no_answer(self) -> ConnectionError:
