@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
+_STARTED_AGAIN = (
+    "tests/test_group.py::test_a_start_while_the_last_run_still_notifies_its_listeners_leads_only_what_is_held"
+)
 _PLANTED = "tests/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
 
@@ -135,5 +138,31 @@ EDGE_MUTATIONS = (
         "        )  # kept until it is done: who asks again meanwhile waits for this, and for no other\n",
         "        leaving, self._leaving = self._leaving, {}\n",
         ("tests/test_group.py::test_a_release_that_is_asked_for_twice_does_not_free_the_next_term",),
+    ),
+    EdgeMutation(
+        "what a run that ended has left held is not what a later run leads with", "group.py",
+        """\
+        if self._running in (None, run):
+            self._group.give_up(self._key)
+
+    @property
+    def is_over(self) -> bool:
+        \"""Whether no run is left, also none that is stopped and still notifies its listeners.\"""
+        return self._running is None or self._running.loop.is_closed()
+""",
+        """\
+        self._group.give_up(self._key)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state.value == "stopped"
+""",
+        tuple(f"{_STARTED_AGAIN}[{seed}]" for seed in range(4)),
+    ),
+    # The end of a session shows before its locks are free.
+    EdgeMutation(
+        "the announcement of an end is seen at the socket", "backends/_hangup.py",
+        "bool(seen[0][1] & _END) or announce_end(_peek(number))", "bool(seen[0][1] & _END)",
+        ("tests/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
     ),
 )  # fmt: skip
