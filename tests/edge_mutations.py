@@ -18,7 +18,7 @@ _PLANTED = "tests/test_strangers.py::test_no_planted_function_operator_view_or_t
 
 @dataclass(frozen=True)
 class EdgeMutation:
-    """A mechanism, the text that takes it out, and the tests that must fail then."""
+    """A mechanism, the text that takes it out, and the tests of which one must fail then."""
 
     name: str
     path: str
