@@ -36,7 +36,11 @@ _STALL_S = 0.05
 
 @dataclass(frozen=True)
 class Interval:
-    """For how long one process was seen to lead one role in one term."""
+    """For how long one process was seen to lead one role in one term.
+
+    Seen once, it has no length: it led at some moment between the two times, which then stand the other way round. A
+    process that is frozen between its look and the clock would otherwise lead when it thaws.
+    """
 
     role: int
     token: int
@@ -60,7 +64,7 @@ def read_file(path: Path) -> Iterator[Interval]:
             began_at, seen_at, number, token = _RECORD.unpack(record)
             if not number:
                 return
-            yield Interval(number - 1, token, began_at, max(began_at, seen_at))
+            yield Interval(number - 1, token, began_at, seen_at)
 
 
 class _Samples:
@@ -84,7 +88,7 @@ class _Samples:
                 place, self._used = self._used, self._used + 1
                 self._current[role] = token, place
                 began_at = clock()
-                _RECORD.pack_into(self._memory, place * _RECORD.size, began_at, began_at, role + 1, token)
+                _RECORD.pack_into(self._memory, place * _RECORD.size, began_at, before, role + 1, token)
             else:
                 struct.pack_into("d", self._memory, place * _RECORD.size + 8, before)
 

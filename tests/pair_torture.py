@@ -195,8 +195,8 @@ def find_overlaps(intervals: list[tuple[str, Interval]]) -> list[Overlap]:
             for other, second in ones[place + 1 :]:
                 if second.began_at >= first.seen_at:
                     break
-                if name != other:
-                    lasted_s = min(first.seen_at, second.seen_at) - second.began_at
+                lasted_s = min(first.seen_at, second.seen_at) - second.began_at
+                if name != other and lasted_s > 0:
                     times = {"first_since": first.began_at, "first_until": first.seen_at}
                     found.append(Overlap(role, (name, other), second.began_at, lasted_s, **times))
     return sorted(found, key=lambda overlap: overlap.began_at)

@@ -23,6 +23,8 @@ def test_intervals_of_one_role_that_overlap_are_found():
 def test_one_process_cannot_overlap_with_itself_and_an_end_is_not_an_overlap():
     assert not find_overlaps([("a", Interval(0, 1, 1.0, 3.0)), ("a", Interval(0, 2, 2.0, 4.0))])
     assert not find_overlaps([("a", Interval(0, 1, 1.0, 3.0)), ("b", Interval(0, 2, 3.0, 4.0))])
+    seen_once = Interval(0, 2, 2.0, 0.5)  # frozen between its look and the clock
+    assert not find_overlaps([("a", Interval(0, 1, 1.0, 3.0)), ("b", seen_once)])
 
 
 # --- The trace -------------------------------------------------------------------------------------------------------
