@@ -83,6 +83,8 @@ class Outcome:
     """Each overlap, with what it was."""
     causes: Counter[str] = field(default_factory=Counter)
     untrue: list[str] = field(default_factory=list)
+    unexplained: Counter[str] = field(default_factory=Counter)
+    """What was said of losses that came without a known cause."""
     strikes: list[Strike] = field(default_factory=list)
 
     @property
@@ -243,6 +245,7 @@ class Attack:
         self.outcome.traced = [self.trace.explain(overlap) for overlap in find_overlaps(intervals)]
         losses = [loss for candidate in self.candidates for loss in candidate.losses()]
         self.outcome.causes = Counter(loss.cause for loss in losses)
+        self.outcome.unexplained = Counter(str(loss.detail) for loss in losses if loss.cause == "unknown")
         untrue = [loss for loss in losses if self.trace.contradicts(loss, self._options.lease)]
         self.outcome.untrue = [f"{loss.cause}: {loss.detail}" for loss in untrue]
 
@@ -407,6 +410,8 @@ def tell(outcome: Outcome, options: argparse.Namespace) -> int:
     """Print what was seen; return the exit code."""
     say(f"{options.mode} seed={options.seed} lease={options.lease:g}: {outcome.rounds} rounds, {outcome.terms} terms")
     say("losses: " + (", ".join(f"{count} {cause}" for cause, count in outcome.causes.most_common()) or "none"))
+    for detail, count in outcome.unexplained.most_common(3):
+        say(f"  {count} losses without a known cause: {detail}")
     for line in outcome.told_once():
         say(f"  {line}")
     say(f"{len(outcome.traced)} overlaps, {len(outcome.defects)} of them defects")
