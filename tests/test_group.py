@@ -1083,3 +1083,20 @@ async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_los
                 await lock.shutdown(timeout_s=0.1)
     warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     assert not any("witness" in message for message in warned)
+
+
+async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_why_the_last_one_ended(
+    postgres: Postgres, names: list[str]
+):
+    """With thousands of roles some get to ask so late: their losses had no cause."""
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        member = group._group._members[LockKey.named(names[0])]
+        late, held_then = member._held, group._group.pair.validity
+        await terminate_holder(postgres.dsn, LockKey.named(names[0]))
+        await until(lambda: len(group.leading) == 3 and group._group.pair.validity is not held_then)
+        member._held, held_now = late, member._held
+        told = await member.lost()
+        member._held = held_now
+    assert told is not None
+    assert told.cause is LossCause.SESSION_TERMINATED

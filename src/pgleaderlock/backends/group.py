@@ -632,7 +632,8 @@ class Member(Backend):
         """Wait for the end of the group's lock session."""
         ended = self._group.pair.ended
         if self._held is None or ended is None or self._held.validity is not self._group.pair.validity:
-            return ConnectionError(f"the session of the group is gone ({self._group.where})")
+            why = None if self._held is None else self._held.validity.why
+            return why or ConnectionError(f"the session of the group is gone ({self._group.where})")
         return await asyncio.shield(ended)
 
     def _check_current(self, grant: Grant) -> None:

@@ -73,11 +73,13 @@ _SERVER_SAID = frozenset({LossCause.SESSION_TERMINATED, LossCause.SERVER_RESTART
 class Validity:
     """Until when everything that one lock session holds may be acted upon. One step ends it, for all keys."""
 
-    __slots__ = ("_change", "_made", "is_over", "kept_until", "lost_at", "until")
+    __slots__ = ("_change", "_made", "is_over", "kept_until", "lost_at", "until", "why")
 
     def __init__(self) -> None:
         self.until = self.lost_at = self.kept_until = -math.inf
         self.is_over = False
+        self.why: PgLeaderLockError | None = None
+        """The reason of its end, for a role that gets to ask only after the next session was opened."""
         self._change = 0
         self._made: tuple[int, Grant] | None = None  # after which change it was made: thousands of roles ask for one
 
@@ -89,9 +91,10 @@ class Validity:
         self.until, self.lost_at, self.kept_until = grant.trusted_until, grant.lost_at, grant.trusted_until
         self._change += 1
 
-    def end(self) -> None:
+    def end(self, why: PgLeaderLockError | None = None) -> None:
         """End it. ``kept_until`` stays: so long at most are the remaining locks kept, for listeners to be notified."""
         self.is_over = True
+        self.why = self.why or why
         self.until = self.lost_at = -math.inf
         self._change += 1
 
@@ -307,7 +310,7 @@ class SessionPair:
 
     def declare_lost(self, error: PgLeaderLockError) -> None:
         """End the validity of everything that is held, and say why to whoever waits for that."""
-        self.validity.end()
+        self.validity.end(error)
         if self.ended is not None and not self.ended.done():
             self.ended.set_result(error)
 
