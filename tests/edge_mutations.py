@@ -165,4 +165,11 @@ EDGE_MUTATIONS = (
         "bool(seen[0][1] & _END) or announce_end(_peek(number))", "bool(seen[0][1] & _END)",
         ("tests/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
     ),
+    EdgeMutation(
+        "a lock session hears no notifications", "backends/pair.py",
+        "            await prepare(admitted.session)\n",
+        "            await prepare(admitted.session)\n"
+        "            if self._channel is not None:\n                await admitted.session.listen(self._channel)\n",
+        ("tests/test_group.py::test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session",),
+    ),
 )  # fmt: skip

@@ -32,7 +32,7 @@ from pgleaderlock import (
 from pgleaderlock.backends._group_unclaimed import Unclaimed
 from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.backends._psycopg_session import PsycopgSession
-from pgleaderlock.backends.group import Group
+from pgleaderlock.backends.group import CHANNEL, Group
 from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.backends.pair import SessionPair
 from pgleaderlock.embedded import Server
@@ -1100,3 +1100,23 @@ async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_w
         member._held = held_now
     assert told is not None
     assert told.cause is LossCause.SESSION_TERMINATED
+
+
+async def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session(
+    postgres: Postgres, names: list[str]
+):
+    """Any user of the database may notify, and the end lay unread behind what came before."""
+    async with make_group(postgres.tcp_dsn, names, lease_s=15, health_interval_s=5) as group:
+        await until(leads(group, 3))
+        pids = [
+            each.session.facts.session_pid for each in (group._group.pair._lock, group._group.pair._witness) if each
+        ]
+        with psycopg.connect(postgres.dsn, autocommit=True) as stranger:  # and the event loop is busy with all of this
+            for number in range(1500):
+                stranger.execute("SELECT pg_notify(%s, %s)", [CHANNEL, f"{number}".ljust(7900, "x")])
+            stranger.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [pids])
+            deadline = time.monotonic() + 5
+            while group.leading and time.monotonic() < deadline:
+                pass
+        assert group.leading == []
+        await until(leads(group, 3))

@@ -93,7 +93,7 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_READ": (TERMS.read, Ask("read_term")),
     "_CLAIM": (lambda session: TERMS.claim(session, 7, 0.5), Ask("claim", lock=str(PAIR), token=7, lease_s=1.5)),
 }
-PARTS = {"_TIMELINE", "PINNED", "_RUN", "_NOTE", "_MAY_TELL_RUN"}
+PARTS = {"_TIMELINE", "PINNED", "_START", "_FILE", "_NOTE", "_MAY_TELL_RUN"}
 NOT_ASKED = {
     "_CREATE": "without a note it is for others than candidates",
     "_FENCE": "it is for transactions of users",

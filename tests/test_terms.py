@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipLost, LockError, LockKey, LockState
+from pgleaderlock.backends import terms
 from pgleaderlock.backends._pg_schema import make_tables
 from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.base import Backend
@@ -268,6 +269,32 @@ async def test_how_old_the_table_is_is_told_by_the_run_that_made_it_and_by_no_cl
         assert await lock.wait_for_leadership(30)  # where the run may not be asked for, the table only says nothing
 
 
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "TRUNCATE pgleaderlock.terms",
+        "ALTER TABLE pgleaderlock.terms SET UNLOGGED",
+        (
+            "CREATE TABLE pgleaderlock.copy (LIKE pgleaderlock.terms INCLUDING ALL); DROP TABLE pgleaderlock.terms; "
+            "ALTER TABLE pgleaderlock.copy RENAME TO terms"
+        ),
+    ],
+    ids=["emptied", "not logged", "restored"],
+)
+async def test_a_table_that_was_emptied_or_restored_says_nothing_though_its_note_is_there(
+    own_server: Server, key: LockKey, deed: str
+):
+    """A row may be missing in it whose term a leader still has."""
+    await make_tables(own_server.dsn, "pgleaderlock", None)
+    await asyncio.to_thread(own_server.restart)
+    assert await is_whole(own_server, key)
+    for statement in deed.split("; "):
+        await query(own_server.dsn, statement)
+    assert not await is_whole(own_server, key)
+    await asyncio.to_thread(own_server.restart)
+    assert not await is_whole(own_server, key)
+
+
 async def test_a_registry_does_not_date_the_table(own_server: Server, key: LockKey):
     """It makes the tables for candidates that keep no rows, one of which may have led."""
     async with await open_pinned(own_server.dsn) as connection:
@@ -287,10 +314,13 @@ def other_server(server_folder_root: Path) -> Iterator[Server]:
         server.stop("immediate")
 
 
+@pytest.mark.parametrize("may_tell", [True, False])
 async def test_another_server_than_before_is_waited_out_whatever_its_row_says(
-    other_server: Server, postgres: Postgres, key: LockKey
+    other_server: Server, postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch, may_tell: bool
 ):
-    """The row that it has may be an old one, of a dump."""
+    """The row that it has may be an old one, of a dump. A user who may not ask which server it is, waits too."""
+    if not may_tell:
+        monkeypatch.setattr(terms, "_MAY_TELL_RUN", "false")
     first, _ = make_termed(other_server.dsn, key)
     async with first:
         await first.wait_for_leadership(10)

@@ -53,6 +53,7 @@ from pgleaderlock.torture._member import Member
 from pgleaderlock.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
+from tests.programs import skip_without
 from tests.silent_proxy import SilentProxy
 from tests.test_cli import CLI
 
@@ -585,6 +586,7 @@ async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
 def test_a_server_of_ours_without_faketime_is_tortured_with_its_true_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    skip_without("libfaketime")
     started: list[dict[str, str]] = []
 
     @contextlib.contextmanager

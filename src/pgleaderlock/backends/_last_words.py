@@ -3,8 +3,8 @@
 PostgreSQL sends the error that ends a session, then frees its locks, then closes the socket. So these words, which
 may lie unread while the event loop is busy, are the first sign of the end, and the only one before the locks are free.
 
-The bytes are walked message by message, because a text in them may be a stranger's: a notification's payload may say
-anything but NUL, and without NUL there is no length of a message that fits. Encrypted bytes say nothing.
+The bytes are walked message by message. They are the server's own: a lock session hears no notifications, whose
+payloads any user of the database may choose, and behind which an end would not show. Encrypted bytes say nothing.
 """
 
 from struct import Struct

@@ -34,12 +34,15 @@ class ServerStart:
         self._run: str | None = None
         self.quiet_until = -math.inf
         """On the candidate's own clock: no term begins earlier."""
+        self.is_another = False
+        """Whether the last look met another run than the one before it."""
 
     def learn(self, run: str, age_s: float, read_at: float) -> None:
         """Note which run of the server answered, and how old it says that it is; read then, on our clock."""
+        is_first = self._run is None
+        self.is_another = not is_first and run != self._run
         if run == self._run:
             return
-        is_first = self._run is None
         self._run = run
         is_plausible = is_first and age_s > 0  # so not where it is no number
         self.quiet_until = read_at - (age_s if is_plausible else 0.0) + self._settle_s

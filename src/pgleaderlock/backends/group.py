@@ -83,7 +83,7 @@ class Group:
     ) -> None:
         self._logger = get_logger().bind(group=where)
         admission = Admission(open_session, lease, clock, "a group of roles", where)
-        self._pair = SessionPair(admission, lease, clock, where, self._logger, keeps_witness_session=True)
+        self._pair = SessionPair(admission, lease, clock, where, self._logger, channel=CHANNEL)
         self._lease = lease
         self.lease_s = lease.lease_s
         self._clock = clock
@@ -313,7 +313,7 @@ class Group:
             due_at = min(self._renew_at, pair.validity.kept_until)
         else:
             due_at = min(self._renew_at, self._poll_at if self._waiting else math.inf)
-            watches.append(asyncio.ensure_future(pair.lock_session.notified()))
+            watches.append(asyncio.ensure_future(pair.notified()))
             watches.append(asyncio.ensure_future(self._end_of_either()))
         try:
             left_s = max(0.0, due_at - self._clock())
@@ -342,7 +342,7 @@ class Group:
 
     async def _open(self) -> None:
         try:
-            await self._pair.open(self._prepare, self._members)
+            await self._pair.open(self._check_capacity, self._members)
             if self._lease.witness:
                 await self._pair.open_witness()
         except PgLeaderLockError as error:
@@ -351,10 +351,6 @@ class Group:
             return
         self._poll_at = 0.0
         self._renew_at = self._clock() + self._lease.renew_every_s
-
-    async def _prepare(self, session: Session) -> None:
-        await self._check_capacity(session)
-        await session.listen(CHANNEL)
 
     async def _check_capacity(self, session: Session) -> None:
         """Two locks for each role that we may come to hold. What others need is not known."""

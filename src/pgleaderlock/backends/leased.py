@@ -101,7 +101,10 @@ class LeasedLockBackend(Backend):
             await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
-        if self._terms is not None and await self._terms.make_ready(session):
+        if self._terms is None:
+            return
+        is_moved = await self._terms.make_ready(session)
+        if self._pair.met_another_run if is_moved is None else is_moved:  # what cannot be told may be
             self._moved_until = self._clock() + self._lease.lease_s
 
     async def try_acquire(self) -> Grant | None:

@@ -119,7 +119,7 @@ class SessionPair:
         logger: NDLogger,
         *,
         connect_s: float = 0.0,
-        keeps_witness_session: bool = False,
+        channel: str | None = None,
     ) -> None:
         self._admission = admission
         self._lease = lease
@@ -127,7 +127,7 @@ class SessionPair:
         self._where = where
         self._logger = logger
         self._connect_s = connect_s
-        self._keeps_witness_session = keeps_witness_session
+        self._channel = channel  # to be heard on the witness session, which is kept open for that
         self._lock: Admitted | None = None
         self._witness: Admitted | None = None
         self.held: set[LockKey] = set()
@@ -184,6 +184,11 @@ class SessionPair:
     def quiet_until(self) -> float:
         """Until when no term begins, because the server has started only just now."""
         return self._server_start.quiet_until
+
+    @property
+    def met_another_run(self) -> bool:
+        """Whether the lock session is of another run of a server than the one before it."""
+        return self._server_start.is_another
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -391,20 +396,37 @@ class SessionPair:
         self._witnessed |= taken
         return {key for key in wanted if key not in taken}
 
+    async def notified(self) -> None:
+        """Wait for a notification on the channel; without a witness session, for ever."""
+        if self._witness is None:
+            await asyncio.Event().wait()
+        else:
+            await self._witness.session.notified()
+
     def note_witness(self, key: LockKey) -> None:
         """Note that queueing has brought the witness lock of this key."""
         self._witnessed.add(key)
 
     async def open_witness(self) -> None:
-        """Have a witness session."""
+        """Have a witness session, which hears the channel if there is one.
+
+        Never the lock session: any user of the database may notify, and behind unread notifications the end of a
+        session does not show at its socket.
+        """
         admitted = await self._admission.admit(self._connect_bound_s, with_facts=False)
+        try:
+            if self._channel is not None:
+                await admitted.session.listen(self._channel)
+        except BaseException:
+            await admitted.session.close()
+            raise
         self._witness = admitted
         self.witness_ended.clear()
         admitted.session.watch(lambda error: self._note_witness_end(admitted, error))
 
     async def free_witnesses(self) -> None:
         """Unlock those whose lock is not held any more. A failure is the end of that session, which is noted."""
-        if not self.held and not self._keeps_witness_session:
+        if not self.held and self._channel is None:
             await self.close_witness()
             return
         keys = [key for key in self._witnessed if key not in self.held]

@@ -79,25 +79,31 @@ BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint);
 """
 
 # As a number, because the text of a time depends on settings, and numeric, because that of a float does too.
-_RUN = "concat(s.system_identifier, ' ', extract(epoch FROM pg_postmaster_start_time())::numeric)"
+_START = "extract(epoch FROM pg_postmaster_start_time())::numeric"
+# A table that was emptied, rewritten, or restored from a dump has another file: its note says nothing.
+_FILE = """concat(s.system_identifier, ' ', (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()),
+                  '/', pg_relation_filenode(to_regclass('{table}')))"""
 _NOTE = """(SELECT col_description(a.attrelid, a.attnum) FROM pg_attribute AS a
              WHERE a.attrelid = to_regclass('{table}') AND a.attname = 'acquired_at')"""
 NOTED = "terms are kept since server run "
-"""What the note begins with; then follow the server and its start."""
+"""What the note begins with; then follow the server, the table's file and the server's start."""
 _MAY_TELL_RUN = "has_function_privilege('pg_control_system()', 'EXECUTE')"
 
-# Once: a table that was noted in an earlier run keeps that note. A comment needs no grant to be read.
+# Once: a table that was noted in an earlier run keeps that note. A comment needs no grant to be read. A crash empties a
+# table that is not logged.
 _NOTE_RUN = """
 DO $note$ BEGIN
-    IF {may_tell} AND {note} IS NULL THEN
+    IF {may_tell} AND (SELECT c.relpersistence = 'p' FROM pg_class AS c WHERE c.oid = to_regclass('{table}'))
+       AND starts_with(coalesce({note}, '{noted}'), '{noted}')
+       AND NOT starts_with(coalesce({note}, ''), (SELECT '{noted}' || {file} || ' ' FROM pg_control_system() AS s)) THEN
         EXECUTE format('COMMENT ON COLUMN {table}.acquired_at IS %L',
-                       (SELECT '{noted}' || {run} FROM pg_control_system() AS s));
+                       (SELECT '{noted}' || {file} || ' ' || {start} FROM pg_control_system() AS s));
     END IF;
 EXCEPTION WHEN insufficient_privilege THEN  -- not the owner: the table stays without a note
 END $note$;
 """
 
-_LOOK_FOR_RUN = "SELECT s.system_identifier::text, {run}, {note} FROM pg_control_system() AS s"
+_LOOK_FOR_RUN = "SELECT s.system_identifier::text, {file} || ' ' || {start}, {note} FROM pg_control_system() AS s"
 _TABLE_NAME = re.compile(r"CREATE TABLE IF NOT EXISTS \{schema\}\.(\w+)")
 
 # The name of the file that is being written begins with the timeline; the control file may lag after a promotion.
@@ -189,8 +195,8 @@ def create_sql(schema: str, owner: str | None = None, *, keeps_terms: bool = Fal
 
 def _run_sql(statement: str, schema: str) -> str:
     table = f"{_quoted(schema)}.terms"
-    note = _NOTE.format(table=table)
-    return statement.format(table=table, note=note, noted=NOTED, run=_RUN, may_tell=_MAY_TELL_RUN)
+    note, file = _NOTE.format(table=table), _FILE.format(table=table)
+    return statement.format(table=table, note=note, noted=NOTED, file=file, start=_START, may_tell=_MAY_TELL_RUN)
 
 
 def _schema_text() -> str:
@@ -245,10 +251,10 @@ class Terms:
         self._server: str | None = None  # the last one that was met
         self._is_whole = False  # as of the session that was made ready last
 
-    async def make_ready(self, session: Session) -> bool:
+    async def make_ready(self, session: Session) -> bool | None:
         """See that the table can be used; make it where this user may, and say what to do where not.
 
-        Return whether this is another server than the last one.
+        Return whether this is another server than the last one; None where this user may not ask.
         """
         self._is_whole = False
         exists, usable, creatable, user, database, may_tell_run = await self._look_for_table(session)
@@ -264,7 +270,7 @@ class Terms:
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
                 f"({self._where}): as its owner, run {advice}"
             )
-        return await self._look_for_run(session) if may_tell_run else False
+        return await self._look_for_run(session) if may_tell_run else None
 
     async def _look_for_run(self, session: Session) -> bool:
         """Learn which run of which server this is, and whether the table is older than the run."""
@@ -273,8 +279,8 @@ class Terms:
         if row is None:
             raise ConnectionError(f"the server did not say which one it is ({self._where})")
         server, run, note = row
-        of_this_server = f"{NOTED}{server} "
-        self._is_whole = str(note).startswith(of_this_server) and note != NOTED + run
+        of_this_table = f"{NOTED}{run.rpartition(' ')[0]} "
+        self._is_whole = str(note).startswith(of_this_table) and note != NOTED + run
         former, self._server = self._server, server
         return former not in (None, server)
 

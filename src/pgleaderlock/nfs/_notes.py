@@ -4,10 +4,11 @@ A process that gives up before the lifetime of a silent holder is over has seen 
 the next one begins to count anew, and a job with a short time-out never takes over from a dead holder. So it leaves a
 file in the folder: which epoch, which heartbeat, and since when it was seen unchanged.
 
-**No clock of another host is read, and no time of day.** The time is that of the clock which counts since this host was
-started, and which all its processes share. It is named with the boot and the time namespace that it belongs to; a
-process of another host, of another boot or of another namespace does not heed it. The file server's own clock, which
-could tell across hosts, is a wall clock: set forward between two looks, it would break the lock of a live holder.
+**No clock of another host is read, and no time of day.** The time is that of the clock which counts since this host
+was started, and which all its processes share. It is named with the boot and the offsets of the time namespace that it
+belongs to (a namespace's number may be used again); a process of another host or boot, or with other offsets, does not
+heed it. The file server's own clock, which could tell across hosts, is a wall clock: set forward between two looks, it
+would break the lock of a live holder.
 
 **What follows is as safe as watching all the time**: within an epoch no heartbeat comes again, so one that is the same
 at both ends of a time was so all along. Where a file system keeps too few times, heartbeats may begin anew; so the time
@@ -28,7 +29,7 @@ from pgleaderlock.nfs._folder import Seen, remove
 
 __all__ = ["leave", "read", "remove_all"]
 
-_TIME_NAMESPACE = "/proc/self/ns/time"
+_TIME_OFFSETS = Path("/proc/self/timens_offsets")
 _LARGEST = 4096
 
 
@@ -85,11 +86,11 @@ def _place(folder: Path, seen: Seen) -> _Place | None:
     boot_id = place.boot_id()
     if boot_id is None:
         return None
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink(_TIME_NAMESPACE)  # noqa: PTH115 - a text, no path
+    offsets = ""
+    with contextlib.suppress(OSError):  # a kernel without time namespaces
+        offsets = " ".join(_TIME_OFFSETS.read_text("ascii").split())
     path = f"{folder}/claim|seen|{boot_id}|0|{seen.epoch}"
-    return _Place(path, f"{boot_id} {namespace}") if is_note(path.rpartition("/")[2]) else None
+    return _Place(path, f"{boot_id} {offsets}") if is_note(path.rpartition("/")[2]) else None
 
 
 def _facts(seen: Seen) -> list[object]:
