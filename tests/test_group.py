@@ -1120,3 +1120,15 @@ async def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_loc
                 pass
         assert group.leading == []
         await until(leads(group, 3))
+
+
+async def test_what_a_run_that_ended_has_left_is_not_handed_out_to_the_next(postgres: Postgres, names: list[str]):
+    """Found by the simulation: a lock came after its run had left it; the next run led with it, and it was freed."""
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        inner, key = group._group, LockKey.named(names[0])
+        won = inner._members[key]._held
+        inner._asking[key] = asked = asyncio.get_running_loop().create_future()
+        inner._leaving[key] = asyncio.get_running_loop().create_future()
+        inner._hand_out(key, won)
+        assert asked.result() is None

@@ -508,6 +508,8 @@ class Group:
 
     def _hand_out(self, key: LockKey, grant: _Won | None) -> None:
         """To whoever asked; or keep it for whoever waits, and wake that one. What nobody wants any more is given up."""
+        if key in self._leaving:  # by a run that ended while this was being won: it is freed next, and begins no term
+            grant = None
         asked = self._asking.pop(key, None)
         if asked is not None and not asked.done():
             asked.set_result(grant)
