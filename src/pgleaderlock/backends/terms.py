@@ -199,6 +199,13 @@ def _run_sql(statement: str, schema: str) -> str:
     return statement.format(table=table, note=note, noted=NOTED, file=file, start=_START, may_tell=_MAY_TELL_RUN)
 
 
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # a comment of the table's owner
+        return math.nan
+
+
 def _schema_text() -> str:
     return resources.files("pgleaderlock").joinpath("schema.sql").read_text("utf-8")
 
@@ -279,8 +286,11 @@ class Terms:
         if row is None:
             raise ConnectionError(f"the server did not say which one it is ({self._where})")
         server, run, note = row
-        of_this_table = f"{NOTED}{run.rpartition(' ')[0]} "
-        self._is_whole = str(note).startswith(of_this_table) and note != NOTED + run
+        table, _, started = run.rpartition(" ")
+        noted_table, _, noted_start = str(note).rpartition(" ")
+        # Not in another run alone: a leader of another server, whose name this one has taken, may be valid for a lease.
+        is_older = _seconds(started) - _seconds(noted_start) >= self._lease.lease_s
+        self._is_whole = noted_table == NOTED + table and is_older
         former, self._server = self._server, server
         return former not in (None, server)
 

@@ -266,7 +266,7 @@ class ModelledPostgres:
         self._xid = self._flushed_xid = 700
         self._timeline = 1
         self._identifier = 1
-        self._note: str | None = f"{_NOTED}1 before"
+        self._note: str | None = f"{_NOTED}1 {-2 * _LONG_AGO_S}"
         self.on_grant: Callable[[str], None] | None = None
         """Called with the owner of a session that was just granted a lock."""
         self.waits_for_standby = False
@@ -525,11 +525,11 @@ class ModelledPostgres:
 
     def switch(self, down_s: float) -> None:
         """Vanish; another server takes the name over, which has been up for long and got its tables before that."""
-        self._become_another("before")
+        self._become_another(-2 * _LONG_AGO_S)
         self._started_at -= 1.0
         self._stop(None, down_s, self._come_back)
 
-    def _become_another(self, table_is_of: str | None) -> None:
+    def _become_another(self, table_is_of: float | None) -> None:
         self._identifier += 1
         self._timeline = 1
         self._terms.clear()
