@@ -189,7 +189,7 @@ def test_any_mixture_of_two_renewals_is_a_record_that_says_the_same():
 def test_the_simulation_finds_a_renewal_without_room_that_followers_cannot_see(monkeypatch):
     """The mend, mutilated: the leader counts a renewal on a full disk, and the record does not change."""
     monkeypatch.setattr(Folder, "overwrite", lambda self, live, text: text)
-    assert simulate(range(1, 31))[2] != []
+    assert any(simulate([seed])[2] for seed in range(1, 400))
 
 
 def test_the_simulation_finds_a_renewal_in_place_that_does_not_look_where_it_wrote(monkeypatch):

@@ -9,7 +9,7 @@ Modes:
 
 - ``fast``: as people run it; never both sessions of one process are killed within a lease. No overlap is allowed.
 - ``strict``: ``takeover="strict"``, and both sessions of the leader may be killed at once. No overlap is allowed.
-- ``alone``: ``witness=False``. Overlaps must be found, which shows that this harness can fail.
+- ``alone``: ``witness=False``, and no look at the socket. Overlaps must be found: it shows that this harness can fail.
 - ``group``: as ``fast``, but each process has a :class:`LeaderGroup` of three roles. No overlap is allowed.
 - ``rows``: lease rows through a PgBouncer in transaction mode, which is restarted now and then. No overlap is allowed.
 - ``double``: as ``fast``, and both sessions of the leader may be killed at once. Overlaps are allowed only after that.
@@ -45,10 +45,11 @@ KEY = LockKey.pair(666, 1)
 LEASE_S = 1.5
 
 _MEMBER = """
-import asyncio, sys, threading
+import asyncio, math, sys, threading
 from pathlib import Path
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey, open_backend
 from pgleaderlock import suspend_aware_clock as clock
+from pgleaderlock.backends.pair import SessionPair
 from pgleaderlock.torture._belief import sample_forever
 from pgleaderlock.torture._node import be_busy
 
@@ -78,7 +79,12 @@ def make_lock(dsn, key, lease_s, mode):
                       retry_strategy=FixedInterval(0.5), settle_s=0, witness=mode != "alone",
                       term_table=mode == "strict", takeover="strict" if mode == "strict" else "fast")
 
+def trust_without_a_look(pair, validity):
+    return validity.until if validity is pair.validity else -math.inf
+
 async def main(dsn, key, lease_s, path, mode):
+    if mode == "alone":
+        SessionPair.valid_until = trust_without_a_look
     lock = make_lock(dsn, key, lease_s, mode)
     threading.Thread(target=sample_forever, args=(lambda: lock.token, Path(path), clock), daemon=True).start()
     async with lock:

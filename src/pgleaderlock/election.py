@@ -37,7 +37,7 @@ from pgleaderlock._checks import check_flag, check_seconds, refuse_plain_with
 from pgleaderlock._logging import get_logger
 from pgleaderlock._run import Fact, Run
 from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.times import effective_interval_s, until_renewal_s
+from pgleaderlock.backends.times import SOON_SHARE, effective_interval_s, until_renewal_s
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import (
@@ -663,9 +663,9 @@ class Election(Gated):
             raise
         if why is not None:
             return Fact(Input.DB_ERROR, why)
-        left_s = self._grant.lost_at - self._clock()
+        had_s, left_s = left_s, self._grant.lost_at - self._clock()
         if left_s <= 0:  # we slept through it: whatever the store says now, others may have been told otherwise
-            return Fact(Input.HEALTH_FAILED, self._lost("this process stood still for too long", LossCause.STALLED))
+            return Fact(Input.HEALTH_FAILED, self._slept(had_s))
         sent = self._clock()
         try:
             verb = partial(self._backend.renew, self._grant)
@@ -675,8 +675,17 @@ class Election(Gated):
         if grant is None:  # the call is cut short, and its session closed, only once we do not believe any more
             return Fact(Input.HEALTH_FAILED, self._no_answer())
         if self._clock() >= self._grant.lost_at:  # work that looked at its term has been told to stop, and has
-            return Fact(Input.HEALTH_FAILED, self._lost("the renewal was answered too late", LossCause.RENEW_TIMEOUT))
+            return Fact(Input.HEALTH_FAILED, self._answered_too_late())
         return Fact(Input.HEALTH_OK, grant=grant, took_s=self._clock() - sent)
+
+    def _slept(self, had_s: float) -> LeadershipLost:
+        """Say why no time is left of what there was when the wait for the next renewal began."""
+        if had_s < SOON_SHARE * (self._backend.lease_s or 0.0):  # no sleep was needed for that
+            return self._answered_too_late()
+        return self._lost("this process stood still for too long", LossCause.STALLED)
+
+    def _answered_too_late(self) -> LeadershipLost:
+        return self._lost("the renewal was answered too late", LossCause.RENEW_TIMEOUT)
 
     def _no_answer(self) -> ConnectionError:
         """Return the same kind of error as a session whose own time limit ends first: the store said nothing."""

@@ -49,6 +49,7 @@ from pgleaderlock.backends._server_start import ServerStart
 from pgleaderlock.backends._stuck import StuckHolders
 from pgleaderlock.backends.lease import Lease, witness_key
 from pgleaderlock.backends.session import Session
+from pgleaderlock.backends.times import SOON_SHARE
 from pgleaderlock.causes import LossCause
 from pgleaderlock.clock import Clock
 from pgleaderlock.errors import ConnectionError, LeadershipLost, PgLeaderLockError
@@ -142,6 +143,7 @@ class SessionPair:
         self._given_up: list[tuple[int, str]] = []
         self._was_silent = False
         self._is_renewing = False
+        self._answered_at = -math.inf
         self._trouble = ""
         self._was_warned = False
         settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
@@ -348,7 +350,7 @@ class SessionPair:
             return left_s
         if self._lease.witness and not self.has_witness:
             what, cause = f"the witness session was lost and not replaced ({self._trouble})", LossCause.WITNESS_LOST
-        elif self._is_renewing:
+        elif self._is_renewing or self._clock() - self._answered_at < self._lease.lease_s * SOON_SHARE:
             what, cause = "the renewal was answered too late", LossCause.RENEW_TIMEOUT
         else:
             what, cause = "this process stood still for too long", LossCause.STALLED
@@ -474,6 +476,7 @@ class SessionPair:
             await self.ping_both()
         self.answer_bound_s()  # what had to be declared lost meanwhile is not renewed
         self.validity.extend(self._lease, sent)
+        self._answered_at = self._clock()
         return True
 
     async def ping_both(self) -> None:

@@ -14,6 +14,7 @@ from pgleaderlock.backends.base import LOST_SHARE
 
 __all__ = [
     "RENEWALS_PER_LEASE",
+    "SOON_SHARE",
     "USUAL_INTERVAL_S",
     "LeaseTimes",
     "UsualInterval",
@@ -27,6 +28,8 @@ __all__ = [
 
 RENEWALS_PER_LEASE = 3
 """How often a leader renews in a lease, unless an interval was given."""
+SOON_SHARE = 0.05
+"""Of a lease: a renewal that was answered so late that no more is left cannot be followed by another."""
 _SHORTEST_DEFAULT_LEASE_S = 1.5
 _RENEWED_BY = 0.6
 """The part of a lease after which a renewal is sent at the latest."""
