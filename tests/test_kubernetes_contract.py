@@ -24,6 +24,9 @@ from pgleaderlock.backends.kubernetes.credentials import Credential
 from pgleaderlock.testing.contract import BackendContract
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 
+# A connection whose TLS handshake is cut short by a time limit is closed by httpcore only when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 REAL = os.environ.get("PGLEADERLOCK_K8S_SERVER")
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 TIME = "2026-01-02T03:04:05.000000Z"

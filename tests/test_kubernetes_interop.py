@@ -35,6 +35,9 @@ from pgleaderlock.election import Election
 from tests.doubles import until
 from tests.processes import Process
 
+# A connection whose TLS handshake is cut short by a time limit is closed by httpcore only when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 REAL, PEER = os.environ.get("PGLEADERLOCK_K8S_SERVER"), os.environ.get("PGLEADERLOCK_K8S_PEER")
 PEER_LEASE_S = 2.0
 SKEWS = [0, 60, -60]
