@@ -201,7 +201,8 @@ def test_a_claim_is_withdrawn_though_the_reply_was_lost(stage: Stage):
         with pytest.raises(TimeOutError):
             faulty.receive()
     assert other("lock.is_locked")
-    assert len(stage.names()) == 2  # the holder's claim and its epoch
+    left = [name for name in stage.names() if not name.startswith("claim|seen|")]  # a note for the next process
+    assert len(left) == 2  # the holder's claim and its epoch
 
 
 def test_old_epochs_are_collected_though_the_reply_was_lost(stage: Stage):
