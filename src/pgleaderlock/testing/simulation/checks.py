@@ -279,7 +279,9 @@ class Checker:
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
         waited_s = self._world.now - max(self.leaderless_since, self._course.disturbed_at)
-        if self._well_nodes() and waited_s > patience_s:
+        # A step-down whose release fails ends in STOPPED, by the specification's table: then a node is no candidate.
+        candidates = [each for each in self._well_nodes() if each.lock.state is not LockState.STOPPED]
+        if candidates and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
             self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
 
