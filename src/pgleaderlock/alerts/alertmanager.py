@@ -44,7 +44,7 @@ def alertmanager_config(
 
 
 def unheard(alerts: Iterable[Alert]) -> list[Remark]:
-    """Return what there is to say of alerts that nobody is told of."""
+    """Return a remark for each alert that no receiver is notified of."""
     silent = dict.fromkeys((alert.name, alert.severity) for alert in alerts if not alert.notify)
     return [
         Remark(

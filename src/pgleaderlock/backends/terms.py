@@ -20,13 +20,14 @@ Nothing is written at a renewal: it would wait for fenced transactions, and lead
 **A missing row means that no term has ever begun, if the table is older than the run of the server.** A leader commits
 its row before it leads, and no row is ever deleted. So a leader of an earlier run, which is what the quiet period after
 a server start waits for, left a row in a table that was there. A table that was made in the present run says nothing: a
-leader of an earlier run had no table to write to. How old the table is, is decided without a clock: whoever makes it
-notes on it which server (``pg_control_system``) and which run of it (``pg_postmaster_start_time``) this was. Another
-run of the same server has another start time; a clock that was stepped cannot make two runs of one. A dump that was
-restored elsewhere carries the note of another server, and a table without a note counts as made just now. The note is
-written by ``pgleaderlock schema apply`` and by candidates with a term table, not by a registry, which makes the same
-tables for candidates that keep no rows. A crash recovery leaves the start time as it is, so that a table that was made
-before it counts as young: that costs one quiet period, and is safe.
+leader of an earlier run had no table to write to. The command or candidate that makes the table notes on it which
+server (``pg_control_system``), which file of the table and which run of the server (``pg_postmaster_start_time``) this
+was. The present run must have started a lease later than the noted one: a leader of another server, whose name this
+one has taken, may be valid so long. The two times are of the server's wall clock; stepped, it never makes one run two,
+and costs at most that lease. A table that was emptied, rewritten or restored has another file, and a table without a
+note counts as made just now. The note is written by ``pgleaderlock schema apply`` and by candidates with a term table,
+not by a registry, which makes the same tables for candidates that keep no rows. A crash recovery leaves the start time
+as it is, so that a table that was made before it counts as young: that costs one quiet period, and is safe.
 
 **Another server than before** has none of the rows of that one, or old ones. A candidate that knew the other one waits
 for a lease, whatever the row says.
@@ -34,8 +35,8 @@ for a lease, whatever the row says.
 Not promised: anything, where the candidates of one lock do not all keep rows. A leader without a row that is cut off
 while the server starts is not waited for; so switch a role to ``term_table=True`` while no old node runs. A server that
 was set back to an older state (a snapshot of its disk), or is a copy of another's files, lacks the terms since. A
-primary that goes on beside its promoted standby keeps its leader: to fence such a server is the job of whoever promotes
-the other.
+primary that goes on beside its promoted standby keeps its leader: to fence such a server is the job of the operator
+who promotes the other.
 """
 
 import math
