@@ -1188,6 +1188,35 @@ async def test_a_term_whose_session_ended_before_it_was_announced_is_not_announc
     ]
 
 
+async def test_the_announcement_of_a_term_whose_session_has_ended_is_not_leadership():
+    """The end is seen by is_leader before the engine has read it: who waits then, waits for the next term."""
+    has_ended = False
+
+    class Ended(ScriptedBackend):
+        def look(self, grant: Grant) -> Grant:
+            return grant.ended() if grant.token == 1 and has_ended else grant
+
+    backend = Ended(try_acquire=[leased_grant(token=1), leased_grant(token=2, at=5.0)], renew=[DOWN, Grant(token=2)])
+    election, _, _ = make_election(backend, health_interval_s=5.0, retry_strategy=FixedInterval(0.01))
+    async with election:
+        assert await election.wait_for_leadership()
+        has_ended = True
+        assert not await election.wait_for_leadership(1.0)
+        assert await election.wait_for_leadership()
+        assert election.token == 2
+
+
+async def test_a_lapsed_validity_that_a_renewal_extends_ends_the_wait_for_leadership():
+    election, _, _ = make_election(
+        ScriptedBackend(try_acquire=[Grant(trusted_until=2.0)], renew=[Grant(trusted_until=8.0)]), health_interval_s=3.0
+    )
+    async with election:
+        await election.wait_for_leadership()
+        await asyncio.sleep(2.5)
+        assert not await election.wait_for_leadership(0)
+        assert await election.wait_for_leadership(1)
+
+
 async def test_a_recovery_that_is_read_too_late_is_tried_again():
     now = [0.0]
 

@@ -7,6 +7,7 @@ facts that the engine learns by itself.
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgleaderlock._calls import Calls
@@ -70,8 +71,9 @@ class Run:
         self.inbox = Inbox()
         self.calls = Calls(lambda: self.inbox.news)
         self.stream = stream
-        self.announced = asyncio.Event()
-        """Set while leading, once the ``on_acquired`` callbacks have run."""
+        self.is_announced = False
+        """Whether this process leads, and the ``on_acquired`` callbacks have run."""
+        self._changed = asyncio.Event()
         self.yielded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the term that is now held, or now ending, is over."""
         self.releasing: asyncio.Task[None] | None = None
@@ -84,6 +86,16 @@ class Run:
         """Whether its end is only a matter of time: work is finished first, and then it is asked to stop."""
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
+
+    def note_change(self) -> None:
+        """Let those look again who wait in :meth:`until`."""
+        self._changed.set()
+        self._changed.clear()
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until it is true after some change."""
+        while not is_true():
+            await self._changed.wait()
 
     def ask_to_stop(self) -> None:
         """Ask for the end of this run."""

@@ -312,12 +312,14 @@ class Election(Gated):
             return False
         if run.stream.is_current_task():
             raise LockError("wait_for_leadership() in a callback would wait for itself: use asyncio.create_task()")
-        announced = asyncio.ensure_future(run.announced.wait())
+        # The announcement alone may be that of a term that is over: is_leader looks at the session itself, and sees its
+        # end before the engine has read it.
+        leads = asyncio.ensure_future(run.until(lambda: run.is_announced and self.is_leader))
         try:
-            await asyncio.wait({announced, run.task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            return announced.done()
+            await asyncio.wait({leads, run.task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return leads.done()
         finally:
-            announced.cancel()
+            leads.cancel()
 
     def _check_started(self) -> None:
         """Raise LockError when :meth:`start` was never called: whoever waits then has forgotten it."""
@@ -461,7 +463,8 @@ class Election(Gated):
         self._set_hard_fence(transition, grant)
         events = self._events(transition, fact, grant)
         if transition.changes and not transition.leads:
-            run.announced.clear()
+            run.is_announced = False
+        run.note_change()
         if transition.ends_term:
             run.inbox.drop(Input.RELEASE_REQUESTED, Input.RELEASE_TIMED_OUT)
             self._new_cycle(after_release=transition.hands_over)
@@ -568,7 +571,8 @@ class Election(Gated):
         if event.kind is EventKind.LOST and not leads:
             self._disarm_hard_fence()
         if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and leads and run:
-            run.announced.set()
+            run.is_announced = True
+            run.note_change()
 
     async def _hear_out(
         self, run: Run, *, or_until: asyncio.Future[None] | None = None, timeout_s: float | None = None
