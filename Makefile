@@ -22,7 +22,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
+.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +53,13 @@ run: .venv/.demo ## See a failover: a page with a leader, and buttons to kill, f
 
 # Six at a time, on two cores too: most of what they do is wait. Files go in the order of tests/conftest.py, slow ones first.
 # What is to be rewritten for assertions is so once, and not by all six at the same time.
-test: setup ## Run the tests (ARGS="-k name" for some)
-	@[ -d .pycache ] || $(RUN) pytest --collect-only -qq >/dev/null
-	$(RUN) pytest --numprocesses=6 --dist=loadfile --no-loadscope-reorder -m "not proof" $(ARGS)
+PYTEST_PARALLEL = @[ -d .pycache ] || $(RUN) pytest --collect-only -qq >/dev/null; \
+	$(RUN) pytest --numprocesses=6 --dist=loadfile --no-loadscope-reorder
+test: setup ## Run the quick tests, in three minutes (ARGS="-k name" for some)
+	$(PYTEST_PARALLEL) -m "not slow and not proof" $(ARGS)
+
+test-all: setup ## Run the slow tests too: real leases that run out, demos, browsers, frameworks
+	$(PYTEST_PARALLEL) -m "not proof" $(ARGS)
 
 proofs: setup ## Run the tests that take long: mutations, fuzzing, every interleaving, weathers, crowds of processes
 	$(RUN) pytest --numprocesses=3 --dist=loadgroup -m proof $(ARGS)
@@ -63,8 +67,8 @@ proofs: setup ## Run the tests that take long: mutations, fuzzing, every interle
 test-again: setup ## Run once more, one at a time, the tests that failed last
 	$(RUN) pytest --last-failed --last-failed-no-failures=none $(ARGS)
 
-check: lint types imports ## Run everything that CI runs: ruff, mypy, import-linter, the tests, the coverage floors
-	$(MAKE) test ARGS="--cov --cov-report=json $(ARGS)"
+check: lint types imports ## Run what CI runs first: ruff, mypy, import-linter, all tests but the proofs, the coverage floors
+	$(MAKE) test-all ARGS="--cov --cov-report=json $(ARGS)"
 	$(RUN) python tools/coverage_floors.py
 
 format: setup ## Format the code and mend what ruff can mend

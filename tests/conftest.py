@@ -79,10 +79,26 @@ nfs_use supervise cli_k8s exec_terminal alerts_prometheus celery record
 """
 
 
+# Of the contract, which is part of the package and has no marks of ours: what waits for real leases to run out.
+_SLOW_CONTRACT = """
+test_of_many_processes_exactly_one_leads_at_any_time
+test_tokens_grow_for_one_who_never_saw_the_silent_holder
+test_silence_lasts_as_long_as_the_lease_of_the_holder
+test_silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended
+test_a_renewal_extends_trust_and_keeps_others_out
+test_of_many_who_wait_for_a_silent_holder_one_takes_over
+test_an_answer_that_takes_its_time_adds_no_trust
+test_a_grant_that_takes_its_time_adds_no_trust
+"""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(_SLOW_FILES.split())}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        if item.name.partition("[")[0] in _SLOW_CONTRACT.split():
+            item.add_marker("slow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -61,6 +61,7 @@ async def leave_stuck(dsn: str, key: LockKey) -> int:
 
 
 @pytest.mark.parametrize("of", ["the lock", "the witness lock"])
+@pytest.mark.slow
 async def test_a_dead_candidate_s_backend_that_waits_for_a_standby_is_ended_and_the_setting_is_named(
     dsn: str, key: LockKey, caplog: pytest.LogCaptureFixture, of: str
 ):
@@ -96,6 +97,7 @@ async def test_every_candidate_says_once_what_it_waits_for_and_one_leads_when_th
     assert await query(dsn, WAITING) == []
 
 
+@pytest.mark.slow
 async def test_a_leader_goes_on_leading_while_the_standby_is_away(own_server: Server, key: LockKey):
     lock = candidate(own_server.dsn, key)
     async with lock:

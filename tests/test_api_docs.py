@@ -13,10 +13,12 @@ api_docs = load_tool("api_docs")
 PAGE = ROOT / "docs" / "reference" / "signatures.md"
 
 
+@pytest.mark.slow
 def test_the_documented_signatures_are_those_of_the_code():
     assert api_docs.main(["--check"]) == 0, "docs/reference/signatures.md is out of date: run `make docs`"
 
 
+@pytest.mark.slow
 def test_the_check_fails_on_a_page_that_says_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     copy = Path(shutil.copy(PAGE, tmp_path / "page.md"))
     right = copy.read_text(encoding="utf-8")

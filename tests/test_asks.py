@@ -247,6 +247,7 @@ async def test_stranger_is_told_of_the_right_to_look_and_ask_and_a_node_of_the_r
     await node.close()
 
 
+@pytest.mark.slow
 async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(
     postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
@@ -296,6 +297,7 @@ async def flood(connection: psycopg.AsyncConnection[Any], count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 2000])
+@pytest.mark.slow
 async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_minute(
     postgres: Postgres, schema: str, roles: Roles, count: int, request: pytest.FixtureRequest
 ):
@@ -361,6 +363,7 @@ async def test_hostile_texts_stay_on_one_line_in_history_and_log(
 # --- In a schema of an earlier version, without the table -------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are_not(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles, caplog: pytest.LogCaptureFixture
 ):
@@ -386,6 +389,7 @@ async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are
             await until(lambda: one.lock.is_leader and one.lock.token != before)  # noqa: B023 - awaited here
 
 
+@pytest.mark.slow
 async def test_without_a_table_forged_notifications_depose_nobody(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):

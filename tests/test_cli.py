@@ -112,6 +112,7 @@ def role(key: LockKey) -> LockKey:
 # --- run ---
 
 
+@pytest.mark.slow
 def test_exactly_one_of_three_leads_and_leadership_moves_when_it_is_killed_or_asked_to_go(
     postgres: Postgres, key: LockKey
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_quiet_follower_tells_who_leads_and_does_not_list_its_attempts(postgre
     assert not any("from=follower to=acquiring" in line for line in process.lines)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_release_that_hangs(own_server: Server, key: LockKey) -> None:
     with started(*run_words(own_server.dsn, key), "--health-interval", "60") as process:
         process.wait_for(LEADS)
@@ -283,6 +285,7 @@ def test_colour_is_for_terminals_that_want_it(
 # --- acquire ---
 
 
+@pytest.mark.slow
 def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
     began_s = time.monotonic()
     free = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "0.5")
@@ -298,6 +301,7 @@ def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Post
     assert record["holder"]["pid"] == pid
 
 
+@pytest.mark.slow
 def test_a_held_lock_is_kept_until_a_signal_releases_it(postgres: Postgres, key: LockKey) -> None:
     with started("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "600", "--json") as process:
         assert json.loads(process.wait_for("{"))["outcome"] == "acquired"
@@ -316,6 +320,7 @@ def test_a_loss_while_holding_is_noticed(postgres: Postgres, key: LockKey) -> No
         assert process.wait() == exit_codes.LEADERSHIP_ENDED
 
 
+@pytest.mark.slow
 async def test_a_role_is_the_same_lock_here_and_in_the_library(postgres: Postgres, role: LockKey) -> None:
     async with LeaderLock(postgres.dsn, role=role.name) as lock:
         assert await lock.wait_for_leadership(TIMEOUT_S)
@@ -342,6 +347,7 @@ def status(dsn: str, key: LockKey, *options: str) -> str:
     return shown.stdout
 
 
+@pytest.mark.slow
 def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert status(postgres.dsn, key) == f"{key} is free\n"
     with held(postgres.dsn, key) as pid, _in_line(postgres.dsn, key) as waiter_pid:
@@ -350,6 +356,7 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
 
 
+@pytest.mark.slow
 def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgres: Postgres, role: LockKey) -> None:
     with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role):
         piped = status(postgres.dsn, role)
@@ -364,6 +371,7 @@ def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgr
     assert len(piped.splitlines()) == 2, "a pipe has a line each"
 
 
+@pytest.mark.slow
 def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> None:
     free = json.loads(status(postgres.dsn, role, "--json"))
     assert free == {"key": str(role), "role": role.name, "state": "free", "holder": None, "waiting": []}
@@ -393,6 +401,7 @@ def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
                 blocked.result(TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_status_tells_a_bigint_from_the_pair_with_the_same_bits(postgres: Postgres, role: LockKey) -> None:
     (number,) = role.numbers
     halves = (number >> 32, number & 0xFFFFFFFF)
@@ -490,6 +499,7 @@ def test_bad_input_is_refused_before_anything_starts(
     assert not state_folder.exists()
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_by_the_real_process_too(state_folder: Path) -> None:
     cases = [BAD_INPUT["keys"][0], BAD_INPUT["roles"][-1], *BAD_INPUT["connection strings"][2:5]]
     with ThreadPoolExecutor(3) as pool:
@@ -530,6 +540,7 @@ def test_help_and_version_need_no_database(
 # --- What cannot be reached ---
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_reached_is_one_line_and_its_own_code(own_server: Server) -> None:
     with psycopg.connect(own_server.dsn, autocommit=True) as connection:
         connection.execute("CREATE ROLE guarded LOGIN PASSWORD 'something else'")
@@ -592,6 +603,7 @@ async def test_look_at_lock_says_that_it_cannot_tell() -> None:
 # --- The embedded server ---
 
 
+@pytest.mark.slow
 def test_the_embedded_server_is_shared(state_folder: Path) -> None:
     arguments = ("run", "--embedded", "--role", "demo", *QUICK)
     with started(*arguments) as first, started(*arguments) as second:

@@ -92,6 +92,7 @@ def test_a_password_is_moved_out_of_the_arguments_of_the_module_too():
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.slow
 def test_shells_can_complete_commands(shell: str):
     def ask(instruction: str, **variables: str) -> str:
         environment = {**os.environ, "_PGLEADERLOCK_COMPLETE": f"{shell}_{instruction}", **variables}

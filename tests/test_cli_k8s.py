@@ -81,6 +81,7 @@ async def status(config: Path, url: str, *words: str) -> str:
     return output.decode()
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_not_there_is_not_called_free_since_its_namespace_may_be_missing(
     server: FakeKubernetes, tmp_path: Path
 ):
@@ -95,6 +96,7 @@ async def test_a_lease_that_is_not_there_is_not_called_free_since_its_namespace_
         assert (shown["state"], shown["holder"], shown["note"]) == ("free", None, note)
 
 
+@pytest.mark.slow
 async def test_a_lease_that_was_released_is_free(server: FakeKubernetes, tmp_path: Path):
     config = server.write_kubeconfig(tmp_path / "config")
     server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})

@@ -22,6 +22,7 @@ def url(postgres: Postgres) -> str:
     return postgres.tcp_dsn.replace("postgresql://", "postgresql+lease://")
 
 
+@pytest.mark.slow
 def test_two_processes_elect_one_and_a_stop_hands_over(url: str):
     role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
     command = (sys.executable, "-m", "pgleaderlock.cli", "run", "--url", url, "--role", role, "--lease", "6", "--json")
@@ -164,6 +165,7 @@ def test_a_schema_is_passed_on_to_lease_rows_and_refused_elsewhere(url: str, cap
     assert "this store has none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_lease_of_the_dead_can_be_waited_for(url: str, capsys: pytest.CaptureFixture[str]):
     role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
     options = ("--url", url, "--role", role, "--lease", "2", "--health-interval", "0.5")

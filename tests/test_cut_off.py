@@ -450,6 +450,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_frozen_leader_is_replaced_and_when_thawed_its_first_answer_is_no(postgres: Postgres, key: LockKey):
     delays_s: list[float] = []
     with (
@@ -485,6 +486,7 @@ def freeze(leader: Process, follower: Process, key: str) -> float:
 
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
+@pytest.mark.slow
 async def test_after_a_restart_nobody_leads_while_a_leader_cut_off_from_it_may_believe(
     own_server: Server, key: LockKey, how: str
 ):
@@ -493,6 +495,7 @@ async def test_after_a_restart_nobody_leads_while_a_leader_cut_off_from_it_may_b
 
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
+@pytest.mark.slow
 async def test_without_settling_there_would_be_two_leaders(own_server: Server, key: LockKey, how: str):
     """A restart frees every lock at once. This is what settling is for, and shows that the test of it can fail."""
     settings = {"lease_s": 15.0, "settle_s": 0}  # long enough for any restart

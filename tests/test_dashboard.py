@@ -672,6 +672,7 @@ async def open_stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return reader, writer
 
 
+@pytest.mark.slow
 async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody():
     source = FixedSource(RoleStatus("l", "role", leader()))
     async with serving(source) as (dashboard, client):
@@ -770,6 +771,7 @@ async def test_two_hundred_roles_fifty_nodes_and_ten_thousand_lines_are_answered
 # --- With a registry, and with any store -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_registry_is_shown_live_and_step_down_sent_twice_deposes_only_the_leader_it_was_aimed_at(
     postgres: Postgres, key: LockKey
 ):
@@ -869,6 +871,7 @@ def fetch(address: str, path: str) -> Any:
     return httpx.get(base + path, timeout=20)
 
 
+@pytest.mark.slow
 def test_the_command_prints_an_address_and_ends_on_a_signal(postgres: Postgres, key: LockKey):
     schema = f"dash_none_{key.numbers[1]}"
     with dashboard_command("--dsn", postgres.dsn, "--schema", schema, "--allow-actions") as process:
@@ -880,6 +883,7 @@ def test_the_command_prints_an_address_and_ends_on_a_signal(postgres: Postgres, 
         assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_command_shows_any_store(tmp_path):
     with dashboard_command("--url", f"file://{tmp_path}/lock") as process:
         address = process.wait_for("dashboard: ").removeprefix("dashboard: ")
@@ -888,6 +892,7 @@ def test_the_command_shows_any_store(tmp_path):
         assert fetch(address, "api/state").json()["source"]["kind"] == "store"
 
 
+@pytest.mark.slow
 def test_a_token_of_the_operators_own_is_not_printed_and_counts_with_actions_only(tmp_path):
     own = {"PGLEADERLOCK_DASHBOARD_TOKEN": TOKEN}
     for words, code in (([], 403), (["--allow-actions"], 404)):
@@ -912,6 +917,7 @@ def test_what_cannot_be_meant_is_wrong_usage(words: list[str], env: dict[str, st
         assert process.wait() == 2
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_wrong_usage(postgres: Postgres):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

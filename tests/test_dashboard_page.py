@@ -145,6 +145,7 @@ def is_within_width(page: Page) -> bool:
 # --- Who leads ---
 
 
+@pytest.mark.slow
 def test_the_page_says_who_leads_for_how_long_and_who_else_would(server, visitor):
     show(server, one_role())
     page = visitor.open(server.url)
@@ -249,6 +250,7 @@ def test_hostile_names_stay_text_and_inside_their_boxes(server, visitor):
 # --- Gone and back ---
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_is_shown_and_recovered_from(server, visitor):
     stage = one_role()
     show(server, stage)
@@ -299,6 +301,7 @@ def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, 
     page.wait_for_selector("body[data-link=live]")
 
 
+@pytest.mark.slow
 def test_a_page_that_was_open_before_the_store_answered_shows_everything_once_it_does(server, visitor):
     source = StagedSource(one_role())
     source.is_broken = True
@@ -585,6 +588,7 @@ def test_failover_and_leaderless_are_explained_where_both_are_shown(server, visi
 # --- The demo's page ---
 
 
+@pytest.mark.slow
 def test_measurements_and_what_is_being_measured_survive_a_reload_and_are_on_every_page(server, visitor):
     show(server, one_role(), "kill", "freeze", "cut", "step_down")
     page = visitor.open(f"{server.url}#token={TOKEN}")
@@ -744,6 +748,7 @@ def take_picture(page: Page, path: Path, scheme: Any, size: Any, *, full_page: b
     page.screenshot(path=path, full_page=full_page)
 
 
+@pytest.mark.slow
 def test_both_themes_a_phone_and_many_roles_are_kept_as_pictures(server, visitor, screenshots):
     wide, phone = {"width": 1280, "height": 900}, {"width": 320, "height": 700}
     show(server, one_role(), "kill", "freeze", "cut", "step_down")
@@ -772,6 +777,7 @@ def test_the_theme_that_was_chosen_is_kept(server, visitor):
     assert page.evaluate(ground) == dark
 
 
+@pytest.mark.slow
 def test_two_hundred_roles_are_painted_within_a_second_and_change_within_a_frame_or_six(server, visitor):
     stage = many_roles()
     assert len(stage.roles) == 200
@@ -831,6 +837,7 @@ def node_process(name: str, dsn: str, schema: str, folder: Path) -> Process:
     return Process(sys.executable, "-m", "tests.scenes_node", str(config), str(seen))
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_real_leader_moves_on_screen_and_a_frozen_one_is_not_shown_as_healthy(
     postgres: Postgres, tmp_path, server, visitor
 ):

@@ -75,6 +75,7 @@ def assert_nothing_is_left(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
     with demo(root, "--script", "kill,step-down,freeze,cut", "--rounds", "1", "--json", "--lease", "1") as process:
         assert process.wait(200) == 0, process.lines
@@ -98,6 +99,7 @@ def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
     assert_nothing_is_left(root)
 
 
+@pytest.mark.slow
 def test_a_page_with_buttons_shows_what_is_measured_and_ctrl_c_ends_everything(root: Path):
     with demo(root, "--no-browser", "--port", "0", *QUICK) as process:
         address, _, token = process.wait_for("#token=").strip().partition("#token=")
@@ -143,6 +145,7 @@ def next_of(lines: Iterator[str], kind: str) -> dict[str, Any]:
     raise AssertionError(f"the stream ended without {kind}")
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_was_done_says_that_nothing_was_measured(root: Path):
     with demo(root, "--no-browser", "--port", "0", *QUICK) as process:
         process.wait_for("#token=")
@@ -185,6 +188,7 @@ def test_a_signal_before_anything_runs_leaves_nothing(root: Path, number: signal
     assert_nothing_is_left(root)
 
 
+@pytest.mark.slow
 def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_server(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -175,6 +175,7 @@ def test_the_application_takes_part_and_stops(postgres: Postgres, monkeypatch: p
     assert f"consumes in process {os.getpid()}" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_of_two_servers_consumes_and_the_other_goes_on_when_it_is_killed(postgres: Postgres):
     def server() -> Process:
         words = [sys.executable, "-u", MANAGE, "runserver", "--noreload", "127.0.0.1:0"]
@@ -193,6 +194,7 @@ def leader_exec(postgres: Postgres, *words: str) -> Process:
     return Process(sys.executable, "-u", MANAGE, "leader_exec", *timing, *words, env={"PG_DSN": postgres.dsn})
 
 
+@pytest.mark.slow
 def test_a_management_command_runs_in_one_of_two_and_goes_on_in_the_other(postgres: Postgres):
     role = f"django/exec/{os.getpid()}"
     with leader_exec(postgres, "--role", role, "--", "run_scheduler") as first:
@@ -204,6 +206,7 @@ def test_a_management_command_runs_in_one_of_two_and_goes_on_in_the_other(postgr
             assert int(second.wait_for("scheduled in process", 30).split()[-1]) > term
 
 
+@pytest.mark.slow
 def test_a_function_runs_while_leading_and_its_end_is_the_end(postgres: Postgres):
     with leader_exec(postgres, "--role", f"django/call/{os.getpid()}", "--call", "shop.jobs.nightly") as process:
         process.wait_for("nightly job in process", 30)

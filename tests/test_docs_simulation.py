@@ -10,6 +10,7 @@ from pgleaderlock.testing import SimulationFailed
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "simulate-your-code.md"
 
 
+@pytest.mark.slow
 def test_the_bugs_of_the_examples_are_found_and_the_mended_one_passes():
     careless, told, careful = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}

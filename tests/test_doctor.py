@@ -194,6 +194,7 @@ async def test_without_a_pooler_allowing_one_changes_nothing(clinic: Server):
     assert {finding.verdict for finding in examination.findings} <= {OK, INFO}
 
 
+@pytest.mark.slow
 async def test_a_standby_is_a_problem_although_libpq_would_not_even_have_it(clinic: Server, server_folder_root: Path):
     with standby_of(clinic, server_folder_root / "clinic-standby") as standby:
         by_default = await found_in(standby.tcp_dsn)
@@ -448,6 +449,7 @@ async def test_commits_that_do_not_reach_the_disk(own_server: Server):
     assert (finding.verdict, "fsync = off" in finding.found) == (WARNING, True)
 
 
+@pytest.mark.slow
 async def test_a_commit_that_is_not_answered_ends_the_examination_in_time(
     clinic: Server, monkeypatch: pytest.MonkeyPatch
 ):
@@ -558,6 +560,7 @@ async def test_clocks_that_are_far_apart_are_warned_about(clinic: Server, monkey
 
 
 @pytest.mark.parametrize(("step", "words"), [("+100", "it was stepped forward by"), ("-100", "it was set back")])
+@pytest.mark.slow
 async def test_a_stepped_clock_of_a_server_is_found_in_its_traces(
     server_with_a_clock: tuple[Server, Path], step: str, words: str
 ):
@@ -670,6 +673,7 @@ async def test_contenders_that_do_not_agree_are_warned_about(clinic: Server, key
 
 
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.slow
 async def test_doctor_looks_at_the_schema_and_trusts_the_owner_that_it_was_given(clinic: Server, named: bool):
     with new_database(clinic) as dbname:
         owner, user = (new_user(clinic, dbname=dbname) for _ in range(2))
@@ -697,6 +701,7 @@ async def test_doctor_names_the_schema_in_its_advice(clinic: Server):
     assert "schema apply --schema elsewhere --grant-to" in finding.advice
 
 
+@pytest.mark.slow
 async def test_the_term_table_is_there_or_not_and_usable_or_not(clinic: Server):
     with new_database(clinic) as dbname:
 
@@ -743,6 +748,7 @@ async def test_a_server_that_refuses_is_unreachable_and_says_why(clinic: Server)
     assert caught.value.format_message().count("\n") == 0
 
 
+@pytest.mark.slow
 async def test_a_session_that_freezes_in_the_middle_ends_the_examination_in_time(
     clinic: Server, monkeypatch: pytest.MonkeyPatch, silent_pids: "asyncio.Queue[int]"
 ):

@@ -231,6 +231,7 @@ def test_a_database_that_does_not_answer_is_an_error_in_bounded_time(
         assert time.monotonic() - before < 10  # and not the 15 s that opening a session may take
 
 
+@pytest.mark.slow
 def test_of_three_nodes_that_ask_once_after_a_server_start_one_runs_the_schedulers(
     own_server: Server, node, caplog: pytest.LogCaptureFixture
 ):
@@ -326,6 +327,7 @@ def test_a_release_in_a_callback_only_asks(node):
     assert not service.is_leader()
 
 
+@pytest.mark.slow
 def test_leadership_counts_although_on_acquired_takes_its_time(node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pgleaderlock.election_service._ATTEMPT_S", 0.5)
     service, go_on = node(), threading.Event()

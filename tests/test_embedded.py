@@ -443,6 +443,7 @@ def test_a_program_that_hangs_is_killed_and_named():
 
 
 @pytest.mark.parametrize("name", ["long" * 25, "com,ma"])
+@pytest.mark.slow
 def test_a_path_that_no_socket_can_have_gets_a_private_folder_in_tmp(place, lent_data, programs, name):
     server = Server(place / name, binaries=programs)
     lent_data(server)
@@ -669,6 +670,7 @@ def test_a_shared_server_that_no_one_used_any_more_knows_of_no_former_leader(sha
             assert ask(mine.dsn, FORMER) == "on"
 
 
+@pytest.mark.slow
 def test_a_new_server_knows_of_no_former_leader_until_it_is_started_again(place, programs):
     server = Server(place / "server", binaries=programs, settings={"fsync": "off"})
     try:
@@ -706,6 +708,7 @@ def test_a_server_that_died_under_its_users_is_started_again_by_the_next(shared_
             assert ask(mine.dsn, FORMER) == "off"  # the user before may lead, for all that is known
 
 
+@pytest.mark.slow
 def test_four_processes_that_come_first_at_once_get_one_server(place, programs, monkeypatch):
     monkeypatch.setenv("PGLEADERLOCK_PG_BIN", str(programs))
     with users(place, 4) as (_, pids):

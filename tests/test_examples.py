@@ -21,6 +21,7 @@ def example(name: str, **env: str) -> Process:
     return Process(sys.executable, "-u", str(EXAMPLES / name), env=env)
 
 
+@pytest.mark.slow
 def test_the_first_election_hands_over_from_one_terminal_to_the_next(postgres: Postgres):
     with example("first_election.py", PG_DSN=postgres.dsn, TURN_S="2") as first:
         first.wait_for("I am the leader")
@@ -48,6 +49,7 @@ def test_the_worker_ticks_in_one_process_and_goes_on_in_another_when_that_one_is
     ("name", "line"),
     [("asyncio_signals.py", "piece in process"), ("apscheduler_jobs.py", "job in process")],
 )
+@pytest.mark.slow
 def test_work_runs_in_one_process_until_a_signal_hands_it_over(postgres: Postgres, name: str, line: str):
     with example(name, PG_DSN=postgres.dsn) as first:
         first.wait_for(f"{line} {first.pid}", 30)
@@ -79,6 +81,7 @@ def state_folder() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["first_election.py", "leader_only_worker.py"])
+@pytest.mark.slow
 def test_without_a_database_of_ones_own_there_is_an_embedded_one(state_folder: str, name: str, monkeypatch):
     monkeypatch.delenv("PG_DSN", raising=False)
     with example(name, PGLEADERLOCK_STATE_DIR=state_folder, TURN_S="0") as process:
@@ -97,6 +100,7 @@ def test_every_example_is_run_here_or_by_the_test_of_its_framework():
     assert all(f'"{path.name}"' in this for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.slow
 async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp_path: Path):
     async with FakeKubernetes() as server:
         kubeconfig = str(server.write_kubeconfig(tmp_path / "config"))
@@ -110,6 +114,7 @@ async def test_the_kubernetes_worker_hands_over_when_its_pod_is_asked_to_end(tmp
                 await asyncio.to_thread(second.wait_for, "pod-2 works in term 1", 5.0)  # its lease would be 6 s
 
 
+@pytest.mark.slow
 async def test_the_manager_hands_over_and_its_lease_is_as_its_config_says(tmp_path: Path):
     async with FakeKubernetes() as server:
         kubeconfig = str(server.write_kubeconfig(tmp_path / "config"))

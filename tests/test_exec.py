@@ -77,6 +77,7 @@ _QUICK_FAULTS = [fault for fault in exec_torture.FAULTS if fault.name in ("kill"
 
 
 @pytest.mark.parametrize("fault", sweep(exec_torture.FAULTS, *_QUICK_FAULTS), ids=lambda fault: fault.name)
+@pytest.mark.slow
 def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
     postgres: Postgres, role: str, tmp_path: Path, fault: exec_torture.Fault
 ):
@@ -149,6 +150,7 @@ def test_a_password_that_was_an_option_is_not_in_the_commands_environment(postgr
     assert "PGLEADERLOCK_MOVED" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_variables_that_name_the_store_are_the_commands_only_where_that_was_asked_for(
     postgres: Postgres, role: str
 ):
@@ -201,6 +203,7 @@ def test_signals_are_passed_on_and_the_command_decides(postgres: Postgres, role:
     assert is_free(postgres, role)
 
 
+@pytest.mark.slow
 def test_while_another_leads_a_signal_ends_the_waiting_and_waiting_can_be_bounded(postgres: Postgres, role: str):
     with Process(*words(postgres, role, "sh", "-c", "echo ready; exec sleep 60")) as leader:
         leader.wait_for("ready")
@@ -215,6 +218,7 @@ def test_while_another_leads_a_signal_ends_the_waiting_and_waiting_can_be_bounde
         assert leader.wait() == 128 + signal.SIGINT
 
 
+@pytest.mark.slow
 def test_nohup_is_respected(postgres: Postgres, role: str):
     program = "kill -HUP $$; echo alive"
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
@@ -223,6 +227,7 @@ def test_nohup_is_respected(postgres: Postgres, role: str):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_a_command_that_ignores_sigterm_is_killed_after_the_time_it_was_given(
     postgres: Postgres, role: str, number: signal.Signals
 ):
@@ -250,6 +255,7 @@ def terminate_sessions(postgres: Postgres, role: str) -> None:
         connection.execute("SELECT pg_terminate_backend(%s)", (holder.pid,))
 
 
+@pytest.mark.slow
 def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres: Postgres, role: str):
     program = "trap 'echo asked; exit 0' TERM; echo token $PGLEADERLOCK_TOKEN; while :; do sleep 0.02; done"
     with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
@@ -266,6 +272,7 @@ def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres:
         assert wrapper.wait() == exit_codes.EXEC_LOST
 
 
+@pytest.mark.slow
 def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path: Path):
     """Its followers see a death at once: there is no lease to wait for, only the lifeline."""
     words = (*CLI, "--url", f"file://{tmp_path}/lock", "--lease", "3", "--health-interval", "1", "--")

@@ -104,6 +104,7 @@ def test_ctrl_z_then_bg_then_fg(shell: Shell, wrapped: Wrapped):
         shell.wait_for(f"got hello {turn}")
 
 
+@pytest.mark.slow
 def test_ctrl_z_before_it_leads_and_after_fg_of_what_runs(shell: Shell, wrapped: Wrapped, tmp_path: Path):
     """The foreground is the wrapper's then, and it passes the signal on."""
     shell.run(*wrapped("sh", "-c", "echo ready; while :; do sleep 0.02; done"), background=True)

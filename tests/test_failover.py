@@ -151,10 +151,12 @@ def assert_replaced_within_ms(limit_ms: float, dsn: str, key: LockKey, followers
 
 
 @pytest.mark.parametrize("followers", [2, 50])
+@pytest.mark.slow
 def test_a_killed_leader_is_replaced_in_milliseconds(postgres: Postgres, key: LockKey, followers: int):
     assert_replaced_within_ms(50, postgres.dsn, key, followers, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_leader_that_shuts_down_is_replaced_in_milliseconds(postgres: Postgres, key: LockKey):
     assert_replaced_within_ms(25, postgres.dsn, key, 2, signal.SIGTERM)
 
@@ -182,6 +184,7 @@ async def test_the_end_of_a_session_is_noticed_in_milliseconds(postgres: Postgre
 # --- What fifty in line cost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_nothing(
     own_server: Server, key: LockKey
 ):
@@ -303,6 +306,7 @@ def test_tokens_grow_over_two_hundred_elections_whatever_ended_the_term_before(o
     assert tokens_that_did_not_grow(own_server, key, deeds) == []
 
 
+@pytest.mark.slow
 def test_without_a_witness_too_a_crash_straight_after_the_grant_does_not_repeat_a_token(
     own_server: Server, key: LockKey
 ):

@@ -475,6 +475,7 @@ async def test_a_draft_that_was_collected_is_a_race_that_was_lost(path):
         await slow.renew(grant)
 
 
+@pytest.mark.slow
 def test_no_order_of_steps_makes_two_leaders():
     terms, overwritten, problems = simulate(range(1, 13))
     assert terms > 50
@@ -590,6 +591,7 @@ def news(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 async def test_no_release_is_missed_however_close_to_the_wait(path, news):
     async with contenders(path, 2, lease_s=60) as (first, second):
         rounds = 60 if news == "inotify" else 6
@@ -607,6 +609,7 @@ async def test_no_release_is_missed_however_close_to_the_wait(path, news):
             await second.release(await acquired(second))
 
 
+@pytest.mark.slow
 async def test_a_wait_sees_renewals_and_goes_on(path, news):
     async with contenders(path, 2) as (leader, follower):
         grant = await acquired(leader)
@@ -644,6 +647,7 @@ async def test_waits_leave_no_thread_and_no_descriptor_behind(path):
         assert len(names(Path("/dev/fd"))) == descriptors - 3  # the term, the record, and the news
 
 
+@pytest.mark.slow
 async def test_many_changes_of_leaders_leave_no_watch_behind(path):
     async with contenders(path, 3, lease_s=60) as (first, second, watcher):
         for _ in range(10):

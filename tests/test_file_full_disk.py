@@ -86,6 +86,7 @@ async def test_a_release_on_a_full_disk_frees_the_lock_for_other_boots_too(disk,
         assert (await acquired(follower)).token == 1
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_frozen_on_a_full_disk_is_replaced_once_there_is_room(disk):
     path = disk / "leader.json"
     async with contenders(path, 1, lease_s=0.6) as (follower,):

@@ -475,6 +475,7 @@ class AnySequence(RuleBasedStateMachine):
             assert self.machine.state is LockState.RELEASING
 
 
+@pytest.mark.slow
 def test_any_sequence_of_inputs_keeps_the_book_of_terms_in_order() -> None:
     run_state_machine_as_test(AnySequence, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
 

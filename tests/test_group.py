@@ -114,6 +114,7 @@ async def test_any_key_is_a_role(postgres: Postgres, key: LockKey, names: list[s
         assert group[str(key)].key == key
 
 
+@pytest.mark.slow
 async def test_leadership_outlives_many_leases_without_a_word_to_the_elections(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names, lease_s=1.2, health_interval_s=0.3)
     heard: list[EventKind] = []
@@ -340,6 +341,7 @@ async def test_a_slow_on_lost_keeps_the_successor_waiting_but_no_longer_than_the
         await asyncio.wait(stopping)
 
 
+@pytest.mark.slow
 async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
@@ -529,6 +531,7 @@ async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_end
                 await until(leads(other, 3))
 
 
+@pytest.mark.slow
 async def test_whoever_is_cancelled_while_it_asks_gives_back_what_comes(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))

@@ -251,6 +251,7 @@ def test_anonymous_answers_that_nobody_reads_give_way_and_never_keep_an_operator
             client.close()
 
 
+@pytest.mark.slow
 def test_without_processor_time_an_anonymous_request_waits_and_an_operators_does_not():
     with serving(replace(FEW, processor_share=-1e6)) as server:
         until_true(lambda: not room_of(server)._time.is_left)

@@ -205,5 +205,6 @@ def test_a_leader_under_attack_leads_on_for_ten_leases_and_obeys_its_operator(no
 
 
 @pytest.mark.parametrize("kind", sweep(KINDS, "idle"))
+@pytest.mark.slow
 def test_an_operator_is_served_by_a_leader_under_attack(calm_node: LeadingNode, kind: str):
     check_attack(calm_node, kind, 0)

@@ -126,6 +126,7 @@ async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_
     await closed(holder, follower)
 
 
+@pytest.mark.slow
 async def test_a_leader_that_renews_is_left_alone_by_a_follower_whose_clock_is_a_minute_ahead(
     server: FakeKubernetes,
 ) -> None:
@@ -138,6 +139,7 @@ async def test_a_leader_that_renews_is_left_alone_by_a_follower_whose_clock_is_a
     assert "on_lost" not in heard.words
 
 
+@pytest.mark.slow
 async def test_the_records_own_duration_counts_and_not_the_followers(server: FakeKubernetes) -> None:
     holder, follower = contender(server, "holder", lease_s=3), contender(server, "follower", lease_s=1)
     await holder.try_acquire()
@@ -474,6 +476,7 @@ async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> Non
 
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
+@pytest.mark.slow
 async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
     server: FakeKubernetes, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -626,6 +629,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
         await until(lambda: not leader.is_leader, 4)
 
 
+@pytest.mark.slow
 async def test_a_leader_keeps_its_lease_when_somebody_else_only_labels_it(server: FakeKubernetes) -> None:
     async with running(contender(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
         await leader.wait_for_leadership(5)
@@ -1171,6 +1175,7 @@ async def test_a_follower_rests_while_it_waits_for_a_lease_that_was_deleted_and_
     await closed(leader, follower, other)
 
 
+@pytest.mark.slow
 async def test_a_dead_stream_is_given_up_while_waiting_for_the_lock(server: FakeKubernetes) -> None:
     leader, follower = contender(server, "leader"), contender(server, "follower")
     grant = await leader.try_acquire()

@@ -218,6 +218,7 @@ async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKe
             assert await lock.wait_for_leadership(10)
 
 
+@pytest.mark.slow
 async def test_a_witness_that_never_comes_free_does_not_leave_the_lock_held_by_nobody(postgres: Postgres, key: LockKey):
     lock, heard = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(1.0))
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as squatter:
@@ -317,6 +318,7 @@ async def test_a_server_without_former_leaders_is_led_on_at_once(own_server: Ser
 
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
+@pytest.mark.slow
 async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: Server, key: LockKey, how: str):
     # A server that recovers from a crash ends the first sessions: those who come then come again soon.
     retry = FixedInterval(0.2)
@@ -403,6 +405,7 @@ async def test_a_connection_string_that_names_no_database_is_warned_about_once(
 
 
 @pytest.mark.parametrize("setting", ["idle_session_timeout=200", "transaction_timeout=200", "lock_timeout=50"])
+@pytest.mark.slow
 async def test_a_limit_that_the_user_has_by_default_does_not_end_a_follower(
     own_server: Server, key: LockKey, setting: str
 ):

@@ -119,6 +119,7 @@ def installed_by(extra: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_extra_demo_has_all_that_the_demo_imports_and_no_development_tool():
     done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, timeout=50, check=True)
     available = installed_by("demo")

@@ -311,6 +311,7 @@ async def test_the_time_left_runs_down_and_is_renewed():
 
 
 @pytest.mark.virtual_time
+@pytest.mark.slow
 async def test_where_nothing_enforces_a_lease_the_time_left_is_infinite_and_can_be_scraped():
     election, _, seen = watch_one()
     async with election:

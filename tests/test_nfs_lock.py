@@ -399,6 +399,7 @@ def test_clocks_on_the_wall_are_compared_with_nothing(path: Path, clock: Clock, 
 
 
 @needs("libfaketime")
+@pytest.mark.slow
 def test_a_host_in_another_time_zone_breaks_nothing_at_the_change_of_the_clocks(path: Path):
     """At 01:00 UTC of that day, clocks in Berlin go from 03:00 back to 02:00. Others do not know."""
     faked = {"LD_PRELOAD": str(find_library()), "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME": "@2026-10-25 00:59:58"}
@@ -1257,6 +1258,7 @@ def test_of_a_claim_that_was_never_locked_the_kernel_knows_nothing(path: Path, c
     assert not contender(path, "follower", clock, is_local=True).may_take()
 
 
+@pytest.mark.slow
 def test_of_four_that_ask_again_and_again_none_starves(path: Path):
     command = [sys.executable, "-c", _COUNT_LOCKS, str(path), "2.0"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]

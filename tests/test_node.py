@@ -99,6 +99,7 @@ async def test_elections_on_another_store_are_written_into_a_registry_on_postgre
     assert {"a.lock", "b.lock"} <= set(os.listdir(tmp_path))  # noqa: PTH208 - names are enough
 
 
+@pytest.mark.slow
 def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres: Postgres, schema: str, tmp_path: Path):
     path = tmp_path / "pgleaderlock.toml"
     path.write_text(
@@ -137,6 +138,7 @@ def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres:
         (["--set", "cluster.node=x", "--key1", "1", "--key2", "2"], "--key1 has no effect beside --config and --set"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_wrong_with_it_is_said_before_anything_starts(postgres: Postgres, arguments: list[str], words: str):
     command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments]
     with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
@@ -155,6 +157,7 @@ def test_run_without_a_file_serves_metrics_too(postgres: Postgres):
         assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_role_of_the_command_line_takes_the_place_of_those_in_the_file(postgres: Postgres, schema: str):
     command = ["run", "--set", f"registry.schema={schema}", "--set", "cluster.leader_election.settle=0s", "-q"]
     arguments = [*command, "--role", f"{NAME}/only"]
@@ -190,6 +193,7 @@ def end_sessions(dsn: str, role: str) -> None:
         connection.execute(END_HOLDER, lock_columns(LockKey.named(role)))
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgres: Postgres):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -229,6 +233,7 @@ def test_when_nobody_reads_its_events_any_more_a_node_hands_over(postgres: Postg
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_many_roles_are_introduced_by_their_first(postgres: Postgres, schema: str):
     roles = ",".join(f"{NAME}/many{number}" for number in range(9))
     sets = [f"registry.schema={schema}", f"cluster.leader_election.roles={roles}", "cluster.leader_election.settle=0s"]

@@ -382,6 +382,7 @@ def test_the_history_is_shown_oldest_first_and_with_its_gaps(hand: Hand):
     assert re.search(r"web-2 +acquired +2", last)
 
 
+@pytest.mark.slow
 def test_the_history_is_limited_by_time_and_number_and_says_so(hand: Hand):
     for ago_s in (7200, 1800, 600):
         hand.line("error", ago_s, token=ago_s)
@@ -485,6 +486,7 @@ def test_an_empty_registry_knows_no_role(hand: Hand):
 # --- step-down --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgres: Postgres, schema: str, key: LockKey):
     options = ("step-down", "--dsn", postgres.dsn, "--schema", schema, "--role", "scheduler")
     async with one_leads_two_follows(postgres.dsn, schema, key) as (one, two):
@@ -516,6 +518,7 @@ async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgre
     assert [each.endswith(by) for each in asks] == [True, True]
 
 
+@pytest.mark.slow
 async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_over(
     postgres: Postgres, schema: str, key: LockKey
 ):
@@ -608,6 +611,7 @@ def answering(dsn: str, hand: Hand, *lines: tuple[Any, ...]) -> Iterator[None]:
         ),
     ],
 )
+@pytest.mark.slow
 def test_it_says_what_was_seen(
     postgres: Postgres, hand: Hand, lines: list[tuple[Any, ...]], expected: tuple[str, Any], said: str
 ):

@@ -154,6 +154,7 @@ def on_row(dsn: str, key: LockKey) -> Election:
 
 
 @pytest.mark.parametrize("make", [on_session, on_row])
+@pytest.mark.slow
 async def test_a_leader_is_back_soon_after_a_real_server_was_stopped_for_5_s(own_server: Server, key: LockKey, make):
     async with make(own_server.tcp_dsn, key) as election:
         assert await election.wait_for_leadership(BOUND_S)

@@ -295,6 +295,7 @@ async def test_a_session_that_is_refused_behind_a_pooler_is_left_as_it_was(own_s
             assert client.execute("SHOW search_path").fetchone() == ('"$user", public',)
 
 
+@pytest.mark.slow
 def test_connections_are_opened_in_two_places_only():
     """Both pin. A module that connects by itself would run other people's functions."""
     folder = Path(pgleaderlock.__file__).parent

@@ -87,6 +87,7 @@ async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_
             assert await rival.wait_for_leadership(10)  # the pooler's sessions live on, and hold nothing
 
 
+@pytest.mark.slow
 async def test_pooler_is_allowed_on_the_command_line_and_in_a_configuration(own_server: Server, tmp_path: Path):
     with pgbouncer(own_server, "session") as dsn:
         words = ("acquire", "--dsn", dsn, "--role", "pooled", "--settle", "0")
@@ -138,6 +139,7 @@ async def test_a_quiet_transaction_pooler_is_found_each_time(own_server: Server,
 
 
 @pytest.mark.parametrize("more", ["", "server_round_robin = 1"])
+@pytest.mark.slow
 async def test_a_transaction_pooler_is_found_beside_its_other_clients(own_server: Server, key: LockKey, more: str):
     with pgbouncer(own_server, "transaction", more=more) as dsn:
         clients = [asyncio.create_task(keep_busy(dsn)) for _ in range(6)]
@@ -174,6 +176,7 @@ async def keep_busy(dsn: str) -> None:
             await asyncio.sleep(random.uniform(0, 0.003))
 
 
+@pytest.mark.slow
 async def test_a_pool_of_one_session_is_refused_in_bounded_time(own_server: Server, key: LockKey):
     with pgbouncer(own_server, "session", more="default_pool_size = 1") as dsn:
         words = ("connection pooler", "no answer within", "default_pool_size")
@@ -274,6 +277,7 @@ def copy_hot(primary: Server, standby: Server) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
 async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
     own_server: Server, key: LockKey, server_folder_root: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -269,6 +269,7 @@ async def test_an_election_that_is_attached_while_it_leads_is_written_as_it_is(
 # --- Whatever happens to it, elections go on --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_database_that_is_away_costs_nobody_the_election_and_is_caught_up_on(
     postgres: Postgres, own_server: Server, schema: str, key: LockKey, caplog
 ):

@@ -157,6 +157,7 @@ async def check_agreement(scene: Scene, reader: RegistryReader) -> None:
         assert len(found.terms) - 1 == sum(found.failovers.values())
 
 
+@pytest.mark.slow
 async def test_a_leader_that_crashes_is_replaced_and_everybody_says_so(scene: Scene):
     scene.start("one")
     async with open_when_there(scene) as reader:
@@ -178,6 +179,7 @@ async def test_a_leader_that_crashes_is_replaced_and_everybody_says_so(scene: Sc
         assert [each.failovers for each in found] == [{"vanished": 1}] * len(ROLES)
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_cut_off_stops_before_another_begins(scene: Scene):
     with SilentProxy(scene.dsn) as proxy:
         scene.start("one", proxy.dsn)
@@ -199,6 +201,7 @@ async def test_a_leader_that_is_cut_off_stops_before_another_begins(scene: Scene
             assert scene.scrape("one", "leader_is_leader") == dict.fromkeys(ROLES, 0.0)
 
 
+@pytest.mark.slow
 async def test_a_leader_that_leaves_in_order_hands_over_and_leaves_nothing_but_history(scene: Scene):
     scene.start("one")
     async with open_when_there(scene) as reader:

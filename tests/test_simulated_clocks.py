@@ -14,23 +14,27 @@ def only(*faults: str) -> Weather:
 
 
 @pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
+@pytest.mark.slow
 def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
     for seed in range(4):
         assert simulate(seed, weather=only("cut_and_restart_and_step"), store=store, hours=0.1).faults
 
 
 @pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
+@pytest.mark.slow
 def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str):
     for seed in range(4):
         assert simulate(seed, weather=only("restart_and_step"), store=store, hours=0.1, lease_s=5).faults
 
 
 @pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
+@pytest.mark.slow
 def test_statistics_that_are_reset_cost_a_wait_and_no_more(store: str):
     for seed in range(2):
         assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.5).terms > 1
 
 
+@pytest.mark.slow
 def test_sessions_that_end_early_by_the_wall_clock_let_a_second_one_lead_and_strict_closes_it():
     weather = WEATHERS["time-outs"]
     with pytest.raises(SimulationFailed) as raised:

@@ -25,6 +25,7 @@ def only(*faults: str) -> Weather:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("store", sweep(PAIR_STORES, "postgres"))
+@pytest.mark.slow
 def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(store: str, fault: str):
     for seed in range(3):
         assert simulate(seed, weather=only(fault), store=store, hours=0.1).faults[fault]
@@ -37,6 +38,7 @@ def test_a_leader_without_sessions_leaves_at_once_also_while_it_connects(store: 
         assert simulate(seed, weather=WEATHERS["ended-pairs"], store=store, hours=0.15).faults
 
 
+@pytest.mark.slow
 def test_strict_takeover_needs_no_look_at_the_sockets():
     for seed in range(3):
         report = simulate(seed, weather=only("end_both", "frozen_end_both"), store="postgres-strict", hours=0.15)

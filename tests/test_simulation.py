@@ -41,6 +41,7 @@ def test_inside_the_promise_there_is_never_a_second_leader(store: str, weather: 
         ("records", "drift"),
     ],
 )
+@pytest.mark.slow
 def test_outside_the_promise_the_overlap_is_found_that_the_documentation_predicts(store: str, weather: str):
     first = 12 if weather == "promotions" else 0  # rare: candidates that were connected before notice a promotion
     with pytest.raises(SimulationFailed, match="two leaders at once") as raised:
@@ -75,6 +76,7 @@ def first_failure(weather: str, seeds: int = 60) -> int:
     raise AssertionError(f"{seeds} seeds find nothing in {weather}: is it inside the promise by now?")
 
 
+@pytest.mark.slow
 def test_a_failure_tells_its_story_and_how_to_see_it_again():
     with pytest.raises(SimulationFailed) as raised:
         simulate(first_failure("double-kills"), weather="double-kills")
@@ -90,6 +92,7 @@ def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes(
     simulate(4, weather="doldrums")
 
 
+@pytest.mark.slow
 def test_a_leader_that_an_api_server_answered_with_errors_knows_why_it_lost():
     """Found by this simulation: whatever the API server answered, the loss was one without a cause."""
     often_down = STORM.but("often down", faults={"down": 1.0}, every=3.0, lasts=2.0)
@@ -188,6 +191,7 @@ def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
     assert raised.value.kind == "raised"
 
 
+@pytest.mark.slow
 def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):
     assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--weather", "storm", "--jobs", "1"]) == 0
     assert "never two leaders" in capsys.readouterr().out

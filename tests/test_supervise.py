@@ -312,6 +312,7 @@ async def test_a_guardian_that_misses_one_renewal_goes_on():
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.slow
 async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_lead_again(number: signal.Signals):
     stage = Stage(SLEEP, renewing_backend(), settings=SOON)
     running = asyncio.create_task(stage.supervisor.run())
@@ -370,6 +371,7 @@ async def test_a_command_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, 
     assert stage.said[-1] == ("guardian_failed" if guardian_is_frozen else "command_ended")
 
 
+@pytest.mark.slow
 async def test_what_the_command_leaves_behind_has_no_longer_than_the_command_had(tmp_path: Path):
     """The first process ends when it is asked to, late; the second ignores it, and the time of both is over."""
     ready = tmp_path / "ready"

@@ -184,6 +184,7 @@ def test_a_lock_whose_strategy_gives_up_stops_and_frees_the_thread(make):
     assert isinstance(errors[0], LockError)
 
 
+@pytest.mark.slow
 def test_state_is_asked_from_many_threads_while_terms_come_and_go():
     lock = memory("sync-many")
     stop = threading.Event()
@@ -708,6 +709,7 @@ def test_an_exception_that_nobody_handles_is_the_only_one_that_is_printed(postgr
     assert not holds(postgres.dsn, key)
 
 
+@pytest.mark.slow
 def test_a_callback_that_hangs_at_exit_delays_it_for_seconds_and_no_more(postgres: Postgres, key: LockKey):
     text = "lock.on_released(threading.Event().wait)"
     with script(_LEAD + text, postgres.dsn, key) as process:

@@ -366,6 +366,7 @@ async def test_an_unclean_end_does_not_end_the_wait_after_a_restart(own_server: 
     await first.shutdown()
 
 
+@pytest.mark.slow
 async def test_a_promotion_counts_as_a_restart_whatever_the_row_says(
     own_server: Server, key: LockKey, server_folder_root: Path
 ):

@@ -352,6 +352,7 @@ async def test_a_run_that_stops_half_way_for_a_hand_over_counts_as_killed(postgr
     assert seen.seen[1].slot > seen.seen[0].slot
 
 
+@pytest.mark.slow
 async def test_a_thread_that_does_not_end_with_its_term_is_waited_for(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
@@ -696,6 +697,7 @@ async def test_the_name_of_a_job_is_data(postgres: Postgres, key: LockKey, name:
 # --- Trouble ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_ledger_that_cannot_be_written_costs_nobody_the_lock(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):

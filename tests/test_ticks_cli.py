@@ -108,6 +108,7 @@ async def test_a_lock_can_be_named_by_its_role(postgres: Postgres):
     assert {record["role"] for record in found} == {name}
 
 
+@pytest.mark.slow
 async def test_wrong_usage_and_a_database_without_a_ledger(postgres: Postgres, own_server: Server):
     both = await show("--dsn", postgres.dsn, "--role", "a", "--lock", "pair:1/2")
     assert (both.exit_code, "twice" in both.stderr) == (2, True)

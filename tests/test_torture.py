@@ -680,6 +680,7 @@ def test_a_faketime_that_changes_too_much_is_not_used(tmp_path: Path, monkeypatc
     assert "does not leave the monotonic clock alone" in str(why_clocks_cannot_jump(tmp_path))
 
 
+@pytest.mark.slow
 async def test_nodes_that_do_not_start_end_the_torture_with_their_last_words(postgres: Postgres, tmp_path: Path):
     ground = Ground(postgres.dsn)
     async with ground.tidied(has_schema=False):
@@ -898,6 +899,7 @@ EVERYTHING = 27405
 """A seed whose faults of the first three seconds are of all kinds but one."""
 
 
+@pytest.mark.slow
 def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_path: Path):
     report, kept = tmp_path / "report.html", tmp_path / "logs"
     words = ["--minutes", "0.07", "--lease", "0.5", "--every", "0.25", "--nodes", "2", "--takeover", "strict"]
@@ -914,6 +916,7 @@ def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_pat
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_and_removes_everything_and_the_users_own_schema_is_never_touched(root: Path, postgres: Postgres):
     words = ("--dsn", postgres.tcp_dsn, "--lease", "0.5", "--takeover", "strict", "--faults", "kill,session")
     with Process(*CLI, "torture", *words, "--nodes", "2", "--minutes", "5", "--json") as process:
