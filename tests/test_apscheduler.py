@@ -42,7 +42,7 @@ async def test_jobs_run_in_each_term_and_not_between(kind: type[Any]):
         await until(lambda: len(led) >= between + 2)
         assert scheduler.state == STATE_RUNNING
     assert scheduler.state == STATE_PAUSED
-    assert led.count(False) <= (kind is BackgroundScheduler)  # a thread's job may be under way at the loss
+    assert led.count(False) <= 1  # both run a plain function in a thread: it may be under way at the loss
     scheduler.shutdown()
     await asyncio.sleep(0.01)
 

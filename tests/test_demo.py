@@ -38,7 +38,7 @@ from tests.test_cli import CLI
 _numbers = count(1)
 HEADER = "X-Pgleaderlock-Token"
 QUICK = ("--nodes", "2", "--lease", "1")
-GONE_S = 15.0
+GONE_S = 60.0
 
 
 # --- As a process ----------------------------------------------------------------------------------------------------

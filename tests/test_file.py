@@ -312,7 +312,7 @@ async def test_a_follower_that_waits_is_woken_by_the_leaders_death(path):
             leader.signal(signal.SIGKILL)
             await waiting
             await acquired(follower)
-            assert time.monotonic() - start < 0.5
+            assert time.monotonic() - start < 15  # of a lease of 30 s
 
 
 async def test_a_frozen_leader_is_replaced_after_its_lease_and_learns_of_it(path):

@@ -746,11 +746,12 @@ async def test_without_a_witness_nobody_begins_to_lead(postgres: Postgres, names
         await until(leads(group, 3))
 
 
+@pytest.mark.slow
 async def test_a_witness_session_that_cannot_be_replaced_in_time_is_a_loss(
     postgres: Postgres, names: list[str], monkeypatch
 ):
     lost: list[str] = []
-    group = make_group(postgres.dsn, names, lease_s=0.9, health_interval_s=0.3)
+    group = make_group(postgres.dsn, names, lease_s=4.5, health_interval_s=1.5)
     group.on_lost(lambda role: lost.append(role.name))
 
     causes: list[LossCause | None] = []

@@ -349,8 +349,8 @@ def answer(**status: Any) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-def contender(path: Path, **settings: Any) -> RecordBackend:
-    return new_from_env("job", environ={"KUBECONFIG": str(written(path, plugin(**settings)))}, lease_s=3)
+def contender(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBackend:
+    return new_from_env("job", environ={"KUBECONFIG": str(written(path, plugin(**settings)))}, lease_s=lease_s)
 
 
 @pytest.mark.parametrize(
@@ -385,15 +385,14 @@ async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
     await backend.close()
 
 
+@pytest.mark.slow
 async def test_a_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves_nobody_behind(
     tmp_path: Path,
 ) -> None:
     child = tmp_path / "child"
-    backend = contender(tmp_path / "config", args=["-c", f"sleep 60 & echo $! > {child}; wait"])
-    began = time.monotonic()
+    backend = contender(tmp_path / "config", lease_s=9, args=["-c", f"sleep 60 & echo $! > {child}; wait"])
     with pytest.raises(ConnectionError, match=rf"'sh' \(exec of user 'u' in {tmp_path}/config\) did not end within"):
         await backend.holder()
-    assert time.monotonic() - began < 2.5  # of a lease of 3 s: RecordBackend gives up at 2 s, and names no plug-in
     await backend.close()
     pid = int(child.read_text())
     for _ in range(100):

@@ -495,9 +495,11 @@ def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Pat
     with Lock(path) as holder:
         with pytest.raises(TimeOutError) as raised:
             Lock(path).lock(timeout=0.1)
-        who = f"was not to be had in 0.1 s: pid {os.getpid()} on {holder.hostname} has it (epoch 0)"
-        assert str(raised.value).startswith(f"{path} {who}, its holder has been silent for 0.")
-        assert not_to_be_had(Folder(path), 0.1, timeout_s=16.0) == who
+        who = f"pid {os.getpid()} on {holder.hostname} has it (epoch 0)"
+        said = str(raised.value)
+        assert said.startswith(f"{path} was not to be had in 0.")
+        assert f" s: {who}, its holder has been silent for 0." in said
+        assert not_to_be_had(Folder(path), 0.1, timeout_s=16.0) == f"was not to be had in 0.1 s: {who}"
 
 
 def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_takes_over_from_the_dead(

@@ -235,8 +235,10 @@ async def test_one_run_at_a_time_and_what_a_long_one_makes_late_is_skipped_but_f
             running += 1
             most = max(most, running)
             begun.append(tick)
-            await asyncio.sleep(0.22)
-            running -= 1
+            try:
+                await asyncio.sleep(0.22)
+            finally:  # a term may end meanwhile
+                running -= 1
 
         await lead(lock)
         await until(lambda: len(begun) >= 3, timeout_s=10)
@@ -691,7 +693,7 @@ async def test_the_name_of_a_job_is_data(postgres: Postgres, key: LockKey, name:
 
         await lead(lock)
         await asyncio.wait_for(done.wait(), 10)
-    assert (await states(postgres.dsn, key, name))[0] == "done"
+    assert "done" in await states(postgres.dsn, key, name)  # those before it may have been too late, and skipped
 
 
 # --- Trouble ----------------------------------------------------------------------------------------------------------
@@ -916,8 +918,9 @@ async def test_who_may_not_make_the_tables_is_told_who_must(own_server: Server, 
 async def test_a_database_that_does_not_answer_is_given_up_in_time(
     postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.ticks._connection._CALL_S", 0.2)
     async with opened(postgres.dsn, key) as book:
+        await book.ledger.now()
+        monkeypatch.setattr("pgleaderlock.ticks._connection._CALL_S", 0.2)
         book.ledger._sql["time"] = "SELECT now() FROM pg_sleep(5)"
         with pytest.raises(ConnectionError, match=r"did not answer within 0\.2 s"):
             await book.ledger.now()
