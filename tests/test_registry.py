@@ -25,7 +25,7 @@ from pgleaderlock import (
 )
 from pgleaderlock.embedded import Server
 from pgleaderlock.registry import Registry
-from pgleaderlock.registry._book import Book, Standing
+from pgleaderlock.registry._book import Book, Changes, Standing
 from pgleaderlock.registry._outbox import Happening, Outbox
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry._sql import statements
@@ -228,6 +228,36 @@ async def test_of_a_leader_that_died_its_successor_writes_when_it_was_seen_last(
             (found,) = audit(await reader.history(), since=0, until=await reader.now())
             assert [(term.node, term.end) for term in found.terms[-2:]] == [("one", "vanished"), ("two", None)]
             assert found.overlaps == []
+            (status,) = await reader.status()
+            states = {each.node: each.state for each in status.current_candidates}
+            assert states.get("one") == "follower", "it has not signed off: it is shown, as dead once it is silent"
+
+
+async def test_that_a_node_leads_is_written_together_with_the_beginning_of_its_term(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    """Also if it is elected while the registry is being opened: killed in between, its term would have no beginning."""
+    node = Node(postgres.dsn, schema, key, "one")
+    open_database, find_work = node.registry._open, node.registry._work_for
+    written = []
+
+    async def open_slowly() -> None:
+        await open_database()
+        await node.lock.start()
+        assert await node.lock.wait_for_leadership(20)
+
+    def find_work_and_note(changes: Changes, batch: list[Happening]) -> list[Any]:
+        written.append((changes.led, [each.event for each in batch]))
+        return find_work(changes, batch)
+
+    monkeypatch.setattr(node.registry, "_open", open_slowly)
+    monkeypatch.setattr(node.registry, "_work_for", find_work_and_note)
+    await node.registry.start()
+    await until(lambda: any(led for led, _ in written), 20)
+    monkeypatch.undo()
+    assert next(events for led, events in written if led) == ["acquired"]
+    await node.lock.shutdown()
+    await node.registry.close()
 
 
 async def test_a_late_writer_does_not_overwrite_its_successor(postgres: Postgres, schema: str, key: LockKey):

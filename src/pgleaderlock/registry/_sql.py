@@ -20,10 +20,11 @@ SELECT lock, role, %(node)s, %(instance)s, number, event, cause, token, to_times
 """
 
 # Before the next one, and apart from it, so that the next one sees what was written meanwhile: whoever says good-bye at
-# this moment is waited for. It has not vanished, and is not to be forgotten as a candidate.
+# this moment is waited for: it has not vanished.
 _AWAIT = "SELECT FROM {schema}.leaders WHERE lock = ANY(%(locks)s) ORDER BY lock FOR UPDATE"
 
-# The row of one who did not say good-bye: when it was seen last is all that anybody knows of its end.
+# The row of a leader that did not write its end: when it was seen last is all that is known of it. It stays a
+# candidate, which readers show as dead once it is silent: a killed node would otherwise be missing without a trace.
 _LEAD = """
 WITH led AS (
     SELECT r.* FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, token bigint, at double precision,
@@ -35,8 +36,9 @@ WITH led AS (
 ), vanished AS (
     INSERT INTO {schema}.history (lock, role, node, instance, event, token, at, within_s)
     SELECT lock, role, node, instance, 'vanished', token, renewed_at, 0 FROM before
-), forgotten AS (
-    DELETE FROM {schema}.candidates AS c USING before WHERE c.instance = before.instance AND c.lock = before.lock
+), follows AS (
+    UPDATE {schema}.candidates AS c SET state = 'follower', since = before.renewed_at FROM before
+     WHERE c.instance = before.instance AND c.lock = before.lock
 )
 INSERT INTO {schema}.leaders AS l (lock, role, instance, node, token, acquired_at, renewed_at, lease_until, backend_pid,
        host, process_id, version, about)

@@ -203,12 +203,14 @@ class Registry:
 
     async def _write(self) -> None:
         """Bring the database up to date, or count a failure."""
-        changes, batch = self._book.take_changes(), self._book.outbox.take(_BATCH)
-        self._in_flight = len(batch)
+        changes, batch = Changes(), list[Happening]()
         try:
             if not self._database.is_open:
                 await self._open()
-                changes = self._with_everything(changes)
+                self._book.mark_all()  # whatever was there may be gone
+            # Both at the same moment: that a node leads is never written without the line that says since when.
+            changes, batch = self._book.take_changes(), self._book.outbox.take(_BATCH)
+            self._in_flight = len(batch)
             work = self._work_for(changes, batch)
             if work:
                 await self._database.run_all(work)
@@ -234,12 +236,6 @@ class Registry:
         self._beat_at = float("-inf")
         if self._accepts_asks:
             await self._asks.begin()
-
-    def _with_everything(self, changes: Changes) -> Changes:
-        """After a new connection: whatever was there may be gone."""
-        self._book.put_back(changes)
-        self._book.mark_all()
-        return self._book.take_changes()
 
     @property
     def _interval_s(self) -> float:
