@@ -22,7 +22,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks exhaust fuzz simulate bench-peers proofs
+.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks soak exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,9 @@ torture-exec: setup ## The same for commands under exec that will not end (ARGS=
 
 torture-ticks: setup ## Kill leaders with scheduled work, and audit the tick ledger (ARGS="--kills 100")
 	$(RUN) python -m tests.ticks_torture $(ARGS)
+
+soak: setup ## Minutes of faults on three nodes with 12 roles and 50 pages; compare what tells of it (ARGS="--minutes 15 --rows 1000000")
+	$(RUN) python -m tests.soak $(ARGS)
 
 torture-uvicorn: setup ## Kill four uvicorn workers in turn under load, and look for a job that runs twice (ARGS="--seconds 30")
 	$(RUN) python -m tests.uvicorn_torture $(ARGS)
