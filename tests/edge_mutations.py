@@ -68,6 +68,40 @@ EDGE_MUTATIONS = (
         "            self._next_at[event] = now + EVERY_S\n", "",
         ("tests/test_http.py::test_a_log_line_about_clients_comes_once_a_minute_with_a_count",),
     ),
+    EdgeMutation(
+        "an operator's request is answered before those of anonymous clients", "_http/_waiting_room.py",
+        "        if visit is Visit.OPERATOR:\n", "        if visit is None:\n",
+        ("tests/test_http.py::test_without_processor_time_an_anonymous_request_waits_and_an_operators_does_not",),
+    ),
+    EdgeMutation(
+        "anonymous clients leave connections free for operators", "_http/_limits.py",
+        "        most_anonymous=most * 3 // 4,\n        most_streams=most // 2,\n",
+        "        most_anonymous=most,\n        most_streams=most,\n",
+        ("tests/test_http.py::test_anonymous_streams_have_fewer_places_than_there_are_and_an_operator_has_one",),
+    ),
+    EdgeMutation(
+        "HTTP has a thread and an event loop of its own", "_http/_server.py",
+        """\
+        self._loop = asyncio.new_event_loop()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"pgleaderlock {name}", daemon=True)
+
+    def start(self) -> None:
+        \"""Begin to serve. The address listens already: no client that connects from now on is refused.\"""
+        self._thread.start()
+""",
+        """\
+        self._loop = asyncio.get_running_loop()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._task = self._loop.create_task(self._serve())
+        self._task.add_done_callback(lambda _: self._ended.set_result(None))
+""",
+        ("tests/test_http.py::test_a_handler_that_blocks_does_not_keep_an_election_from_renewing",),
+    ),
     # Only those who may, can ask a leader to step down.
     EdgeMutation(
         "one ask per lease is obeyed", "registry/_asks.py",
@@ -95,6 +129,11 @@ EDGE_MUTATIONS = (
         "an ending signal comes with a SIGCONT", "supervise/supervisor.py",
         "            ward.signal(signal.SIGCONT)  # a stopped command cannot obey\n", "            pass\n",
         ("tests/test_supervise.py::test_a_stopped_command_is_woken_by_what_asks_it_to_end",),
+    ),
+    EdgeMutation(
+        "a wrapper whose terminal is gone ends", "supervise/supervisor.py",
+        "is_hung_up = number is signal.SIGHUP and self._terminal.is_gone", "is_hung_up = False",
+        ("tests/test_exec_terminal.py::test_a_command_that_ignores_the_hang_up_is_killed_in_time",),
     ),
     EdgeMutation(
         "a guardian may miss one renewal", "supervise/ward.py",

@@ -16,7 +16,7 @@ from tests.conftest import Postgres
 from tests.terminals import Session, Shell, ended, state, until
 
 READS = 'echo ready; while read -r line; do echo "got $line"; done'
-DEAF = f"trap '' TERM HUP; {READS}"
+DEAF = "trap '' TERM HUP; echo ready; exec sleep 1000"  # and reads nothing: a read would fail, and end it
 
 
 class Wrapped:
@@ -158,10 +158,14 @@ def test_a_wrapper_whose_terminal_is_closed_ends(shell: Shell, wrapped: Wrapped,
 
 def test_a_command_that_ignores_the_hang_up_is_killed_in_time(shell: Shell, wrapped: Wrapped):
     shell.run(*wrapped("sh", "-c", DEAF, options=("--kill-after", "0.5")), background=True)
-    shell.wait_for("Stopped")
+    shell.wait_for("ready")
     pids = [member.pid for member in family.descendants(shell.pid)]
     shell.close_terminal()
-    until(lambda: not any(map(state, pids)) and wrapped.is_free)
+    try:
+        until(lambda: not any(map(state, pids)) and wrapped.is_free)
+    finally:
+        for pid in filter(state, pids):  # which nothing else would end, if this is missed
+            os.kill(pid, signal.SIGKILL)
 
 
 # --- No shell that could continue it ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pgleaderlock import LockState
 from pgleaderlock._http import HttpLimits, HttpServer, Visit, limits_for, listen
 from pgleaderlock._http._acceptor import Acceptor
 from pgleaderlock._http._processor_time import ProcessorTime
@@ -24,7 +25,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.dashboard import Dashboard
 from pgleaderlock.dashboard._security import classify
 from pgleaderlock.registry.reading import RoleStatus
-from tests.doubles import until
+from tests.doubles import make_election, until, until_state
 from tests.test_dashboard import TOKEN, FixedSource, leader
 
 FEW = replace(limits_for(8, 1024), processor_share=100.0)
@@ -156,6 +157,29 @@ async def test_source_and_actions_run_where_they_belong_and_a_stuck_caller_delay
             await client.post("/api/demo/act", json={}, headers={"X-Pgleaderlock-Token": TOKEN})
     assert threads["action"] == threading.get_ident()
     assert threads["source"] != threading.get_ident()
+
+
+async def test_a_handler_that_blocks_does_not_keep_an_election_from_renewing():
+    has_begun, may_end, ended_in_time = threading.Event(), threading.Event(), list[bool]()
+
+    async def block(scope: Any, receive: Any, send: Any) -> None:
+        has_begun.set()
+        ended_in_time.append(may_end.wait(20))
+        await hello(scope, receive, send)
+
+    election, backend, _ = make_election(health_interval_s=0.01)
+    server = HttpServer(block, listen("127.0.0.1", 0), FEW, name="test")
+    server.start()
+    async with election:
+        await until_state(election, LockState.LEADER)
+        with connect(server, request()):
+            assert await asyncio.to_thread(has_begun.wait, 20)
+            renewed = len(backend.times("renew"))
+            await until(lambda: len(backend.times("renew")) > renewed)
+            may_end.set()
+            await until(lambda: bool(ended_in_time))
+    await asyncio.wrap_future(server.ask_to_end())
+    assert ended_in_time == [True]
 
 
 # --- Clients that keep the server waiting ---------------------------------------------------------------------------
