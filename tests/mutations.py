@@ -197,6 +197,19 @@ def declare_without_ending(self: SessionPair, error: Any) -> None:
         self.ended.set_result(error)
 
 
+_open_pair = SessionPair.open
+
+
+async def open_and_listen(self: SessionPair, prepare: Any, keys: Any) -> None:
+    """Hear the channel on the lock session too."""
+
+    async def prepare_and_listen(session: Any) -> None:
+        await prepare(session)
+        await session.listen(CHANNEL)
+
+    await _open_pair(self, prepare_and_listen, keys)
+
+
 def trust_the_clock(self: ServerStart, _: str, age_s: float, read_at: float) -> None:
     self.quiet_until = read_at - max(0.0, age_s) + self._settle_s
 
@@ -332,6 +345,9 @@ MUTATIONS = (
     *map(in_a_group, SESSION_PROTOCOL),
     Mutation("a group frees each lock once", "told_late", replaced(Group, "_let_go", let_go_twice), STORES["group"],
              only("hasty_step_down", slow_share=0.0)),
+    Mutation("a group's lock session hears no notifications", "two_leaders",
+             replaced(SessionPair, "open", open_and_listen), STORES["group"],
+             only("flood_and_end_both", every=3.0, slow_share=0.0)),
     Mutation("trust counts from sending, in records", "two_leaders",
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
              only("freeze", every=1.5, lasts=2.0, slow_share=0.15, slowness=0.33)),

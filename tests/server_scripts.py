@@ -65,6 +65,9 @@ class Ground(Protocol):
     async def start(self) -> None:
         """Start it again."""
 
+    async def notify(self, session: Session, size_kb: int | None) -> None:
+        """Notify so much that this session has to read, or without a figure more than can be sent to it unread."""
+
     async def lose_process(self, pid: int) -> None:
         """Kill one of its processes, and come back when it has recovered."""
 
@@ -244,6 +247,18 @@ class Performance:
         await asyncio.wait_for(session.notified(), BOUND_S)
         return "of something"
 
+    async def _sees(self, who: str) -> str:
+        """Look at the socket, and read nothing."""
+        return "the end" if self._sessions[who].has_ended else "no end"
+
+    async def _notices(self, who: str) -> None:
+        """Look at the socket until it shows the end, and read nothing."""
+
+        async def has_ended() -> bool:
+            return self._sessions[who].has_ended
+
+        await until(has_ended)
+
     # --- Terms -------------------------------------------------------------------------------------------------
 
     async def _prepares(self, who: str) -> None:
@@ -270,6 +285,9 @@ class Performance:
 
     async def _is_gone(self, other: str) -> bool:
         return await self._ground.look(self._sessions[other].facts.session_pid) == "gone"
+
+    async def _floods(self, _: str, other: str, *size_kb: str) -> None:
+        await self._ground.notify(self._sessions[other], int(size_kb[0]) if size_kb else None)
 
     async def _misses(self, _: str, __: str) -> None:
         await self._ground.lose_standby()

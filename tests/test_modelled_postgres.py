@@ -5,8 +5,11 @@ model is wrong, unless this PostgreSQL is a new one that has changed its mind; t
 """
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
+import termios
 import textwrap
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -17,11 +20,13 @@ import pytest
 
 from pgleaderlock.backends._connector import Connector
 from pgleaderlock.backends._psycopg_session import PsycopgSession
+from pgleaderlock.backends.group import CHANNEL
 from pgleaderlock.backends.session import Session, end_of
 from pgleaderlock.causes import LossCause
 from pgleaderlock.embedded import Server, StopMode
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing.simulation._loop import NodeLoop
+from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
 from pgleaderlock.testing.simulation._statements import Ask
 from pgleaderlock.testing.simulation.groups import ListeningSession
 from pgleaderlock.testing.simulation.network import Cable
@@ -33,6 +38,9 @@ from tests.server_scripts import BOUND_S, Performance, until
 T = TypeVar("T")
 
 DOWN_S = 1.0
+PAYLOAD_BYTES = 1000
+FLOOD_KB = 12_000  # more than the model keeps
+_NOTIFY = "SELECT pg_notify(%s, lpad(n::text, %s, 'x')) FROM generate_series(1, %s) AS n"
 
 QUESTIONS = {
     "a lock is held by one session, and handed over by unlocking": """
@@ -254,6 +262,39 @@ QUESTIONS = {
 }
 
 DISASTERS = {
+    "the end of a session shows behind a few notifications that it has not read": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a listens
+        server floods a 8
+        a sees -> no end
+        b ends a -> signalled
+        a notices
+        a learns -> session_terminated
+    """,
+    "behind more than is looked at, the close shows": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a listens
+        server floods a 60
+        a sees -> no end
+        b ends a -> signalled
+        a notices
+        a learns -> session_terminated
+    """,
+    "behind more than can be sent, nothing shows, and the locks are free": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries -> granted
+        a listens
+        server floods a
+        b ends a -> signalled
+        server forgets a
+        a sees -> no end
+        b tries -> granted
+        a sees -> no end
+        a learns -> connection_lost
+    """,
     "a commit waits for a standby that is absent, and nothing but its end frees its locks": """
         a opens -> the server is old
         b opens -> the server is old
@@ -374,6 +415,26 @@ class RealGround:
         await session.close()
         return has_waited
 
+    async def notify(self, session: Session, size_kb: int | None) -> None:
+        """Return when all of it lies unread, or the server waits until some of it is read."""
+        pid, descriptor = session.facts.session_pid, session.descriptor
+        assert descriptor is not None
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+
+            async def is_full() -> bool:
+                if size_kb is None:
+                    await connection.execute(_NOTIFY, [CHANNEL, PAYLOAD_BYTES, 500])
+                blocked = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
+                return (await connection.execute(blocked, [pid])).rowcount == 1
+
+            async def has_come() -> bool:
+                unread = fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0))
+                return int(struct.unpack("i", unread)[0]) >= (size_kb or 0) * PAYLOAD_BYTES
+
+            if size_kb is not None:
+                await connection.execute(_NOTIFY, [CHANNEL, PAYLOAD_BYTES, size_kb])
+            await until(is_full if size_kb is None else has_come)
+
     async def stop(self, mode: StopMode) -> None:
         assert self._server is not None
         await asyncio.to_thread(self._server.stop, mode)
@@ -419,6 +480,10 @@ class ModelledGround:
 
     async def find_standby(self) -> None:
         self._server.find_standby()
+
+    async def notify(self, session: Session, size_kb: int | None) -> None:
+        self._server.flood((FLOOD_KB if size_kb is None else size_kb) * PAYLOAD_BYTES)
+        await asyncio.sleep(1.0)
 
     async def stop(self, mode: StopMode) -> None:
         self._server.restart(DOWN_S, at_once=mode == "immediate")
@@ -478,7 +543,7 @@ async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: S
         await connection.execute("SELECT pg_reload_conf()")
     for number, script in enumerate(map(plain, DISASTERS.values())):
         key = LockKey.pair(1, number)  # what the script before held may be free only a moment later
-        assert await Performance(RealGround(own_server.dsn, key, own_server), key).perform(script) == script
+        assert await Performance(RealGround(own_server.tcp_dsn, key, own_server), key).perform(script) == script
 
 
 # --- The scripts can tell ------------------------------------------------------------------------------------------
@@ -571,6 +636,11 @@ def a_term_goes_back(claim: Any, server: ModelledPostgres, session: ServerSessio
     return claim(server, session, ask, given)
 
 
+@instead(ReceiveBuffer, "take_in")
+def what_is_unread_hides_nothing(_: Any, *__: Any) -> None:
+    """However much it is."""
+
+
 WRONG = [
     everybody_is_granted_everything,
     the_last_in_line_comes_first,
@@ -586,6 +656,7 @@ WRONG = [
     a_crash_forgets_what_was_flushed,
     a_recovery_does_not_show,
     a_term_goes_back,
+    what_is_unread_hides_nothing,
 ]
 
 

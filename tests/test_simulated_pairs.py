@@ -11,7 +11,7 @@ from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 from tests.sweeps import sweep
-from tests.test_simulated_clocks import led
+from tests.test_simulated_clocks import led, postgres_of
 
 __all__ = ["led"]  # the fixture
 
@@ -29,6 +29,11 @@ def only(*faults: str) -> Weather:
 def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(store: str, fault: str):
     for seed in range(3):
         assert simulate(seed, weather=only(fault), store=store, hours=0.1).faults[fault]
+
+
+def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_a_lock_session():
+    for seed in range(3):
+        assert simulate(seed, weather=only("flood_and_end_both"), store="group", hours=0.1).faults["flood_and_end_both"]
 
 
 @pytest.mark.proof
@@ -93,6 +98,34 @@ def test_the_end_of_a_session_shows_before_a_frozen_process_reads_it(led: Simula
         led.world.run(led.world.now + 0.002)
         assert all(session.has_ended for session in sessions)
         assert not any(session.closed for session in sessions)
+    finally:
+        led.end()
+
+
+def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_other():
+    simulation = Simulation(1, weather="calm", store="group", lease_s=10.0, settings={})
+    simulation.start()
+    simulation.run(30)
+    node, server = leader_of(simulation), postgres_of(simulation)
+    try:
+        lock, witness = sessions_of(node)
+        node.freeze()
+        server.flood(12_000_000)
+        assert simulation.sky.end_both(node) is not False
+        simulation.world.run(simulation.world.now + 1.0)
+        assert lock.has_ended
+        assert not node.believes
+        assert not witness.has_ended
+        node.thaw()
+        simulation.run(1)
+        assert witness.closed
+    finally:
+        simulation.end()
+
+
+def test_where_no_session_listens_nothing_is_flooded(led: Simulation):
+    try:
+        assert led.sky.flood_and_end_both(leader_of(led), 5.0) is False
     finally:
         led.end()
 

@@ -14,11 +14,11 @@ import socket
 from pgleaderlock._files.descriptor import Descriptor
 from pgleaderlock.backends._last_words import announce_end
 
-__all__ = ["HangupProbe"]
+__all__ = ["LOOKED_AT_BYTES", "HangupProbe"]
 
 _END = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
-_LOOKED_AT = 16384  # bytes; behind an answer that is longer than that, only the close shows
+LOOKED_AT_BYTES = 16384  # behind an answer that is longer than that, only the close shows
 
 
 class HangupProbe:
@@ -61,7 +61,7 @@ def _peek(number: int) -> bytes:
     # Without a descriptor more: where there are none left, a leader must not lose its term by looking.
     view = socket.socket(fileno=number)
     try:
-        return view.recv(_LOOKED_AT, _PEEK)
+        return view.recv(LOOKED_AT_BYTES, _PEEK)
     except BlockingIOError:  # pragma: no cover - a race with the reader
         return b""
     finally:

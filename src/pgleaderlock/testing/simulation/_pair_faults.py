@@ -24,6 +24,8 @@ _BUSY_TURN = 0.01
 """Leases that one turn of a busy event loop takes, at most."""
 _BUSY = 0.4
 """Leases for which it is busy, at most."""
+_FLOOD_BYTES = 12_000_000
+"""More than the kernel keeps for a connection that is not read."""
 _NOTICED = 0.1
 """Leases within which a leader that is awake has left LEADER, after both its sessions have ended."""
 _NEWCOMER_LATENCIES = 10
@@ -108,6 +110,23 @@ class PairFaults:
         """Freeze a leader, and then end both its sessions in one statement."""
         if self._pair_of(node) is None or self.freeze(node, lasts_s) is False:
             return False
+        return self.end_both(node)
+
+    def flood_and_end_both(self, node: Node, lasts_s: float) -> bool | None:
+        """Flood the channel on which candidates are woken, and then end both sessions of a leader that cannot read it.
+
+        Its process stands still, or its event loop is busy. Any user of the database may notify, so this is promised
+        like any other end of both sessions: the end of the lock session may not be hidden by what others send.
+        """
+        server, pair = self._server_here(), self._pair_of(node)
+        if server is None or pair is None or not any(session.channels for session in pair):
+            return False
+        if self._world.random.random() < _BUSY_SHARE:
+            self.busy(node)
+        elif self.freeze(node, lasts_s) is False:
+            return False
+        self._note(node, f"is flooded with {_FLOOD_BYTES} bytes of notifications, as all who listen are")
+        server.flood(_FLOOD_BYTES)
         return self.end_both(node)
 
     def end_newcomer(self, _: Node, __: float = 0.0) -> bool | None:

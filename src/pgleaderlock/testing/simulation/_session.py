@@ -8,11 +8,15 @@ from pgleaderlock.backends.session import OnEnd, ServerFacts
 from pgleaderlock.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.testing.simulation._futures import resolve
+from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
 from pgleaderlock.testing.simulation._statements import read
 from pgleaderlock.testing.simulation.network import Cable, Pipe
 from pgleaderlock.testing.simulation.postgres import VERSION, ModelledPostgres, ServerSession
 
 __all__ = ["SimulatedSession"]
+
+_ANNOUNCED = (LossCause.SESSION_TERMINATED, LossCause.SILENCED)
+"""Ends before which PostgreSQL sends an error that is FATAL. Before that of a crash it sends a warning, if anything."""
 
 
 class SimulatedSession:
@@ -29,9 +33,10 @@ class SimulatedSession:
         self._connected: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._notified = asyncio.Event()
         self._pid = 0
-        self._is_closed = self._end_arrived = False
+        self._is_closed = self._is_watched = False
+        self._loop = asyncio.get_running_loop()
+        self._unread = ReceiveBuffer(lambda: cable.world.now)
         self._on_end: OnEnd | None = None
-        self._end.add_done_callback(lambda _: self._report_end())
 
     async def connect(self) -> None:
         """Be accepted, or raise."""
@@ -65,8 +70,8 @@ class SimulatedSession:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end has arrived at this host, even if the process stands still and has not read it."""
-        return self._is_closed or self._end_arrived
+        """Whether the end shows at this host, even if the process stands still and has not read it."""
+        return self._is_closed or self._unread.shows_end
 
     @property
     def descriptor(self) -> int | None:
@@ -89,6 +94,7 @@ class SimulatedSession:
         except asyncio.CancelledError:
             self._give_up("the call was cut short", LossCause.ABORTED)
             raise
+        self._unread.read()
         if not self._answer.done():
             self._report_end()
             raise self._ended()
@@ -121,9 +127,12 @@ class SimulatedSession:
 
     def watch(self, on_end: OnEnd) -> None:
         """Report the end, on the node's own loop: a process that stands still learns of it when it goes on."""
-        self._on_end = on_end
+        self._on_end, self._is_watched = on_end, True
+        self._unread.read()
         if self._is_closed:
             self._report(self._ended())
+        else:
+            self._end.add_done_callback(lambda _: self._report_end())
 
     async def close(self) -> None:
         """Send the good-bye, and do not wait for an answer."""
@@ -152,14 +161,18 @@ class SimulatedSession:
             resolve(self._answer, answer)
 
     def hear_end(self, cause: LossCause) -> None:
-        """Take in the end."""
-        self._end_arrived = True
+        """Take in the end. A server that cannot write ends a session without a word."""
+        cause = LossCause.CONNECTION_LOST if self._unread.is_full else cause
+        self._unread.take_in_end(is_announced=cause in _ANNOUNCED)
         resolve(self._connected, None)
         resolve(self._end, cause)
 
-    def hear_notification(self) -> None:
-        """Take in that something was notified."""
+    def hear_notification(self, size_bytes: int) -> None:
+        """Take in a notification, which is unread until the process takes its next turn."""
+        self._unread.take_in(size_bytes)
         self._notified.set()
+        if self._is_watched:
+            self._loop.call_soon(self._unread.read)
 
     def _deliver(self, request: Any) -> None:
         if self._there is not None:

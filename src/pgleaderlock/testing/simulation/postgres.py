@@ -12,6 +12,7 @@ delay (:mod:`.network`). What it models is what the protocol relies on:
   its client's end nor a time-out gets it out of there, only its own end;
 - the wall clock may be set forward and back; what the server says of its age is a difference of wall-clock times, and
   idle sessions end by that clock too, if the fault says so;
+- notifications lie unread in front of whatever comes after them, the end of the session too (:mod:`._receive_buffer`);
 - a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
   leaves the age, and begins another timeline;
 - the term table carries a note of the run in which it was made; another server may take the name over, with an empty
@@ -44,6 +45,7 @@ DEADLOCK_S = 10.0
 _LONG_AGO_S = 1e6
 _BUSIER_XIDS = 1000  # so that tokens grow on from one server to another, which they do only by chance
 _SIGNAL_S = 0.002
+_NOTIFICATION_BYTES = 40  # one without a payload
 _CAST = re.compile(r"'|::\w+")
 _NUMBER = re.compile(r"'(-?\d+)'")
 
@@ -59,8 +61,8 @@ class Client(Protocol):
     def hear_end(self, cause: LossCause) -> None:
         """Take in that the connection is over."""
 
-    def hear_notification(self) -> None:
-        """Take in that something was notified."""
+    def hear_notification(self, size_bytes: int) -> None:
+        """Take in that something was notified, in so many bytes."""
 
 
 @dataclass(slots=True)
@@ -136,9 +138,10 @@ class ServerSession:
             send(lambda: self.client.hear_end(cause))
         self.server.forget(self)
 
-    def be_notified(self) -> None:
-        """Pass on that something was notified."""
-        self._to_client.send(self.client.hear_notification)
+    def be_notified(self, size_bytes: int = _NOTIFICATION_BYTES, *, quickly: bool = False) -> None:
+        """Pass on that something was notified, in so many bytes; ``quickly`` as in :meth:`end`."""
+        send = self._to_client.send_quickly if quickly else self._to_client.send
+        send(lambda: self.client.hear_notification(size_bytes))
 
     def be_granted(self) -> None:
         """Come to the head of the line."""
@@ -574,6 +577,12 @@ class ModelledPostgres:
         if moves_time_outs:
             for session in list(self.sessions.values()):
                 session.move_time_out(by_s)
+
+    def flood(self, size_bytes: int) -> None:
+        """Let a stranger notify on every channel that a session listens to, so much at once."""
+        for session in self.sessions.values():
+            if session.channels:
+                session.be_notified(size_bytes, quickly=session.is_quickly_heard)
 
     def reset_statistics(self) -> None:
         """Run pg_stat_reset_shared('bgwriter'), after which the server looks as if it had just recovered."""

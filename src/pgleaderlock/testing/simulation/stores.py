@@ -157,7 +157,7 @@ STORES = {
             make_server=lambda world, checker, _: ApiServer(world, checker.note),
             contend=_on_kubernetes,
         ),
-        Store("group", _SESSIONS | _KILLS | _PAIRS | _CLOCKS, contend=_as_group, roles=_ROLES),
+        Store("group", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | {"flood_and_end_both"}, contend=_as_group, roles=_ROLES),
         Store(
             "nfs",
             _EVERYWHERE | {"down"},

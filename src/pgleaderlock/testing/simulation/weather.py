@@ -62,6 +62,7 @@ _PAIRS = {
     "end_apart": 6.0,
     "end_both": 3.0,
     "frozen_end_both": 2.0,
+    "flood_and_end_both": 2.0,
     "end_newcomer": 2.0,
     "slow_connects": 1.0,
     "late_answers": 1.0,
