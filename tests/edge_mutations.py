@@ -173,10 +173,9 @@ EDGE_MUTATIONS = (
     # A group leads only what is held.
     EdgeMutation(
         "a group frees each lock once", "backends/group.py",
-        "        leaving = dict(\n            self._leaving\n"
-        "        )  # kept until it is done: who asks again meanwhile waits for this, and for no other\n",
+        "        leaving = dict(self._leaving)  # kept until it is done: who asks again meanwhile waits for it\n",
         "        leaving, self._leaving = self._leaving, {}\n",
-        ("tests/test_group.py::test_a_release_that_is_asked_for_twice_does_not_free_the_next_term",),
+        ("tests/test_group.py::test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free",),
     ),
     EdgeMutation(
         "what a run that ended has left held is not what a later run leads with", "group.py",

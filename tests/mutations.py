@@ -19,7 +19,7 @@ from pgleaderlock._sighting import Sighting
 from pgleaderlock.backends import _keys_sql, _sql, base, leased, terms
 from pgleaderlock.backends._file_folder import Folder
 from pgleaderlock.backends._server_start import ServerStart
-from pgleaderlock.backends.group import CHANNEL, Group, _answer
+from pgleaderlock.backends.group import CHANNEL, Group
 from pgleaderlock.backends.kubernetes.api import LeaseObject
 from pgleaderlock.backends.kubernetes.lease import read_lease
 from pgleaderlock.backends.kubernetes.store import LeaseStore
@@ -222,18 +222,17 @@ async def end_nothing(*_: Any) -> None:
     pass
 
 
-async def let_go_twice(self: Group) -> None:
-    """Take a second request to release the same lock for one of its own."""
-    leaving, self._leaving = self._leaving, {}
-    freed: set[LockKey] = set()
+def hand_out_what_is_being_left(self: Group, key: LockKey, grant: Any) -> None:
+    """Hand out a lock that a run which has ended left while it was being won: it is freed next."""
+    left = self._leaving.pop(key, None)
     try:
-        freed = await self._pair.free(leaving)
+        _hand_out(self, key, grant)
     finally:
-        self._pair.held.difference_update(leaving)
-        for key, left in leaving.items():
-            _answer(left, key in freed)
-    if freed:
-        await self._pair.ask_lock(f"SELECT pg_notify('{CHANNEL}', '')")
+        if left is not None:
+            self._leaving[key] = left
+
+
+_hand_out = Group._hand_out
 
 
 def forget_the_timeline(past: terms.Past, lease: Any, *, ours: int | None) -> float | None:
@@ -343,8 +342,9 @@ def in_a_group(mutation: Mutation) -> Mutation:
 MUTATIONS = (
     *SESSION_PROTOCOL,
     *map(in_a_group, SESSION_PROTOCOL),
-    Mutation("a group frees each lock once", "told_late", replaced(Group, "_let_go", let_go_twice), STORES["group"],
-             only("hasty_step_down", slow_share=0.0)),
+    Mutation("a group hands out no lock that is being left", "told_late",
+             replaced(Group, "_hand_out", hand_out_what_is_being_left), STORES["group"],
+             only("hasty_step_down", "stop_and_start")),
     Mutation("a group's lock session hears no notifications", "two_leaders",
              replaced(SessionPair, "open", open_and_listen), STORES["group"],
              only("flood_and_end_both", every=3.0, slow_share=0.0)),

@@ -995,6 +995,26 @@ async def test_a_release_that_is_asked_for_twice_does_not_free_the_next_term(own
             assert not role.is_leader or names[0] in await held_names(own_server.dsn, names)
 
 
+async def test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free(
+    postgres: Postgres, names: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Asked for by the second alone, it was not held any more, which is a release that has failed."""
+    free, asks_again = SessionPair.free, []
+
+    async def free_and_ask_again(self: SessionPair, keys: Any, **settings: Any) -> set[LockKey]:
+        if not asks_again:
+            asks_again.append(asyncio.create_task(group._group.leave(key)))
+            await asyncio.sleep(0)
+        return await free(self, keys, **settings)
+
+    key = LockKey.named(names[0])
+    async with make_group(postgres.dsn, names) as group:
+        await until(leads(group, 3))
+        monkeypatch.setattr(SessionPair, "free", free_and_ask_again)
+        assert await group._group.leave(key)
+        assert await asks_again[0]
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_start_while_the_last_run_still_notifies_its_listeners_leads_only_what_is_held(
     own_server: Server, seed: int

@@ -415,9 +415,7 @@ class Group:
     # --- The work ------------------------------------------------------------------------------------------------
 
     async def _let_go(self) -> None:
-        leaving = dict(
-            self._leaving
-        )  # kept until it is done: who asks again meanwhile waits for this, and for no other
+        leaving = dict(self._leaving)  # kept until it is done: who asks again meanwhile waits for it
         freed: set[LockKey] = set()
         try:
             freed = await self._pair.free(leaving)
