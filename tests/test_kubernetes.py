@@ -599,17 +599,22 @@ BY_HAND = {
 async def test_a_leader_whose_lease_is_changed_by_hand_stops_long_before_its_next_renewal(
     server: FakeKubernetes, change: Any
 ) -> None:
-    """The next renewal is due after 10 s."""
-    backend = contender(server, "leader", lease_s=30)
-    settings = {"health_interval_s": 10.0, "retry_strategy": FixedInterval(60)}
+    """The next renewal is due after 200 s.
+
+    The event is waited for, not ``is_leader``: a Lease that was emptied or deleted is free, so the same candidate leads
+    a new term a few milliseconds after its loss, between two looks.
+    """
+    backend = contender(server, "leader", lease_s=600)
+    settings = {"health_interval_s": 200.0, "retry_strategy": FixedInterval(200)}
     async with running(backend, **settings) as (leader, heard):
-        await leader.wait_for_leadership(5)
-        await until(lambda: "watch" in server.asked, 5)
+        await leader.wait_for_leadership(30)
+        first = leader.token
+        await until(lambda: "watch" in server.asked, 30)
         change(server)
-        await until(lambda: not leader.is_leader, 4)
-        await until(lambda: "on_lost" in heard.words, 4)
+        await until(lambda: "on_lost" in heard.words, 30)
         lost = next(event for event in heard.events if event.kind is EventKind.LOST)
         assert lost.loss is LossCause.HELD_BY_ANOTHER
+        assert leader.token != first
 
 
 async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server: FakeKubernetes) -> None:
@@ -626,7 +631,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
         await leader.wait_for_leadership(5)
         await until(lambda: "hanging" in server.asked, 5)
         edit(server, holderIdentity="other", leaseTransitions=1)
-        await until(lambda: not leader.is_leader, 4)
+        await until(lambda: not leader.is_leader, 15)  # its lease alone would be lost after 20 s
 
 
 @pytest.mark.slow
