@@ -81,8 +81,8 @@ WINS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--allow-pooler",): {"allow_pooler": True},
     ("--no-witness",): {"witness": False},
     ("--takeover", "strict", "--term-table"): {"takeover": "strict", "term_table": True},
-    ("--schema", "other"): {"schema_name": "other"},
-    ("--schema-owner", "ops"): {"schema_owner": "ops"},
+    ("--schema", "other", "--term-table"): {"schema_name": "other"},
+    ("--schema-owner", "ops", "--term-table"): {"schema_owner": "ops"},
     ("--reconnect-grace", "3"): {"reconnect_grace": 3.0},
 }
 
@@ -92,8 +92,10 @@ def test_an_option_wins_over_the_file(words: tuple[str, ...], nodes: list[Any], 
     path = tmp_path / "node.toml"
     times = 'lease_duration = "30s"\nrefresh_interval = "5s"\nsettle = "1s"\nreconnect_grace = "1s"\n'
     tables = (
-        'wake = "line"\nwitness = true\ntakeover = "fast"\nterm_table = false\nschema = "mine"\nschema_owner = "me"\n'
+        'wake = "line"\nwitness = true\ntakeover = "fast"\nterm_table = true\nschema = "mine"\nschema_owner = "me"\n'
     )
+    if "--term-table" in words:
+        tables = tables.replace("term_table = true", "term_table = false")
     of_sessions = words[0] != "--url"
     text = FILE + times + tables if of_sessions else '[cluster.leader_election]\nroles = ["x"]\n'
     path.write_text(text.replace('refresh_interval = "5s"\n', "") if words[0] == "--lease" else text)
@@ -142,6 +144,7 @@ REFUSED = {
     ("--lease", "6", "--health-interval", "5"): "--health-interval: refresh_interval = 5s must be less than two thirds",
     ("--lease", "6", "--set", "cluster.leader_election.lease_duration=7s"): "--lease: --set",
     ("--takeover", "strict"): '--takeover: takeover = "strict" decides by the term table',
+    ("--schema", "other"): "--schema: schema is about the term table, and there is none",
     ("--reconnect-grace", "3", "--role", "a,b,c,d,e,f,g,h,i"): "--reconnect-grace: reconnect_grace has no effect",
     ("--wake", "poll", "--set", "cluster.leader_election.max_roles=1"): "--wake: wake has no effect",
 }

@@ -78,6 +78,19 @@ def test_strict_without_the_table_is_wrong_usage(capsys: pytest.CaptureFixture[s
     assert "add --term-table" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["run"], ["acquire"], ["exec", "--", "true"]])
+@pytest.mark.parametrize("flag", ["--schema", "--schema-owner"])
+def test_a_schema_without_the_table_is_wrong_usage(command: list[str], flag: str, capsys: pytest.CaptureFixture[str]):
+    """It would have no effect."""
+    word, *rest = command
+    dsn = "postgresql://u@127.0.0.1:1/db"
+    words = [word, "--dsn", dsn, "--role", "x", flag, "other", *(["--wait", "0"] if word == "exec" else []), *rest]
+    assert invoke(words) == exit_codes.USAGE
+    told = " ".join(capsys.readouterr().err.split())
+    assert flag in told
+    assert "Add --term-table" in told
+
+
 def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch, capsys: pytest.CaptureFixture[str]):
     async def be_silent(*_: object, **__: object) -> None:
         await asyncio.get_running_loop().create_future()

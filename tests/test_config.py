@@ -382,6 +382,14 @@ BY_KIND = {
 }
 
 
+TERM_TABLE = {"PGLEADERLOCK_TERM_TABLE": "true"}
+
+
+def beside(setting: Setting) -> dict[str, str]:
+    """Return the variables without which this setting would be refused: it would have no effect."""
+    return TERM_TABLE if setting.key in (f"{ELECTION}.schema", f"{ELECTION}.schema_owner") else {}
+
+
 def samples(setting: Setting) -> tuple[str, str, str]:
     return SAMPLES.get(setting.key) or BY_KIND[setting.kind]
 
@@ -398,7 +406,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(write, setting, sa
     in_toml, in_environ, in_flag = samples(setting)
     loaded = load(
         write(in_file(setting, in_toml)) if "file" in said else None,
-        environ={setting.variable: in_environ} if "environment" in said else {},
+        environ=beside(setting) | ({setting.variable: in_environ} if "environment" in said else {}),
         sets=[f"{setting.key}={in_flag}"] if "flag" in said else [],
     )
     text, origin = None, "default"
@@ -409,17 +417,17 @@ def test_flags_win_over_variables_over_the_file_over_defaults(write, setting, sa
     ):
         text, origin = (written, place) if layer in said else (text, origin)
     assert loaded.origins[setting.key] == origin
-    expected = Config() if text is None else load_config(environ={}, sets=[f"{setting.key}={text}"])
+    expected = Config() if text is None else load_config(environ=beside(setting), sets=[f"{setting.key}={text}"])
     assert setting.value_in(loaded.config) == setting.value_in(expected)
     others = {key: place for key, place in loaded.origins.items() if key != setting.key}
-    assert set(others.values()) == {"default"}
+    assert set(others.values()) - {f"${name}" for name in beside(setting)} == {"default"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_a_value_in_the_file_and_the_same_as_text_mean_the_same(write, setting):
     for text in samples(setting):
-        by_file = load_config(write(in_file(setting, text)), environ={})
-        assert by_file == load_config(environ={setting.variable: text})
+        by_file = load_config(write(in_file(setting, text)), environ=beside(setting))
+        assert by_file == load_config(environ={**beside(setting), setting.variable: text})
 
 
 def test_variables_are_called_by_one_rule_and_none_like_another():
@@ -601,6 +609,8 @@ RELATIONS = [
     ('backend = "postgresql+lease://h/d"\nsettle = "1s"', "settle", "3", "backend: node.toml:2"),
     ('backend = "memory://x"\nwake = "poll"', "wake", "3", "backend: node.toml:2"),
     ('backend = "memory://x"\nschema = "x"', "schema", "3", "backend: node.toml:2"),
+    ('schema = "x"', "schema", "2", "term_table: default"),
+    ('term_table = false\nschema_owner = "x"', "schema_owner", "3", "term_table: node.toml:2"),
     ('backend = "memory://x"\nroles = [{ name = "a", key = "bigint:1" }]', "roles[0].key", "3", "backend: node.toml:2"),
     ('backend = "memory://x"\nroles = ["a", "b"]', "backend", "2", "roles: node.toml:3"),
     ('roles = ["a",\n"b",\n"a"]', "roles[2]", "4", "roles[0]: node.toml:2"),

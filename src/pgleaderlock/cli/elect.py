@@ -56,6 +56,16 @@ def _check_takeover(takeover: str, *, term_table: bool) -> None:
         raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
 
 
+def _check_schema(*, term_table: bool) -> None:
+    """Refuse what names the schema of a table that is not used."""
+    owner = schema_owner() is not None
+    given = [flag for flag, is_there in (("--schema", is_given("schema")), ("--schema-owner", owner)) if is_there]
+    if given and not term_table:
+        raise click.UsageError(
+            f"{', '.join(given)}: only about the term table here. Add --term-table, or leave it out."
+        )
+
+
 def chosen_times(lease_s: float | None, health_interval_s: float | None) -> LeaseTimes:
     """Return the times of ``--lease`` and ``--health-interval``: what was not given follows from what was."""
     try:
@@ -113,6 +123,7 @@ def elected(
         return
     key = named.choose()
     _check_takeover(lease.takeover, term_table=lease.term_table)
+    _check_schema(term_table=lease.term_table)
     make_lock = partial(
         LeaderLock,
         key=key,

@@ -100,11 +100,20 @@ def _sessions(config: "Config") -> Iterator[Conflict]:
 
 
 def _schema(config: "Config") -> Iterator[Conflict]:
+    """Refuse a schema in which there is no table of the election: it would be obeyed by nothing."""
     election = config.election
-    if election.on_sessions or is_rows(election.url or ""):
+    if is_rows(election.url or "") or (election.on_sessions and election.term_table):
         return
     for field, name in (("schema_name", "schema"), ("schema_owner", "schema_owner")):
-        if field in election.model_fields_set:
+        if field not in election.model_fields_set:
+            continue
+        if election.on_sessions:
+            yield Conflict(
+                (_key(name), _key("term_table")),
+                f"{name} is about the term table, and there is none: set term_table = true as well, or leave {name} "
+                f"out. The registry has a key of its own: registry.{name}",
+            )
+        else:
             yield Conflict(
                 (_key(name), _key("backend")),
                 f"{name} is about tables of PostgreSQL, and backend names a store that has none: leave {name} out",
