@@ -356,6 +356,13 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
 
 
+def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:
+    """It waits in slices, and the server knows only when the last of them began."""
+    with held(postgres.dsn, key), _in_line(postgres.dsn, key):
+        assert "waiting since" not in status(postgres.dsn, key)
+        assert "waiting_since" not in status(postgres.dsn, key, "--json")
+
+
 @pytest.mark.slow
 def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgres: Postgres, role: LockKey) -> None:
     with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role):

@@ -173,6 +173,36 @@ def test_status_shows_a_role_that_nobody_leads(hand: Hand):
     assert re.search(r"scheduler +nobody +- +- +- +1 alive, 1 dead: web-2", run("status", *hand.options).stdout)
 
 
+def test_status_counts_a_silent_node_as_silent_and_not_as_alive(hand: Hand):
+    for name, seen_ago_s in (("web-1", 2500), ("web-2", 0), ("web-3", 5000)):
+        hand.node(name, seen_ago_s=seen_ago_s, heartbeat_s=1000)
+        hand.candidate(name)
+    hand.leader("web-1", ago_s=4000, renewed_ago_s=2500, left_s=500)
+    shown = run("status", *hand.options).stdout
+    assert "web-1 (silent for" in shown
+    assert "1 alive, 1 silent: web-1, 1 dead: web-3" in shown
+
+
+def test_history_is_in_the_order_of_terms_where_times_leave_it_open(hand: Hand):
+    """In minutes what is milliseconds: no moment of the test matters."""
+    hand.line("acquired", 9000, "web-1", token=4, within_s=100)
+    hand.line("acquired", 3120, "web-2", token=5, within_s=100)  # which cannot have been before the release
+    hand.line("acquired", 3060, "web-9", token=1, lock="pair:1/101", role="other")
+    hand.line("released", 3000, "web-1", token=4, within_s=100)
+    hand.line("acquired", 2000, "web-3", token=6, within_s=100)
+    hand.line("released", 1000, "web-2", token=5, within_s=100)  # and this is an overlap, which stays to be seen
+    shown = records(run("history", *hand.options, "--json"))
+    assert [(line["event"], line["token"]) for line in shown] == [
+        ("acquired", 4), ("released", 4), ("acquired", 1), ("acquired", 5), ("acquired", 6), ("released", 5),
+    ]  # fmt: skip
+
+
+def test_history_has_the_lines_of_one_node_in_the_order_in_which_it_wrote_them(hand: Hand):
+    hand.line("acquired", 3000, within_s=100)
+    hand.line("released", 3120, within_s=100)  # the node has learned meanwhile that its clock was ahead
+    assert [line["event"] for line in records(run("history", *hand.options, "--json"))] == ["acquired", "released"]
+
+
 def test_status_says_of_a_leader_that_it_is_silent(hand: Hand):
     hand.node("web-1", seen_ago_s=12, heartbeat_s=5)
     hand.leader("web-1", ago_s=4000, renewed_ago_s=12, left_s=500)

@@ -15,17 +15,16 @@ __all__ = ["Contender", "contenders", "holder_of", "holder_query", "lock_columns
 _UINT32 = 2**32 - 1
 
 _QUERY = """
-SELECT l.granted, l.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start::text,
-       (to_jsonb(l) ->> 'waitstart')::timestamptz::text
+SELECT l.granted, l.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start::text
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
  WHERE l.locktype = 'advisory'
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.classid::text::bigint = %s AND l.objid::text::bigint = %s AND l.objsubid = %s
- ORDER BY l.granted DESC, 7, a.backend_start
+ ORDER BY l.granted DESC, (to_jsonb(l) ->> 'waitstart')::timestamptz, a.backend_start
 """
-# to_jsonb, because waitstart exists from PostgreSQL 14 on and the same query must work before. Whoever stands in line
-# does so in slices: it is when the last of them began.
+# to_jsonb, because waitstart exists from PostgreSQL 14 on and the same query must work before. It orders the queue; it
+# does not say since when a candidate waits, because that waits in slices, and this is when the last of them began.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Contender:
 
     granted: bool
     holder: Holder
-    waiting_since: str | None = None
 
 
 def lock_columns(key: LockKey) -> tuple[int, int, int]:
@@ -55,14 +53,14 @@ def holder_of(row: tuple[Any, ...]) -> Holder:
 
 
 async def contenders(connection: Any, key: LockKey) -> list[Contender]:
-    """Return the holder first, then those who wait, the longest first."""
+    """Return the holder first, then those who wait, in the order of the queue."""
     rows = await (await connection.execute(_QUERY, lock_columns(key))).fetchall()
     return [_contender(row) for row in rows]
 
 
 def _contender(row: tuple[Any, ...]) -> Contender:
-    granted, pid, name, user, address, since, waiting_since = row
+    granted, pid, name, user, address, since = row
     if name is None:  # a role that may not see other users' activity sees the pid alone
         name = "(not visible)"
     holder = Holder(name=name or "(without an application_name)", pid=pid, address=address, since=since, detail=user)
-    return Contender(granted, holder, waiting_since)
+    return Contender(granted, holder)

@@ -230,5 +230,8 @@ def _no_leader(role: RoleStatus) -> Text:
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:
     dead = [visible(each.node) for each in candidates if not each.is_alive]
-    alive = f"{len(candidates) - len(dead)} alive"
-    return f"{alive}, {len(dead)} dead: {', '.join(dead)}" if dead else alive
+    silent = [visible(each.node) for each in candidates if each.is_alive and each.is_overdue]
+    counted = [f"{len(candidates) - len(dead) - len(silent)} alive"]
+    for what, names in (("silent", silent), ("dead", dead)):
+        counted += [f"{len(names)} {what}: {', '.join(names)}"] if names else []
+    return ", ".join(counted)

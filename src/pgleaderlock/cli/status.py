@@ -42,11 +42,7 @@ async def glance(target: Target) -> tuple[Holder | None, str]:
 
 def _print_as_json(target: Target, seen: Sight) -> None:
     holders = [holder_fields(contender.holder) for contender in seen.contenders if contender.granted]
-    waiting = [
-        {**holder_fields(contender.holder), "waiting_since": contender.waiting_since}
-        for contender in seen.contenders
-        if not contender.granted
-    ]
+    waiting = [holder_fields(contender.holder) for contender in seen.contenders if not contender.granted]
     state = "held" if holders else "free"
     note = {"note": seen.note} if seen.note else {}
     print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting, **note})
@@ -61,7 +57,6 @@ def _print_as_text(target: Target, seen: Sight) -> None:
         if contender.granted:
             print_folded(f"{name} is held by {describe_holder(contender.holder)}")
         else:
-            since = f", waiting since {contender.waiting_since}" if contender.waiting_since else ""
-            print_folded(f"  queued: {describe_holder(contender.holder)}{since}")
+            print_folded(f"  queued: {describe_holder(contender.holder)}")
     if is_held and seen.note:
         print_folded(f"  problem: {visible(seen.note)}")

@@ -35,19 +35,19 @@ SELECT l.lock, l.role, l.node, l.instance::text, l.token, extract(epoch FROM l.a
 CANDIDATES = """
 SELECT c.lock, c.role, n.node, c.instance::text, c.state, extract(epoch FROM c.since)::float,
        extract(epoch FROM n.seen_at)::float, n.host, n.process_id, n.version, n.about, {alive}, {silent_at},
-       extract(epoch FROM n.started_at)::float
+       extract(epoch FROM n.started_at)::float, n.heartbeat_s, extract(epoch FROM clock_timestamp())::float
   FROM {schema}.candidates AS c JOIN {schema}.nodes AS n USING (instance)
  WHERE (%(lock)s::text IS NULL OR c.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR c.role = ANY(%(roles)s))
  ORDER BY n.node, c.instance
 """
 
 HISTORY = """
-SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
+SELECT id, lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing,
+       detail
   FROM (SELECT * FROM {schema}.history
          WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
            AND at >= to_timestamp(%(since)s)
          ORDER BY at DESC, id DESC LIMIT %(limit)s) AS newest
- ORDER BY at, id
 """
 
 # Per lock the last beginning before a time, if nothing ended it by then, with what else is known of it; and the

@@ -15,6 +15,7 @@ from pgleaderlock.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.registry import _reading_sql
 from pgleaderlock.registry._database import Database, Row
+from pgleaderlock.registry._ordering import in_order
 from pgleaderlock.registry._sql import CHANGE_CHANNEL
 from pgleaderlock.registry._summing import Past, keys_of_ends, sum_up
 from pgleaderlock.registry.asking import Answer, Asked, Asker, AskRefused, Target
@@ -68,8 +69,8 @@ class Leader:
 
     @property
     def renewal_due_at(self) -> float | None:
-        """When it should have written again at the latest: after two intervals, of which one may come late."""
-        return None if self.heartbeat_s is None else self.renewed_at + _LATE_AFTER * self.heartbeat_s
+        """When it should have written again at the latest."""
+        return _due_at(self.renewed_at, self.heartbeat_s)
 
     @property
     def is_overdue(self) -> bool:
@@ -94,6 +95,19 @@ class Candidate:
     silent_at: float | None = None
     """When its node counts as silent, unless it is heard of again."""
     started_at: float | None = None
+    heartbeat_s: float | None = None
+    read_at: float | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its node should have been heard of by now, as of a leader."""
+        due_at = _due_at(self.seen_at, self.heartbeat_s)
+        return due_at is not None and self.read_at is not None and due_at < self.read_at
+
+
+def _due_at(heard_at: float, heartbeat_s: float | None) -> float | None:
+    """Return when a node should be heard of again at the latest: after two intervals, of which one may come late."""
+    return None if heartbeat_s is None else heard_at + _LATE_AFTER * heartbeat_s
 
 
 @dataclass(slots=True)
@@ -178,9 +192,9 @@ class RegistryReader:
     async def history(
         self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0, limit: int = 1000
     ) -> list[Line]:
-        """Return the newest lines since then, the oldest of them first."""
+        """Return the newest lines since then, the oldest of them first, by what is exact where times are not."""
         rows = await self._fetch(_reading_sql.HISTORY, lock=lock, roles=_listed(roles), since=since, limit=limit)
-        return [Line(*row) for row in rows]
+        return in_order((number, Line(*rest)) for number, *rest in rows)
 
     async def numbered_history(
         self, *, after: int, since: float = 0.0, before: int | None = None, limit: int = 20_000

@@ -420,7 +420,7 @@ class ModelledPostgres:
     def _holder(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
         for key, lock in self._locks.items():
             if lock.owner is not None and _columns(key) == tuple(parameters):
-                return True, lock.owner.pid, lock.owner.client.owner, "model", None, lock.owner.started, None
+                return True, lock.owner.pid, lock.owner.client.owner, "model", None, lock.owner.started
         return None
 
     def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
