@@ -584,7 +584,10 @@ def test_where_nobody_leads_there_is_nobody_to_ask(hand: Hand):
     shown = run("step-down", *hand.options, "--role", "scheduler")
     result = run("step-down", *hand.options, "--role", "scheduler", "--json")
     assert shown.exit_code == result.exit_code == exit_codes.NOT_HANDED_OVER
-    assert shown.stderr == "No node leads scheduler (pair:1/100): there is no leader to ask.\n"
+    assert (
+        shown.stderr
+        == "No node leads scheduler (pair:1/100), as far as the registry shows: there is no leader to ask.\n"
+    )
     (record,) = records(result)
     assert_shape(record, documented("step-down"))
     assert (record["outcome"], record["from"]) == ("nobody", None)

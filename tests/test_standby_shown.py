@@ -9,15 +9,19 @@ import pytest
 
 from pgleaderlock import LeaderLock, LockKey
 from pgleaderlock.backends._pg_doctor import Finding, Verdict, examine
+from pgleaderlock.cli import exec as exec_command
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.embedded import Server
+from pgleaderlock.supervise.supervisor import Policy
+from pgleaderlock.supervise.timing import KillTimes
+from pgleaderlock.supervise.ward import Job
 from tests.doubles import until
 from tests.test_lease import query
-from tests.test_operators import records, run_beside
+from tests.test_operators import Hand, records, run_beside
 from tests.test_registry import Node
 
 LEASE_S = 15.0
@@ -202,3 +206,109 @@ async def test_step_down_names_the_missing_standby_when_no_node_leads(own_server
     assert (result.exit_code, record["outcome"]) == (exit_codes.NOT_HANDED_OVER, "nobody")
     assert_said(result.stderr)
     assert_said(record["why"])
+
+
+async def test_step_down_does_not_deny_a_leader_that_leads_on_and_can_no_longer_write_it(own_server: Server):
+    hand = await asyncio.to_thread(Hand, own_server.dsn, "pgleaderlock")
+    hand.node("one", seen_ago_s=5000, heartbeat_s=5)
+    hand.leader("one", ago_s=9000, renewed_ago_s=5000, left_s=-4000)
+    hand.connection.close()
+    await name_standbys(own_server, "absent")
+    try:
+        asked = await run_beside("step-down", "--dsn", own_server.dsn, "--role", "scheduler")
+        (record,) = records(await run_beside("step-down", "--dsn", own_server.dsn, "--role", "scheduler", "--json"))
+    finally:
+        await name_standbys(own_server, "")
+    assert asked.exit_code == exit_codes.NOT_HANDED_OVER
+    assert asked.stderr.startswith("one was not asked to step down")
+    assert "No node leads" not in asked.stderr
+    assert_said(asked.stderr)
+    assert (record["outcome"], record["from"]) == ("refused", "one")
+    assert_said(record["why"])
+
+
+async def test_history_and_audit_say_that_the_registry_is_not_written_without_the_standby(
+    own_server: Server, key: LockKey
+):
+    options = ("--dsn", own_server.dsn)
+    async with leader_without_standby(own_server, key):
+        shown = [await run_beside(word, *options) for word in ("history", "audit")]
+        history, audit = [await run_beside(word, *options, "--json") for word in ("history", "audit")]
+    for each in shown:
+        assert_said(each.stdout)
+        assert "what it shows is from before" in each.stdout
+    assert_said(history.stderr)
+    assert_said(records(audit)[0]["note"])
+
+
+async def test_schema_apply_names_the_missing_standby_and_leaves_nothing_that_waits(own_server: Server):
+    await name_standbys(own_server, "absent")
+    try:
+        result = await run_beside("schema", "apply", "--dsn", own_server.dsn)
+        assert await query(own_server.dsn, IN_SYNC_REP) == []
+    finally:
+        await name_standbys(own_server, "")
+    assert result.exit_code == exit_codes.UNREACHABLE
+    assert "schema pgleaderlock was not made" in result.stderr
+    assert_said(result.stderr)
+
+
+# --- exec ---
+
+
+class Executed:
+    """``exec`` of a command that never runs, in this process: what it tells while it waits, and how it ends."""
+
+    def __init__(self, dsn: str, key: LockKey, wait_s: float | None) -> None:
+        self.told: list[str] = []
+        self.complaints: list[str] = []
+        self.lock = LeaderLock(dsn, key=key, settle_s=0, lease_s=LEASE_S)
+        self._target = in_postgres(dsn, key)
+        job = Job(("true",), KillTimes(LEASE_S))
+        self.run = asyncio.ensure_future(
+            exec_command._supervise(self.lock, self._target, job, Policy(wait_s=wait_s), self._tell)
+        )
+
+    def _tell(self, _level: str, event: str, text: str, /, **_fields: object) -> None:
+        if event == "problem":
+            self.told.append(text)
+
+    def _complain(self, code: int, text: str) -> int:
+        self.complaints.append(text)
+        return code
+
+    async def code(self) -> int:
+        return exec_command._code_of(await self.run, self._target, "true", self._complain, quiet=True)
+
+
+@pytest.fixture
+def patient_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr("pgleaderlock.supervise.supervisor._SILENT_S", 0.1)
+    monkeypatch.setattr("pgleaderlock.cli.status._GLANCE_TIMEOUT_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient_glance")
+async def test_exec_names_the_missing_standby_while_it_waits_and_when_it_gives_up(own_server: Server, key: LockKey):
+    await name_standbys(own_server, "absent")
+    try:
+        executed = Executed(own_server.dsn, key, wait_s=None)
+        await until(lambda: bool(executed.told), 40)
+        await executed.lock.shutdown(5)  # as if its time were up
+        assert await executed.code() == exit_codes.EXEC_UNREACHABLE
+    finally:
+        await name_standbys(own_server, "")
+    for line in (*executed.told, *executed.complaints):
+        assert "synchronous_standby_names = 'absent'" in line
+        assert TO_DO in line
+        assert "check --dsn" not in line
+    assert len(executed.complaints) == 1
+
+
+@pytest.mark.usefixtures("patient_glance")
+async def test_exec_beside_a_leader_says_that_no_new_one_can_be_elected(own_server: Server, key: LockKey):
+    async with leader_without_standby(own_server, key):
+        executed = Executed(own_server.dsn, key, wait_s=0.0)
+        assert await executed.code() == exit_codes.EXEC_NOT_ACQUIRED
+    (complaint,) = executed.complaints
+    assert_said(complaint)

@@ -90,10 +90,13 @@ class Stage:
             (sys.executable, "-I", "-S", "-c", command), TIMES, kill_after_s=words.pop("kill_after_s", None), **launch
         )
         self.election, self.backend, self.witness = make_election(backend, **words.pop("settings", {}))
-        self.supervisor = Supervisor(self.election, job, Policy(**words), "role", self._tell)
+        self.supervisor = Supervisor(self.election, job, Policy(**words), "role", self._tell, look=self._look)
 
     def _tell(self, level: str, event: str, text: str, /, **fields: Any) -> None:
         self.said.append(event)
+
+    async def _look(self) -> str:
+        return ""
 
     @property
     def ward(self) -> Ward:

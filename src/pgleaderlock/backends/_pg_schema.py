@@ -4,6 +4,7 @@ import psycopg
 from psycopg import sql
 
 from pgleaderlock.backends import _dsn
+from pgleaderlock.backends._pg_standby import MISSING_SQL, missing_problem
 from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.terms import create_sql
 from pgleaderlock.errors import ConnectionError
@@ -32,11 +33,14 @@ async def make_tables(
 ) -> None:
     """Make what is not there, let ``grantee`` take part in elections, and ``operator`` look and ask.
 
-    ConnectionError says what the database objected to.
+    ConnectionError says what the database objected to. Nothing is begun whose commit would wait for a synchronous
+    standby that is not there: closing the connection does not end such a wait.
     """
     parts = _dsn.check_dsn(dsn)
     try:
         async with await open_pinned(_dsn.with_defaults(parts)) as connection:
+            if problem := missing_problem(await (await connection.execute(MISSING_SQL)).fetchall()):
+                raise ConnectionError(f"schema {schema} was not made ({_dsn.describe(parts)}): {problem}")
             await connection.execute(create_sql(schema, owner, keeps_terms=True).encode())
             for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
                 if user is not None:

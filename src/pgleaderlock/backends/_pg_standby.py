@@ -17,6 +17,7 @@ __all__ = [
     "REMEDY",
     "StandbyWait",
     "described",
+    "missing_problem",
     "missing_standby",
     "missing_text",
     "standby_problem",
@@ -82,8 +83,12 @@ async def missing_standby(connection: Any) -> str:
 async def standby_problem(connection: Any, key: LockKey) -> str:
     """Return what an absent synchronous standby does to the election of this lock, and what to do; nothing if none."""
     waits = await standby_waits(connection, key)
-    found = described(waits) or await missing_standby(connection)
-    return f"{found}. To mend it: {REMEDY}" if found else ""
+    return _with_remedy(described(waits) or await missing_standby(connection))
+
+
+def missing_problem(rows: Sequence[Sequence[Any]]) -> str:
+    """Return in words what :data:`MISSING_SQL` has found, and what to do; nothing when it has found nothing."""
+    return _with_remedy(missing_text(rows))
 
 
 def missing_text(rows: Sequence[Sequence[Any]]) -> str:
@@ -103,6 +108,10 @@ def described(waits: Sequence[StandbyWait]) -> str:
     sessions = " and ".join(f"pid {wait.pid} ({wait.name}) for {wait.waiting_s:.3g} s" for wait in waits)
     settings = _settings(waits[0].standby_names, waits[0].commit_mode)
     return f"waiting in SyncRep for a synchronous standby to confirm a commit: {sessions} ({settings})"
+
+
+def _with_remedy(found: str) -> str:
+    return f"{found}. To mend it: {REMEDY}" if found else ""
 
 
 def _settings(names: str, mode: str) -> str:

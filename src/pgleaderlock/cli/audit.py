@@ -12,7 +12,7 @@ from rich.text import Text
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import find_role, opened, print_record
+from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term
@@ -30,11 +30,14 @@ async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None,
         known = await find_role(reader, role, lock)
         which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
         audits = await _audit(reader, which, since)
+        problem = await registry_problem(reader)
     if as_json:
         for each in audits:
-            print_record(_audit_fields(each))
+            print_record(_audit_fields(each) | ({"note": problem} if problem else {}))
     else:
         _print_for_people(audits)
+    if problem and not (as_json and audits):
+        click.echo(f"problem: {visible(problem)}", err=as_json)
     return exit_codes.OVERLAP if any(each.overlaps for each in audits) else exit_codes.CLEAN
 
 

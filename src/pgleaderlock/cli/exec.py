@@ -20,7 +20,7 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
 from pgleaderlock.cli.options import LockName, health_interval, lease_options, naming_options, seconds_option
-from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
+from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.cli.words import texts
 from pgleaderlock.election import Election
@@ -118,7 +118,11 @@ def exec_command(
 
 async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, tell: Tell) -> Ending:
     tell("INFO", "waits", f"process {os.getpid()} waits to lead {target.name}", role=target.name)
-    return await Supervisor(lock, job, policy, target.name, tell).run()
+
+    async def look() -> str:
+        return visible((await glance(target))[1])
+
+    return await Supervisor(lock, job, policy, target.name, tell, look=look).run()
 
 
 def _why_refused(program: str) -> int | None:
@@ -153,20 +157,21 @@ def _code_of(ending: Ending, target: Target, program: str, complain: _Complain, 
     if ending.how is How.REFUSED:
         return _refuse(program, ending.code, complain)
     code, text = _explain(ending, target)
-    if quiet and ending.how is How.NOT_ACQUIRED:  # which is what a cron job on the other hosts should find
+    if quiet and ending.how is How.NOT_ACQUIRED and not ending.problem:  # as a cron job on the other hosts should find
         return code
     return complain(code, text)
 
 
 def _explain(ending: Ending, target: Target) -> tuple[int, str]:
+    could_not = f"{target.name} could not be acquired: {ending.problem}" if ending.problem else ""
     match ending.how:
         case How.LOST:
             return exit_codes.EXEC_LOST, f"leadership of {target.name} was lost"
         case How.NOT_ACQUIRED:
-            return exit_codes.EXEC_NOT_ACQUIRED, f"another process leads {target.name}"
+            return exit_codes.EXEC_NOT_ACQUIRED, could_not or f"another process leads {target.name}"
         case How.UNREACHABLE:
             why = str(ending.error or "the store did not answer in time")
-            return exit_codes.EXEC_UNREACHABLE, f"{why} - {target.advice}" if target.advice else why
+            return exit_codes.EXEC_UNREACHABLE, could_not or (f"{why} - {target.advice}" if target.advice else why)
         case _:
             return exit_codes.EXEC_FAILED, f"the command's guardian could not be started: {ending.error}"
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
-from pgleaderlock.cli.roles import find_role, opened, print_record
+from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.registry.audit import Line
@@ -30,6 +30,7 @@ async def show_history(
         since_at = since.resolve(await reader.now())
         which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
         lines = await reader.history(**which, since=since_at, limit=limit + 1)
+        problem = await registry_problem(reader)
     is_cut, lines = len(lines) > limit, lines[-limit:]
     if as_json:
         for line in lines:
@@ -41,6 +42,8 @@ async def show_history(
         click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
     if not lines:
         click.echo(f"The history has nothing{f' since {iso(since_at)}' if since_at else ''}.", err=True)
+    if problem:
+        click.echo(f"problem: {visible(problem)}", err=as_json)  # on stdout, programs find nothing but lines
 
 
 def _line_fields(line: Line) -> dict[str, Any]:

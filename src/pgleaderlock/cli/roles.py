@@ -27,6 +27,7 @@ __all__ = [
     "find_role",
     "opened",
     "print_record",
+    "registry_problem",
     "role_fields",
     "roles_picture",
     "roles_table",
@@ -47,9 +48,7 @@ async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
     """Print all roles that are wanted, as the registry shows them now."""
     async with opened(dsn, place) as reader:
         roles = await reader.status(roles=place.roles)
-        problem = await reader.standby_problem()
-    if problem:  # and without it, "silent" and "dead" would be all that is shown of living nodes
-        problem = f"{problem}. The registry is not written meanwhile: what it shows is from before"
+        problem = await registry_problem(reader)
     if as_json:
         for role in roles:
             print_record(role_fields(role) | ({"note": problem} if problem else {}))
@@ -70,6 +69,15 @@ def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:
 
 
 # --- Reading ---
+
+
+async def registry_problem(reader: RegistryReader) -> str:
+    """Return what keeps nodes from writing to the registry; nothing if nothing does.
+
+    Without it, "silent" and "dead" would be all that is said of living nodes, and "leaderless" of a role that is led.
+    """
+    problem = await reader.standby_problem()
+    return f"{problem}. The registry is not written meanwhile: what it shows is from before" if problem else ""
 
 
 @contextlib.asynccontextmanager

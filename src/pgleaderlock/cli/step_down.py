@@ -70,11 +70,15 @@ async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int
         if known is None:
             raise click.UsageError("say whose leader: --role, or --lock.")
         since = await reader.now() - _SLACK_S
-        leader = next((each.leader for each in await reader.status(known.lock)), None)
+        role = next(iter(await reader.status(known.lock)), None)
+        leader = None if role is None else role.leader
+        problem = await reader.standby_problem() if leader is None else ""
+        if problem and role is not None:  # then the registry is not written, and the last that it shows leads on
+            leader = role.last_leader
         if leader is not None:
             seen = await _ask(reader, known.lock, leader, since, wish)
         else:
-            seen = _Seen(refusal=await reader.standby_problem() or None, is_asked=False)
+            seen = _Seen(refusal=problem or None, is_asked=False)
     outcome = _outcome(leader, seen)
     is_done = outcome == "handed_over"
     if as_json:
@@ -157,7 +161,7 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     role = f"{visible(known.role)} ({visible(known.lock)})"
     if leader is None:
         why = "" if seen.refusal is None else f" {visible(seen.refusal)}"
-        return f"No node leads {role}: there is no leader to ask.{why}"
+        return f"No node leads {role}, as far as the registry shows: there is no leader to ask.{why}"
     node, within = visible(leader.node), f"within {duration(wait_s)}"
     if outcome in ("refused", "not_heard"):
         return _no_consent(leader, seen, role, within)

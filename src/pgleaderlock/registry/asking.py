@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgleaderlock._checks import visible
-from pgleaderlock.backends._pg_standby import MISSING_SQL, REMEDY, missing_text
+from pgleaderlock.backends._pg_standby import MISSING_SQL, missing_problem
 from pgleaderlock.errors import LockError
 from pgleaderlock.registry._ask_inbox import LONGEST_CLAIM, MARK, MAX_WAIT_S, by_session
 from pgleaderlock.registry._database import Database
@@ -116,8 +116,7 @@ class Asker:
 
     async def standby_problem(self) -> str:
         """Return that commits wait for a synchronous standby that is not connected, and what to do; nothing if not."""
-        missing = missing_text(await self._database.fetch(MISSING_SQL))
-        return f"{missing}. To mend it: {REMEDY}" if missing else ""
+        return missing_problem(await self._database.fetch(MISSING_SQL))
 
     async def _insert(self, values: dict[str, Any]) -> int:
         payload = json.dumps({"ask": "step_down", "schema": self._schema, **values, "row": True})

@@ -13,7 +13,7 @@ import enum
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from pgleaderlock.supervise import family
 from pgleaderlock.supervise.terminal import Terminal, stop_as_job
 from pgleaderlock.supervise.ward import Job, Outcome, Ward
 
-__all__ = ["Ending", "How", "Policy", "Supervisor", "Tell"]
+__all__ = ["Ending", "How", "Look", "Policy", "Supervisor", "Tell"]
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -32,6 +32,7 @@ _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)  # SIGHUP may mea
 _MAY_BE_IGNORED = (*_FORWARDED, signal.SIGTTIN, signal.SIGTTOU)
 _SHUTDOWN_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_SILENT_S = 2.0  # of waiting, before the store is asked whether anything is wrong
 _HEALTHY_S = 60.0  # a command that ran for so long and ended is restarted as after the first time
 
 
@@ -58,6 +59,8 @@ class Ending:
     how: How
     code: int = 0
     error: Exception | None = None
+    problem: str = ""
+    """What the store shows that keeps candidates from leading; nothing if it shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ class Policy:
     """How long that one question may take."""
 
 
+Look = Callable[[], Awaitable[str]]
+"""Asks the store what keeps candidates from leading. Ends soon, does not raise; nothing if nothing is known."""
+
+
 class Tell(Protocol):
     """Says what happened, to people or programs."""
 
@@ -84,11 +91,12 @@ class Tell(Protocol):
 class Supervisor:
     """One wrapper. Make it in the running loop."""
 
-    def __init__(self, election: Election, job: Job, policy: Policy, role: str, tell: Tell) -> None:
+    def __init__(self, election: Election, job: Job, policy: Policy, role: str, tell: Tell, *, look: Look) -> None:
         self._election = election
         self._policy = policy
         self._role = role
         self._tell = tell
+        self._look = look
         self._terminal = Terminal()
         ignored = [number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN]
         self._handled = [number for number in _FORWARDED if number not in ignored]
@@ -136,6 +144,20 @@ class Supervisor:
     # --- Waiting -----------------------------------------------------------------------------------------------
 
     async def _wait_in_line(self) -> Ward | Ending:
+        telling = asyncio.ensure_future(self._tell_what_is_wrong())
+        try:
+            return await self._wait_to_lead()
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+
+    async def _tell_what_is_wrong(self) -> None:
+        """Say why no candidate may be able to lead, once, while there may be a long time to wait."""
+        await asyncio.sleep(_SILENT_S)
+        if problem := await self._look():
+            self._tell("WARNING", "problem", f"waits to lead {self._role}: {problem}", role=self._role)
+
+    async def _wait_to_lead(self) -> Ward | Ending:
         wait_s = self._policy.wait_s
         begun = await self._first_of(wait_s)
         if begun is None and wait_s == 0 and not self._answered.is_set():
@@ -151,9 +173,10 @@ class Supervisor:
         self._closing = True
         if self._signalled.done():
             return Ending(How.SIGNALLED, 128 + self._signalled.result())
+        problem = await self._look()  # before we leave: our own session may be the one that waits
         if self._last_error is None and self._answered.is_set():
-            return Ending(How.NOT_ACQUIRED)
-        return Ending(How.UNREACHABLE, error=self._last_error)
+            return Ending(How.NOT_ACQUIRED, problem=problem)
+        return Ending(How.UNREACHABLE, error=self._last_error, problem=problem)
 
     async def _first_of(self, timeout_s: float | None, *ends: asyncio.Future[Any]) -> Ward | OSError | None:
         """Return the next run of the command; None if the time is up, or something else ended the waiting."""
