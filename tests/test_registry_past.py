@@ -112,12 +112,49 @@ async def test_what_was_open_before_a_window_is_found_without_reading_the_whole_
         "instances": [key[1] for key in keys],
         "tokens": [key[2] for key in keys],
     }
-    asked = {"lock": None, "roles": None, "since": since, "begins": list(BEGINS), "ends": list(ENDS), **which}
+    asked = {"only": None, "roles": None, "since": since, "begins": list(BEGINS), "ends": list(ENDS), **which}
     explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement(OPEN_BEFORE, schema)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
         (plans,) = connection.execute(explain.encode(), asked).fetchone() or ([],)
     read = plans[0]["Plan"]["Shared Hit Blocks"] + plans[0]["Plan"]["Shared Read Blocks"]
     assert read < 50 * len(keys), "a few pages for each lock"
+
+
+ORDERLY = """
+INSERT INTO S.history (lock, role, node, instance, event, token, at, within_s)
+SELECT %s, 'scheduler', 'web-3', %s, e, t, now() - make_interval(hours => 10) + make_interval(
+           secs => t + CASE e WHEN 'acquired' THEN 0.1 ELSE 0.9 END), 0
+  FROM generate_series(3, 6100) AS t, unnest(ARRAY['acquired', 'released']) AS e
+"""
+
+
+async def test_the_audit_of_a_node_reads_all_lines_of_the_last_day(
+    hand: Hand, postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    """An overlap, more than 10,000 lines ago."""
+    monkeypatch.setattr("pgleaderlock.registry.registry._AUDIT_EVERY_S", 0.5)
+    lock = str(key)
+    hand.line("acquired", 72_000, "web-1", 1, lock=lock)
+    hand.line("acquired", 71_000, "web-2", 2, lock=lock)
+    hand.line("released", 70_000, "web-1", 1, lock=lock)
+    hand.line("released", 69_000, "web-2", 2, lock=lock)
+    hand.execute(ORDERLY, lock, instance_of("web-3"))
+    async with Node(postgres.dsn, schema, key, "one", lease_s=15.0) as one:
+        await until(lambda: bool(one.registry.overlaps), 40)
+        assert one.registry.overlaps == {"scheduler": 1}
+
+
+async def test_an_audit_that_is_not_finished_in_time_is_said_and_costs_nothing_else(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("pgleaderlock.registry.registry._AUDIT_EVERY_S", 0.5)
+    monkeypatch.setattr("pgleaderlock.registry.registry._LONGEST_AUDIT_S", 1e-9)
+    async with Node(postgres.dsn, schema, key, "one", lease_s=15.0) as one:
+        await until(lambda: "audit_incomplete" in caplog.text, 40)
+        await until(lambda: one.registry.is_up and not one.registry.waiting_events, 40)
+        assert one.lock.is_leader
+    assert caplog.text.count("audit_incomplete") == 1
+    assert "registry_down" not in caplog.text
 
 
 # --- Nodes, not processes ---------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Database:
     async def fetch_patiently(self, statement: str, parameters: Mapping[str, Any], limit_s: float) -> list[Row]:
         """Run one statement that has much to read: it may take longer than others, and more memory."""
         async with self._bounded("it did not answer", limit_s), self._open_connection().transaction():
-            await self._fetch(_MORE_ROOM, {"limit": f"{limit_s * 0.9:.0f}s"})
+            await self._fetch(_MORE_ROOM, {"limit": f"{limit_s * 900:.0f}ms"})
             return await self._fetch(statement, parameters)
 
     async def run_all(self, work: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

@@ -63,7 +63,8 @@ OPEN_BEFORE = """{edges}, last AS (
          WHERE h.lock = b.lock AND h.at >= b.at AND h.at < to_timestamp(%(since)s)
            AND h.instance = b.instance AND h.token IS NOT DISTINCT FROM b.token AND h.event = ANY(%(ends)s)
          LIMIT 1) AS e ON true
-     WHERE (%(lock)s::text IS NULL OR b.lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR b.role = ANY(%(roles)s))
+     WHERE (%(only)s::text[] IS NULL OR b.lock = ANY(%(only)s))
+       AND (%(roles)s::text[] IS NULL OR b.role = ANY(%(roles)s))
        AND e.is_over IS NULL
 ), seen AS (
     SELECT s.* FROM last JOIN LATERAL (
@@ -96,7 +97,7 @@ WITH lines AS (
            event = ANY(%(begins)s) AND lead(event) OVER w IN ('released', 'lost', 'stopped') AND isfinite(at)
                AND lead(instance) OVER w = instance AND coalesce(lead(token) OVER w = token, false) AS opens
       FROM {schema}.history
-     WHERE (%(lock)s::text IS NULL OR lock = %(lock)s) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
+     WHERE (%(only)s::text[] IS NULL OR lock = ANY(%(only)s)) AND (%(roles)s::text[] IS NULL OR role = ANY(%(roles)s))
        AND at >= to_timestamp(%(since)s) AND (event = ANY(%(tells)s) OR missing > 0)
     WINDOW w AS (PARTITION BY lock ORDER BY at, id)
 ), marked AS (

@@ -118,13 +118,6 @@ WITH stood_for AS (
 SELECT count(*) FROM old
 """
 
-_RECENT = """
-SELECT lock, role, node, instance::text, event, cause, token, extract(epoch FROM at)::float, within_s, missing, detail
-  FROM {schema}.history
- WHERE lock = ANY(%(locks)s) AND at >= to_timestamp(%(since)s) AND event NOT IN ('error', 'overrun')
- ORDER BY at DESC LIMIT 10000
-"""
-
 _STATEMENTS = {
     "append": _APPEND,
     "await": _AWAIT,
@@ -136,7 +129,6 @@ _STATEMENTS = {
     "beat": _BEAT,
     "leave": _LEAVE,
     "prune": _PRUNE,
-    "recent": _RECENT,
 }
 
 

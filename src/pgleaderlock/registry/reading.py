@@ -206,16 +206,25 @@ class RegistryReader:
         rows = await self._fetch(_reading_sql.NUMBERED, after=after, before=before, since=since, limit=limit)
         return [(number, Line(*rest)) for number, *rest in rows]
 
-    async def past(self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0) -> Past:
+    async def past(
+        self,
+        *,
+        lock: str | None = None,
+        locks: Collection[str] | None = None,
+        roles: Roles = None,
+        since: float = 0.0,
+        patience_s: float = _PATIENCE_S,
+    ) -> Past:
         """Return what there is to say about a time, however long: what was in order is summed up by the server."""
-        which: dict[str, Any] = {"lock": lock, "roles": _listed(roles), "since": since}
+        only = locks if lock is None else [lock]
+        which: dict[str, Any] = {"only": _listed(only), "roles": _listed(roles), "since": since}
         rows = await self._fetch(
-            _reading_sql.SUMMED_UP, **which, begins=list(BEGINS), tells=list(TELLS), patience_s=_PATIENCE_S
+            _reading_sql.SUMMED_UP, **which, begins=list(BEGINS), tells=list(TELLS), patience_s=patience_s
         )
         ids = [row[3] for row in rows if row[3] is not None]
-        named = await self._fetch(_reading_sql.BY_ID, ids=ids, patience_s=_PATIENCE_S)
+        named = await self._fetch(_reading_sql.BY_ID, ids=ids, patience_s=patience_s)
         past = sum_up(rows, {number: Line(*rest) for number, *rest in named})
-        past.lines = await self.open_before(lock=lock, roles=roles, since=since, lines=past.lines) + past.lines
+        past.lines = await self.open_before(locks=only, roles=roles, since=since, lines=past.lines) + past.lines
         for each in past.crossed():
             past.replace_lock(each, await self.lines_for_audit(lock=each, since=since))
         return past
@@ -223,10 +232,11 @@ class RegistryReader:
     async def lines_for_audit(self, *, lock: str | None = None, roles: Roles = None, since: float = 0.0) -> list[Line]:
         """Return all lines since then, and the beginnings of terms that were not over by then."""
         lines = await self.history(lock=lock, roles=roles, since=since, limit=_EVERYTHING)
-        return await self.open_before(lock=lock, roles=roles, since=since, lines=lines) + lines
+        only = None if lock is None else [lock]
+        return await self.open_before(locks=only, roles=roles, since=since, lines=lines) + lines
 
     async def open_before(
-        self, *, lock: str | None = None, roles: Roles = None, since: float, lines: Iterable[Line] = ()
+        self, *, locks: Collection[str] | None = None, roles: Roles = None, since: float, lines: Iterable[Line] = ()
     ) -> list[Line]:
         """Return the beginnings of terms that were not over by then, and when their leaders had vanished.
 
@@ -235,7 +245,7 @@ class RegistryReader:
         keys = keys_of_ends(lines)
         rows = await self._fetch(
             _reading_sql.OPEN_BEFORE,
-            lock=lock,
+            only=_listed(locks),
             roles=_listed(roles),
             since=since,
             begins=list(BEGINS),

@@ -36,6 +36,7 @@ from pgleaderlock.registry._outbox import Happening, clean
 from pgleaderlock.registry._server_clock import ServerClock
 from pgleaderlock.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
 from pgleaderlock.registry.audit import Line, audit
+from pgleaderlock.registry.reading import RegistryReader
 
 __all__ = ["Registry"]
 
@@ -46,6 +47,7 @@ _FLUSH_S = 3.0
 _PRUNE_EVERY_S = 3600.0
 _AUDIT_EVERY_S = 60.0
 _AUDITED_S = 24 * 3600.0
+_LONGEST_AUDIT_S = 4.0  # less than the usual time between two signs of life, which come from the same task
 _LONGEST_PRUNE = 100  # portions at a time
 _LARGEST_ABOUT = 65536
 _TELL_CHANGE = "SELECT pg_notify(%(channel)s, %(schema)s)"
@@ -100,6 +102,7 @@ class Registry:
         self.overlaps: Mapping[str, int] = {}
         """How many overlaps of two terms the last day of the history has, for each role that is led here."""
         self._audited_at = float("-inf")
+        self._was_audited = True
         self._logger = get_logger().bind(node=self.node, registry=self._database.where)
         who = self.instance, self.node
         self._asks = Asks(self._book, self._database, schema, who=who, clock=clock, logger=self._logger)
@@ -282,12 +285,32 @@ class Registry:
         if self._clock() < self._audited_at + _AUDIT_EVERY_S:
             return
         self._audited_at, now = self._clock(), self._server_clock.at(self._clock())
-        rows = await self._database.fetch(self._sql["recent"], {"locks": locks, "since": now - _AUDITED_S})
-        audits = audit([Line(*row) for row in rows], since=now - _AUDITED_S, until=now)
+        try:
+            lines = await self._read_past(locks, now - _AUDITED_S)
+        except (TimeoutError, PgLeaderLockError) as error:  # no reason not to write: that is tried anew
+            self._note_audit(error)
+            return
+        self._note_audit(None)
+        audits = audit(lines, since=now - _AUDITED_S, until=now)
         self.overlaps = {each.role: len(each.overlaps) for each in audits}
         for each in audits:
             if each.overlaps:
                 self._logger.error("terms_overlap", role=each.role, overlaps=len(each.overlaps))
+
+    async def _read_past(self, locks: list[str], since: float) -> list[Line]:
+        """Return what there is to judge, however much it is: terms that follow each other in order count as one."""
+        if not locks:
+            return []
+        reader = RegistryReader(self._database, self.schema)
+        async with asyncio.timeout(_LONGEST_AUDIT_S):
+            return (await reader.past(locks=locks, since=since, patience_s=_LONGEST_AUDIT_S)).lines
+
+    def _note_audit(self, error: Exception | None) -> None:
+        """Say once that the history was not judged, and what is known of it is from before."""
+        if error is not None and self._was_audited:
+            why = str(error) or f"the history was not read within {_LONGEST_AUDIT_S:g} s"
+            self._logger.warning("audit_incomplete", error=why, advice="overlaps are as of before; pgleaderlock audit")
+        self._was_audited = error is None
 
     async def _sign_off(self) -> None:
         """Whoever leaves in order leaves nothing behind but history."""
