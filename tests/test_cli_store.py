@@ -1,46 +1,14 @@
 """No store, no answer: what a command does that was given no store, or two."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
 from pgleaderlock.cli import exit_codes, operators
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
-from pgleaderlock.cli.commands import cli, invoke
+from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.place import Place
-
-# Commands that ask no store: they print, check files, take a path, or (demo) exist to show one of their own.
-WITHOUT_STORE = {
-    "demo",
-    "alerts export",
-    "config check",
-    "config show",
-    "k8s rbac",
-    "nfs break",
-    "nfs status",
-    "nfs tidy",
-    "schema show",
-}
-
-
-def leaves(group: click.Group, *words: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in sorted(group.commands.items()):
-        if isinstance(command, click.Group):
-            yield from leaves(command, *words, name)
-        else:
-            yield " ".join([*words, name]), command
-
-
-COMMANDS = dict(leaves(cli))
-
-
-def words_for(name: str) -> list[str]:
-    """The command with a lock named, where it can name one, and what it cannot do without."""
-    known = {option.name for option in COMMANDS[name].params}
-    words = [*name.split(), *(["--role", "x"] if "role" in known else [])]
-    return [*words, "--", "true"] if name == "exec" else words
+from tests.cli_words import COMMANDS, WITHOUT_STORE, words_for
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +75,8 @@ def test_a_configuration_without_a_backend_names_no_store(
 
 
 def test_operators_look_at_the_embedded_registry_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Beside a configuration that names another: the command line counts most."""
+    """Beside a configuration that names none: what else it says counts."""
     file = tmp_path / "node.toml"
-    file.write_text('[cluster.leader_election]\nroles = ["x"]\nbackend = "postgresql://db/app"\n')
     opened: list[str | None] = []
 
     class OpenedError(Exception):
@@ -120,7 +87,8 @@ def test_operators_look_at_the_embedded_registry_when_asked_to(tmp_path: Path, m
         raise OpenedError
 
     monkeypatch.setattr(operators, "open_database", open_database)
-    for extra in ([], ["--embedded"]):
+    for store, extra in (('backend = "postgresql://db/app"', []), ("", ["--embedded"])):
+        file.write_text(f'[cluster.leader_election]\nroles = ["x"]\n{store}\n')
         with pytest.raises(OpenedError):
             invoke(["history", "--config", str(file), *extra])
     assert opened == ["postgresql://db/app", None]

@@ -978,7 +978,8 @@ def test_check_exits_with_0_or_2(write, run):
     write(election('roles = ["a", "b"]'))
     good = run("check", PGLEADERLOCK_CONFIG="node.toml")
     assert (good.exit_code, good.output) == (0, "node.toml: no problems. Roles: a, b\n")
-    assert json.loads(run("check", "--json").output) == {"ok": True, "problems": [], "warnings": []}
+    told = run("check", "--config", "node.toml", "--json").output
+    assert json.loads(told) == {"ok": True, "problems": [], "warnings": []}
     write("x = 1\n\ny = 2\n")
     bad = run("check", "--config", "node.toml")
     assert bad.exit_code == exit_codes.USAGE

@@ -35,9 +35,11 @@ from pgleaderlock.backends import (
     _pg_doctor_site,
     _sql,
 )
+from pgleaderlock.backends._pg_advice import advice_for
 from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.backends._pg_doctor_clock import ClockLook, judge_clock
 from pgleaderlock.backends._pg_doctor_site import Site
+from pgleaderlock.backends._pg_standby import REMEDY
 from pgleaderlock.backends._psycopg_session import PsycopgSession
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.backends.session import end_of
@@ -868,8 +870,38 @@ def test_on_a_terminal_the_table_is_folded_and_never_cut(columns: str, monkeypat
     assert max(map(len, text.splitlines()[1:-1])) <= int(columns)
     expected = "host=h Check Verdict Found What to do 1 problem, 1 warning: do not elect leaders here yet"
     for finding in HOSTILE:
-        expected += f"{finding.check}{finding.verdict}{visible(finding.found + finding.advice)}"
+        expected += f"{finding.check}{finding.verdict}{visible(finding.found)}"
+        expected += f"{finding.check}:{visible(finding.advice)}" if finding.advice else ""
     assert letters(text) == letters(expected)
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_on_a_terminal_a_statement_that_is_to_be_copied_has_a_line_of_its_own(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Folded into a column, it would have line breaks in it."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    error = psycopg.errors.InsufficientPrivilege("permission denied for view pg_stat_activity")
+    findings = (
+        Finding("a", PROBLEM, "not allowed", advice_for(error, "app")),
+        Finding("b", PROBLEM, "no standby", REMEDY),
+    )
+    lines = [line.strip() for line in shown(monkeypatch, _Terminal(), findings).splitlines()]
+    views = "pg_catalog.pg_stat_activity, pg_catalog.pg_stat_bgwriter, pg_catalog.pg_locks"
+    assert f'GRANT SELECT ON {views} TO "app"' in lines
+    assert "ALTER SYSTEM SET synchronous_standby_names = ''" in lines
+    assert "SELECT pg_reload_conf()" in lines
+    folded = [line for line in lines if not line.startswith(("GRANT", "ALTER SYSTEM"))]
+    assert max(map(len, folded)) <= int(columns)
+
+
+async def test_statements_of_the_doctor_can_be_run_as_they_are(clinic: Server):
+    dsn = new_user(clinic, "log_min_duration_statement = 1", "log_statement = 'all'")
+    statements = re.findall(r"`([^`]+)`", (await found_in(dsn))["server log"].advice)
+    assert len(statements) == 2
+    do(clinic, *statements)
+    assert (await found_in(dsn))["server log"].verdict is OK
 
 
 def letters(text: str) -> Counter[str]:

@@ -49,7 +49,14 @@ class ConnectionError(PgLeaderLockError):  # noqa: A001 - the specified name
 
     Shadows the builtin on purpose: the name is part of the specified API. Import it as
     ``from pgleaderlock import errors`` where both are needed.
+
+    ``answered`` says that there was a server and that it let us in: its address is right, and the message says what
+    it objects to, or what is missing there.
     """
+
+    def __init__(self, message: str = "", *, cause: LossCause = LossCause.UNKNOWN, answered: bool = False) -> None:
+        super().__init__(message, cause=cause)
+        self.answered = answered
 
 
 class LockError(PgLeaderLockError):

@@ -21,7 +21,7 @@ from typing import Literal, Self
 
 from pgleaderlock._checks import check_int, quoted
 
-__all__ = ["LockKey"]
+__all__ = ["LockKey", "is_written_as_key"]
 
 _INT4 = (-(2**31), 2**31 - 1)
 _INT8 = (-(2**63), 2**63 - 1)
@@ -125,6 +125,11 @@ class LockKey:
         return f"LockKey.{self.space}({', '.join(map(str, self.numbers))}){role}"
 
 
+def is_written_as_key(text: str) -> bool:
+    """Return whether this is written as a key is, well or not: then it is no role name."""
+    return text.startswith(_PREFIXES)
+
+
 def _number(text: str) -> int:
     return int(text, 16 if "x" in text.lower() else 10)
 
@@ -146,7 +151,5 @@ def _check_name(name: str) -> None:
         )
     if "://" in name:
         raise ValueError("role name is not usable: it is a connection string (not shown, it may hold a password)")
-    if name.startswith(_PREFIXES):
-        raise ValueError(
-            f"{quoted(name)} is a lock key, not a role name: pass it as the key (on the command line: --key, --lock)"
-        )
+    if is_written_as_key(name):
+        raise ValueError(f"{quoted(name)} is a lock key, not a role name: pass it as the key")

@@ -16,15 +16,17 @@ from pgleaderlock.backends._dsn import check_dsn, describe
 from pgleaderlock.config import Config, ConfigError, Problem
 from pgleaderlock.election import Election
 from pgleaderlock.group import LeaderGroup
+from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock
 from pgleaderlock.models import LockState
 from pgleaderlock.registry import Registry
 
 if TYPE_CHECKING:
+    from pgleaderlock.config.model import LeaderElectionConfig, RoleConfig
     from pgleaderlock.dashboard import Dashboard
     from pgleaderlock.metrics import MetricsServer
 
-__all__ = ["Node"]
+__all__ = ["Node", "make_election", "missing_for_node"]
 
 _WINDOW_S = 3600.0  # of the history, on the dashboard
 _GIVE_UP_S = 10.0  # for a start that failed, and a block that ended in an exception
@@ -42,7 +44,8 @@ class Node:
     __enter__ = __exit__ = refuse_plain_with
 
     def __init__(self, config: Config, *, dsn: str | None = None, settle_s: float | None = None) -> None:
-        _check(config, dsn)
+        if problems := missing_for_node(config, dsn):
+            raise ConfigError(tuple(problems))
         self.config = config
         self._dsn = config.election.url or dsn
         self._settle_s = settle_s if config.election.settle is None else config.election.settle
@@ -83,23 +86,9 @@ class Node:
 
     def _make_elections(self) -> "_SeparateElections":
         election = self.config.election
-        if election.on_sessions:
-            options = {**election.lock_options(), "settle_s": self._settle_s}
-            return _SeparateElections(
-                (role.name, LeaderLock(str(self._dsn), key=role.lock_key, **options)) for role in election.roles
-            )
-        return _SeparateElections((role.name, self._make_election(role)) for role in election.roles)
-
-    def _make_election(self, role: Any) -> Election:
-        election = self.config.election
-        options: dict[str, Any] = {"lease_s": election.lease_s}
-        if str(election.url).startswith("postgresql+lease://"):
-            options |= {"role": role.name, "schema": election.schema_name, "schema_owner": election.schema_owner}
-        return Election(
-            open_backend(str(election.url_of(role)), **options),
-            retry_strategy=election.retry_strategy(),
-            health_interval_s=election.health_interval_s,
-            reconnect_grace_s=election.reconnect_grace,
+        instead = {"settle_s": self._settle_s} if election.on_sessions else {}
+        return _SeparateElections(
+            (role.name, make_election(election, role, self._dsn, **instead)) for role in election.roles
         )
 
     def _make_registry(self) -> Registry | None:
@@ -216,6 +205,27 @@ class Node:
         await self.shutdown(None if exc_type is None else _GIVE_UP_S)
 
 
+def make_election(
+    settings: "LeaderElectionConfig", role: "RoleConfig | LockKey", dsn: str | None = None, **instead: Any
+) -> Election:
+    """Return the election of one role as the configuration says, or of one lock where locks are PostgreSQL's.
+
+    ``dsn`` is the PostgreSQL to use where the configuration names no store; ``instead`` are keywords of the election.
+    """
+    if isinstance(role, LockKey) or settings.on_sessions:
+        key = role if isinstance(role, LockKey) else role.lock_key
+        return LeaderLock(str(settings.url or dsn), key=key, **{**settings.lock_options(), **instead})
+    options: dict[str, Any] = {"lease_s": settings.lease_s}
+    if str(settings.url).startswith("postgresql+lease://"):
+        options |= {"role": role.name, "schema": settings.schema_name, "schema_owner": settings.schema_owner}
+    keywords: dict[str, Any] = {
+        "retry_strategy": settings.retry_strategy(),
+        "health_interval_s": settings.health_interval_s,
+        "reconnect_grace_s": settings.reconnect_grace,
+    }
+    return Election(open_backend(str(settings.url_of(role)), **options), **{**keywords, **instead})
+
+
 class _SeparateElections(dict[str, Election]):
     """Elections that share no session, started and stopped together as those of a group are."""
 
@@ -233,12 +243,12 @@ class _SeparateElections(dict[str, Election]):
         return fn
 
 
-def _check(config: Config, dsn: str | None) -> None:
-    """What a configuration may leave open, and a node may not."""
+def missing_for_node(config: Config, dsn: str | None = None) -> list[Problem]:
+    """Return what a configuration may leave open, and a node may not."""
     election = config.election
     problems = []
     if not election.roles:
-        text = 'name at least one role, as in roles = ["scheduler"]'
+        text = 'name at least one role, as in roles = ["scheduler"]: without one there is nothing to run'
         problems.append(Problem("", "cluster.leader_election.roles", text))
     if election.url is None and dsn is None:
         text = "names no store, and none was given otherwise"
@@ -246,5 +256,4 @@ def _check(config: Config, dsn: str | None) -> None:
     if config.dashboard.enabled and not config.registry_is_on:
         text = "the dashboard shows the registry: set registry.enabled, and registry.dsn where the store has none"
         problems.append(Problem("", "dashboard.enabled", text))
-    if problems:
-        raise ConfigError(tuple(problems))
+    return problems

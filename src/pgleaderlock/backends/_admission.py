@@ -72,7 +72,8 @@ class Admission:
         if session.facts.version < _sql.OLDEST_VERSION:
             raise ConnectionError(
                 f"the server of {self.what} ({self._where}) is older than PostgreSQL 13, which has no "
-                "transaction ids that can be tokens: upgrade it"
+                "transaction ids that can be tokens: upgrade it",
+                answered=True,
             )
         _, pid, is_standby, *facts = await self._set_up(session, session.facts.session_pid, with_facts=with_facts)
         self._refuse_unfit(session, pid, is_standby=is_standby)
@@ -101,7 +102,8 @@ class Admission:
     def _unfit_pooler(self, why: str) -> ConnectionError:
         return ConnectionError(
             f"the connection pooler before the server of {self.what} ({self._where}) is not fit for a session lock, "
-            f"allow_pooler=True or not: {why}. {REMEDY}"
+            f"allow_pooler=True or not: {why}. {REMEDY}",
+            answered=True,
         )
 
     def _refuse_unfit(self, session: Session, pid: int, *, is_standby: bool) -> None:
@@ -109,11 +111,13 @@ class Admission:
             raise ConnectionError(
                 f"the server is a standby, where {self.what} can be held beside the primary's "
                 f"({self._where}): connect to the primary, or add target_session_attrs=read-write "
-                "to the connection string"
+                "to the connection string",
+                answered=True,
             )
         if pid != session.facts.session_pid and not self._lease.allow_pooler:
             raise ConnectionError(
                 f"a connection pooler stands before the server of {self.what} ({self._where}), and a "
                 "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
-                "in session mode, pass allow_pooler=True (--allow-pooler)"
+                "in session mode, pass allow_pooler=True (--allow-pooler)",
+                answered=True,
             )

@@ -8,7 +8,7 @@ import psycopg
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection, is_psycopg, open_connection, take_over
-from pgleaderlock.backends._pg_advice import advice_for
+from pgleaderlock.backends._pg_advice import advice_for, has_answered
 from pgleaderlock.backends._search_path import pin
 from pgleaderlock.backends.lease import Lease
 from pgleaderlock.causes import LossCause
@@ -122,9 +122,10 @@ class Connector:
     def explain(self, what: str, error: Exception, cause: LossCause = LossCause.UNKNOWN) -> ConnectionError:
         """Say what happened, to which lock, where, and why, in one line and without secrets."""
         reason = _dsn.one_line(str(error), self._parts) or type(error).__name__
-        hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice_for(error))
+        advice = advice_for(error, self._parts.get("user"))
+        hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
         text = f"{what} for {self._named} ({self.where}): {reason}"
-        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause)
+        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause, answered=has_answered(error))
 
     def _shown_cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret.

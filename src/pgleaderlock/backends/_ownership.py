@@ -154,7 +154,8 @@ def refusal(schema: str, problems: Sequence[str], user: str, where: str) -> Conn
     return ConnectionError(
         f"the tables in schema {schema} are refused, because code of another role could run there with the rights of "
         f"user {user} ({where}): {found}. If the role is to be trusted, name it with "
-        "schema_owner (--schema-owner). If not: drop what is named here, REVOKE the privilege, or use another schema"
+        "schema_owner (--schema-owner). If not: drop what is named here, REVOKE the privilege, or use another schema",
+        answered=True,
     )
 
 

@@ -1,11 +1,13 @@
 """What to do about an error of PostgreSQL's that its own words leave open.
 
-Told by the SQLSTATE and by the names in the message: the words around them are in the language of the server.
+Told by the SQLSTATE and by the names in the message: the words around them are in the language of the server. What is
+to be copied stands in backticks, here and in all advice: the command line never folds it.
 """
 
 import psycopg
+from psycopg import sql
 
-__all__ = ["advice_for"]
+__all__ = ["advice_for", "has_answered"]
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_OBJECT = "42704"
@@ -13,14 +15,15 @@ _UNDEFINED_TABLE = "42P01"
 
 _VIEWS = (
     "Every candidate reads pg_stat_activity, pg_stat_bgwriter and pg_locks (whose session is whose, when the server "
-    "started, who holds the lock): in this database, as a superuser, GRANT SELECT ON pg_catalog.pg_stat_activity, "
-    "pg_catalog.pg_stat_bgwriter, pg_catalog.pg_locks to this user"
+    "started, who holds the lock): in this database, as a superuser, `GRANT SELECT ON pg_catalog.pg_stat_activity, "
+    "pg_catalog.pg_stat_bgwriter, pg_catalog.pg_locks TO {user}`"
 )
 _LANGUAGE = (
     "A follower waits for the lock in a DO block in PL/pgSQL: in this database, as a superuser, "
-    "CREATE EXTENSION IF NOT EXISTS plpgsql, and GRANT USAGE ON LANGUAGE plpgsql to this user"
+    "`CREATE EXTENSION IF NOT EXISTS plpgsql` and `GRANT USAGE ON LANGUAGE plpgsql TO {user}`"
 )
 _FUNCTION = "In this database, as a superuser, GRANT EXECUTE ON this FUNCTION to this user"
+_NO_ANSWERS = ("08", "57P")  # SQLSTATEs of a connection that broke, and of a server that stops or starts
 
 _ADVICE = (
     (_INSUFFICIENT_PRIVILEGE, ("pg_stat_", "pg_locks"), _VIEWS),
@@ -31,12 +34,22 @@ _ADVICE = (
 )
 
 
-def advice_for(error: Exception) -> str:
-    """Return what to do about it, or nothing when its own words are all that can be said."""
+def advice_for(error: Exception, user: str | None = None) -> str:
+    """Return what to do about it, for this user; nothing when the error's own words are all that can be said."""
     if not isinstance(error, psycopg.Error):
         return ""
     message = error.diag.message_primary or str(error)
     for sqlstate, names, advice in _ADVICE:
         if error.sqlstate == sqlstate and any(name in message for name in names):
-            return advice
+            return advice.format(user=_identifier(user))
     return ""
+
+
+def has_answered(error: Exception) -> bool:
+    """Return whether a server that had let us in objects to something. One that does not let us in has no SQLSTATE."""
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state is not None and not state.startswith(_NO_ANSWERS)
+
+
+def _identifier(user: str | None) -> str:
+    return "USER_NAME" if user is None else sql.Identifier(user).as_string()

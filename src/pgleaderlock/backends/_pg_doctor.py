@@ -124,7 +124,8 @@ async def _run(check: Check, site: Site, ends_at: float) -> Finding:
         if site.connection.closed:
             return Finding(check.name, Verdict.PROBLEM, f"the session ended: {reason}", "see the server's log")
         outcome = "failed" if check.on_error is Verdict.PROBLEM else "cannot tell"
-        return Finding(check.name, check.on_error, f"{outcome}: {reason}", advice_for(error) or check.mend)
+        advice = advice_for(error, site.connection.info.user) or check.mend
+        return Finding(check.name, check.on_error, f"{outcome}: {reason}", advice)
 
 
 CHECKS = (

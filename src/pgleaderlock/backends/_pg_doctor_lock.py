@@ -40,7 +40,7 @@ async def check_term_table(site: Site, name: str) -> Finding:
         advice = "with term_table=True, name a role that you trust as schema_owner (here --schema-owner)"
         return Finding(name, Verdict.WARNING, found, advice)
     apply = f"pgleaderlock schema apply{'' if schema == DEFAULT_SCHEMA else f' --schema {schema}'}"
-    advice = f"needed only with term_table=True: as its owner, {apply} --grant-to {site.user}"
+    advice = f"needed only with term_table=True: as its owner, `{apply} --grant-to {site.user}`"
     if is_there and is_usable:
         return Finding(name, Verdict.INFO, f"{table} is there, and this user may use it")
     if is_there:

@@ -64,15 +64,15 @@ async def check_log(site: Site, name: str) -> Finding:
         Note(
             Verdict.WARNING,
             f"{limit} is not above {slice_words}: every slice of every follower is logged",
-            f"ALTER ROLE {site.user} SET {limit.name} to more than {math.ceil(slice_s * 1000)} ms (as a superuser), "
-            "pass a smaller slice_s, or wake='poll'",
+            f"as a superuser, `ALTER ROLE {site.user} SET {limit.name} = '{math.ceil(slice_s * 1000) + 1}ms'` or more; "
+            "or pass a smaller slice_s, or wake='poll'",
         )
         for limit in limits.values()
         if 0 <= limit.number <= slice_s
     ]
     for switch in switches.values():
         if (switch.name, switch.shown) in {("log_statement", "all"), ("log_duration", "on")}:
-            advice = f"ALTER ROLE {site.user} RESET {switch.name} (as a superuser), or SET it to less"
+            advice = f"as a superuser, `ALTER ROLE {site.user} RESET {switch.name}`, or SET it to less"
             notes.append(Note(Verdict.WARNING, f"{switch}: every slice of every follower is logged", advice))
         elif switch.name == "log_lock_waits" and switch.number:
             notes.append(_judge_lock_waits(switch, slice_s, deadlock))

@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 REMEDY = (
-    "connect a standby that synchronous_standby_names names, or take it out (ALTER SYSTEM SET "
-    "synchronous_standby_names = '', then SELECT pg_reload_conf()). A session whose client is gone holds the lock "
-    "until a candidate ends it, after one lease, or pg_terminate_backend(pid) does. Never pg_cancel_backend: it "
-    "reports a commit as done that no standby has"
+    "connect a standby that synchronous_standby_names names, or take it out: "
+    "`ALTER SYSTEM SET synchronous_standby_names = ''` and `SELECT pg_reload_conf()`. A session whose client is gone "
+    "holds the lock until a candidate ends it, after one lease, or pg_terminate_backend(pid) does. Never "
+    "pg_cancel_backend: it reports a commit as done that no standby has"
 )
 """What to do about a session that waits for a standby."""
 

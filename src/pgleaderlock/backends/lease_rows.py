@@ -203,7 +203,7 @@ class LeaseRowStore(RecordStore):
         explained = self._connector.explain("the lease row cannot be used", error)
         if error.sqlstate == _NOT_ALLOWED:
             advice = "as the database's owner, run pgleaderlock schema apply --grant-to this user"
-            return ConnectionError(f"{explained}: {advice}")
+            return ConnectionError(f"{explained}: {advice}", answered=True)
         return explained
 
 

@@ -276,7 +276,8 @@ class Terms:
             advice = f"pgleaderlock schema apply{named} --grant-to {user}"
             raise ConnectionError(
                 f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
-                f"({self._where}): as its owner, run {advice}"
+                f"({self._where}): as its owner, run {advice}",
+                answered=True,
             )
         return await self._look_for_run(session) if may_tell_run else None
 

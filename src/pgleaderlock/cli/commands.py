@@ -15,6 +15,7 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
 from pgleaderlock.cli.argv_secrets import hide_secrets
+from pgleaderlock.cli.beside_config import config_for_lock, config_for_node
 from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import print_json, show_logs
 from pgleaderlock.cli.database import open_database
@@ -31,6 +32,7 @@ from pgleaderlock.cli.options import (
     allow_pooler_option,
     allows_pooler,
     dsn_option,
+    examined_options,
     health_interval,
     json_option,
     lease_options,
@@ -40,17 +42,16 @@ from pgleaderlock.cli.options import (
     schema_owner_option,
     seconds_option,
 )
-from pgleaderlock.cli.place import config_in_force, find_place, find_target, is_database_said, lock_in
+from pgleaderlock.cli.place import find_place, is_configured, lock_in, role_of, target_of
 from pgleaderlock.cli.run import take_part
-from pgleaderlock.cli.run_config import config_for_run
 from pgleaderlock.cli.schema import apply_schema, statements_of, tell_applied
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
-from pgleaderlock.cli.target import in_postgres, in_store
+from pgleaderlock.cli.suggestions import with_near_words
+from pgleaderlock.cli.target import in_postgres, in_store, is_postgres
 from pgleaderlock.cli.torture import torture
 from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
-from pgleaderlock.keys import LockKey
 from pgleaderlock.retry import ExponentialBackoff
 
 __all__ = ["cli", "invoke"]
@@ -80,6 +81,8 @@ def _run(arguments: Sequence[str]) -> int:
         return int(cli.main(list(arguments), prog_name="pgleaderlock", standalone_mode=False) or 0)
     except MissingExtra as error:
         raise click.UsageError(str(error)) from error
+    except click.UsageError as error:
+        raise with_near_words(error) from error
 
 
 def _failed(text: str, code: int, arguments: Sequence[str]) -> int:
@@ -164,9 +167,9 @@ def run(
     With --config or --set, all roles of a configured node; pgleaderlock config show tells what is in force. Other
     options win over the file and the variables; those that a configured node has no use for are refused.
     """
-    if config_file is not None or sets:
-        chosen = config_for_run(context, config_file, sets)
-        context.exit(run_configured(chosen, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
+    configured = config_for_node(context, config_file, sets)
+    if configured is not None:
+        context.exit(run_configured(configured, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
     try:
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
     except ValueError as error:
@@ -199,10 +202,12 @@ def run(
     zero_ok=True,
 )
 @seconds_option("--wait", "Go on asking for so long, instead of asking once.", default=0.0, zero_ok=True)
+@config_option
 @click.pass_context
 def acquire(
     context: click.Context,
     *,
+    config_file: Path | None,
     dsn: str | None,
     url: str | None,
     named: LockName,
@@ -224,12 +229,15 @@ def acquire(
 
     Where a dead holder is known by its silence (rows, Kubernetes, a shared folder), one look cannot tell it from a
     living one: --wait for longer than a lease takes over from it.
+
+    With --config, --role is one of that file, whose store and times count unless an option says otherwise.
     """
-    times = chosen_times(lease_s, health_interval_s)
+    configured = config_for_lock(context, config_file, takes_part=True)
+    times = chosen_times(lease_s, health_interval_s, configured)
     common = Common(retry_strategy=Attempts(wait_s), health_interval_s=times.health_interval_s, auto_reacquire=False)
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     # Only errors are logged: the outcome is told by the command itself.
-    with elected(dsn, url, named, common, lease, log_level="ERROR") as (lock, target):
+    with elected(dsn, url, named, common, lease, configured=configured, log_level="ERROR") as (lock, target):
         code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))
     context.exit(code)
 
@@ -243,7 +251,9 @@ def acquire(
 )
 @schema_owner_option
 @config_option
+@click.pass_context
 def status(
+    context: click.Context,
     *,
     dsn: str | None,
     url: str | None,
@@ -261,24 +271,18 @@ def status(
     poll hold nothing and wait in no queue, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
-    configured = config_in_force(config_file)
-    if configured is not None and not named.is_given:
+    if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):
         show_all_roles(find_place(dsn, url, schema, config_file), as_json=as_json)
         return
-    if configured is not None and not is_database_said():
-        target = find_target(configured, named)
-        if isinstance(target, LockKey):
-            with open_database(None) as database:
-                asyncio.run(show_status(in_postgres(database.dsn, target), as_json=as_json))
-        else:
-            asyncio.run(show_status(target, as_json=as_json))
+    configured = config_for_lock(context, config_file)
+    if configured is not None and not configured.election.on_sessions:
+        asyncio.run(show_status(target_of(configured, role_of(configured, named)), as_json=as_json))
         return
     url, dsn = as_dsn(url, dsn)
-    if check_url(url, dsn, named) is not None:
+    if configured is not None:
+        url, dsn = None, configured.election.url
+    if check_url(url, named) is not None:
         asyncio.run(show_status(in_store(str(url), named.role, schema, schema_owner()), as_json=as_json))
-        return
-    if not named.is_given:
-        show_all_roles(find_place(dsn, None, schema, None), as_json=as_json)
         return
     key = lock_in(configured, named)
     with open_database(dsn) as database:
@@ -286,15 +290,17 @@ def status(
 
 
 @cli.command(**texts("doctor"))
-@lock_options
+@examined_options
 @seconds_option("--lease", "The lease of your candidates: wait slices and round trips are judged by it.", default=15.0)
 @allow_pooler_option
 @schema_option
 @schema_owner_option
+@config_option
 @click.pass_context
 def doctor(
     context: click.Context,
     *,
+    config_file: Path | None,
     dsn: str | None,
     url: str | None,
     named: LockName,
@@ -304,17 +310,26 @@ def doctor(
 ) -> None:
     """Check whether this database and this user can carry an election, and say what to do if not.
 
-    With a lock named, also who holds it. Nothing is left behind.
+    With a lock named, also who holds it. Nothing is left behind. With --config, the database of that file is examined,
+    by its lease and its schema.
     """
     from pgleaderlock.cli.doctor import show_doctor  # noqa: PLC0415 - its tables take a while to import
 
+    configured = config_for_lock(context, config_file)
     url, dsn = as_dsn(url, dsn)
-    if url is not None:
-        raise click.UsageError("doctor examines a PostgreSQL: give it --dsn.")
-    key = named.choose() if named.is_given else None
-    statements_of(schema)  # which refuses what is no name of a schema
-    show_logs("ERROR")
     settings = {"allow_pooler": allows_pooler(), "schema": schema, "schema_owner": schema_owner()}
+    if configured is not None:
+        election = configured.election
+        url, dsn = (None, election.url) if election.on_sessions else (election.url, None)
+        settings = {name: election.lock_options()[name] for name in settings}
+        lease_s = election.lease_s
+    if url is not None:
+        raise click.UsageError(
+            "doctor examines a PostgreSQL for session locks, and this is another store: name the database with --dsn."
+        )
+    key = lock_in(configured, named) if named.is_given else None
+    statements_of(str(settings["schema"]))  # which refuses what is no name of a schema
+    show_logs("ERROR")
     with open_database(dsn) as database:
         is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, **settings))
     context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
@@ -322,9 +337,11 @@ def doctor(
 
 @cli.group(short_help=WORDS["schema"].short)
 def schema() -> None:
-    """The table that --term-table uses: print it, or make it.
+    """Print or make the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn alone needs none.
 
-    A contender with --term-table makes it by itself where its user may. Where not, its owner runs this once.
+    They are for --term-table, the registry (status, history, audit, step-down), scheduled jobs (ticks) and
+    postgresql+lease://. What needs a table makes it where its user may create one. Where not, an owner of the
+    database runs schema apply once, with --grant-to the user of the candidates.
     """
 
 
@@ -332,7 +349,7 @@ def schema() -> None:
 @schema_option
 @json_option("One JSON object on stdout.")
 def schema_show(*, schema: str, as_json: bool) -> None:
-    """Print the statements, for those who apply them in their own way."""
+    """Print the SQL that makes the tables, to be applied in another way. Nothing is connected to."""
     statements = statements_of(schema)
     if as_json:
         print_json({"schema": schema, "sql": statements})
@@ -344,13 +361,21 @@ def schema_show(*, schema: str, as_json: bool) -> None:
 @dsn_option
 @schema_option
 @schema_owner_option
-@click.option("--grant-to", "grantee", metavar="USER", help="Let this user take part in elections with it.")
+@click.option(
+    "--grant-to",
+    "grantee",
+    metavar="USER",
+    help="Let this user take part in elections with these tables, and write the registry.",
+)
 @click.option(
     "--grant-asks-to", "operator", metavar="USER", help="Let this user read the registry and ask leaders to step down."
 )
 @json_option("One JSON object on stdout.")
 def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None, as_json: bool) -> None:
-    """Make the table, unless it is there. May be repeated."""
+    """Make the tables that are not there yet, and grant their use. May be repeated.
+
+    Run it as a user who may create a schema in this database.
+    """
     statements_of(schema)
     with open_database(dsn) as database:
         asyncio.run(apply_schema(database.dsn, schema, grantee, operator, owner=schema_owner()))

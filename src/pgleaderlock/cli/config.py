@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -9,8 +10,9 @@ import click
 
 from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE
+from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
 from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.cli.words import WORDS, texts
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _SECRETS = {
     "cluster.leader_election.backend": "PGLEADERLOCK_BACKEND",
     "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN",
 }
+_STORE_OF_NODE = (DSN_VARIABLE, URL_VARIABLE, _SECRETS["cluster.leader_election.backend"])
 _WIDEST_VALUE = 48
 
 
@@ -67,14 +70,21 @@ def config_options(command: F) -> F:
 def load_for_command(config_file: Path | None, sets: tuple[str, ...], options: "Sequence[Option]" = ()) -> "Loaded":
     """Return the configuration in force, under the command's own options; what is wrong with it is wrong usage."""
     _keep_passwords_out(sets)
-    moved = os.environ.get(MOVED_VARIABLE, "").split()  # what the command line gave is no variable of the user's
-    environ = {name: value for name, value in os.environ.items() if name not in moved}
+    left_out = os.environ.get(MOVED_VARIABLE, "").split()  # what the command line gave is no variable of the user's
+    if wants_embedded():  # which wins over the variables
+        left_out += _STORE_OF_NODE
+    environ = {name: value for name, value in os.environ.items() if name not in left_out}
     from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
 
     try:
-        return load(config_file, environ=environ, sets=sets, options=options)
+        loaded = load(config_file, environ=environ, sets=sets, options=options)
     except ConfigError as error:
         raise WrongConfigError(str(error)) from error
+    if wants_embedded() and loaded.config.election.url is not None:
+        raise click.UsageError(
+            "--embedded and the configuration's backend name the store twice: leave one of them out."
+        )
+    return loaded
 
 
 def _keep_passwords_out(sets: tuple[str, ...]) -> None:
@@ -139,6 +149,11 @@ def config_check(context: click.Context, *, config_file: Path | None, sets: tupl
         problems = getattr(error.__cause__, "problems", ())
     else:
         problems, doubtful = loaded.refused, list(loaded.doubtful)
+        unfit = _unfit_for_node(loaded)
+        if loaded.config.alerts:  # a file of alerts alone is for alerts export
+            doubtful += unfit
+        else:
+            problems = (*problems, *unfit)
         roles = ", ".join(role.name for role in loaded.config.election.roles)
     if as_json:
         told = {"problems": _told(problems), "warnings": _told(doubtful)}
@@ -149,6 +164,14 @@ def config_check(context: click.Context, *, config_file: Path | None, sets: tupl
     if problems:
         raise WrongConfigError("\n".join(map(str, problems)))
     click.echo(f"{config_file or 'the configuration'}: no problems. Roles: {roles or 'none'}")
+
+
+def _unfit_for_node(loaded: "Loaded") -> "list[Problem]":
+    """Return why run would refuse it, whatever store it is given."""
+    from pgleaderlock.node import missing_for_node  # noqa: PLC0415 - it needs an extra of its own
+
+    found = missing_for_node(loaded.config, dsn="")
+    return [replace(each, place=loaded.file or "") for each in found]
 
 
 def _told(problems: "Sequence[Problem]") -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,7 @@ __all__ = [
     "InterceptHandler",
     "describe_holder",
     "discard_output",
+    "fold",
     "holder_fields",
     "key_fields",
     "print_folded",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _LIBRARY = "pgleaderlock"
+_COPIED = re.compile(r"`([^`]+)`")
 _FORMAT = (
     "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> {extra[source]} | <level>{message}</level>"
 )
@@ -86,10 +89,32 @@ def print_folded(text: str) -> None:
     if sys.stdout.isatty():
         width, _ = shutil.get_terminal_size()
         indent = " " * (len(text) - len(text.lstrip()) + 4)
-        text = textwrap.fill(
-            text, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
+        text = fold(text, max(width, 40), indent)
     click.echo(text)
+
+
+def fold(text: str, width: int, indent: str) -> str:
+    """Fold between words, and indent what follows the first line.
+
+    What is in `backticks` is to be copied: it has a line of its own, however long, because a line that the terminal
+    itself breaks is copied as one.
+    """
+    lines: list[str] = []
+    for number, part in enumerate(_COPIED.split(text)):
+        if number % 2:
+            lines.append(f"{indent}{part}")
+        elif part.strip(" .,;:"):
+            first = "" if not lines else indent
+            words = part if not lines else part.lstrip(" .,;:")
+            lines += textwrap.wrap(
+                words,
+                width,
+                initial_indent=first,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:

@@ -8,10 +8,16 @@ import click
 
 from pgleaderlock import embedded
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.options import wants_embedded
-from pgleaderlock.errors import EmbeddedServerError
+from pgleaderlock.errors import ConnectionError, EmbeddedServerError
 
-__all__ = ["Database", "UnreachableError", "need_store", "open_database"]
+__all__ = ["CHECK_DSN", "CHECK_REGISTRY", "Database", "UnreachableError", "explained", "need_store", "open_database"]
+
+CHECK_DSN = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
+"""What to do where no PostgreSQL answered."""
+CHECK_REGISTRY = "check --dsn, $PG_DSN or --config, and that the server is up and lets this user in."
+_REFUSED = "the server answered: database, user and password are those of --dsn or $PG_DSN."
 
 _NAMING = {"dsn": "--dsn", "url": "--url", "config_file": "--config"}
 
@@ -24,7 +30,15 @@ class UnreachableError(click.ClickException):
     @classmethod
     def from_error(cls, error: Exception, advice: str) -> "UnreachableError":
         """Say what went wrong and where, which the library's error does, and what to do."""
-        return cls(f"{error} - {advice}" if advice else str(error))
+        return cls(explained(error, advice))
+
+
+def explained(error: Exception, advice: str = "") -> str:
+    """Return the error's own words, and what to check where no server answered: one that did has said what is wrong."""
+    text = visible(str(error))
+    if not advice or not isinstance(error, ConnectionError) or error.answered:
+        return text
+    return f"{text} - {_REFUSED if 'FATAL: ' in text else advice}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """``pgleaderlock doctor``: whether a database and a user can carry the protocol, check by check.
 
-A terminal gets a table that fits it. A pipe gets one line per finding, never folded and without colours, because it
+A terminal gets a table that fits it, and beneath it what to do, in which no statement is folded: a copy of one that
+was folded has line breaks in it. A pipe gets one line per finding, never folded and without colours, because it
 ends in a ticket or in ``grep``; what to do follows on a line of its own.
 
 Names and values in a finding come from the server. They are data: control characters are made visible, since a
@@ -20,14 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
-from pgleaderlock.cli.console import key_fields, print_json, visible
-from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.console import fold, key_fields, print_json, visible
+from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.keys import LockKey
 
 __all__ = ["show_doctor"]
-
-_ADVICE = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
 
 _COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 _VERDICT_WIDTH = max(map(len, Verdict))
@@ -41,7 +40,7 @@ async def show_doctor(dsn: str, key: LockKey | None, lease_s: float, *, as_json:
     try:
         examination = await examine(dsn, key, lease_s, **settings)
     except ConnectionError as error:
-        raise UnreachableError.from_error(error, _ADVICE) from error
+        raise UnreachableError.from_error(error, CHECK_DSN) from error
     if as_json:
         _print_as_json(examination, key, lease_s)
     else:
@@ -78,13 +77,20 @@ def _print_table(findings: Sequence[Finding]) -> None:
     # Without a colour system rich writes no escape codes at all; no_color=True would leave bold and underlined.
     console = Console(file=sys.stdout, force_terminal=True, color_system="standard" if _wants_colour() else None)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading in ("Check", "Verdict", "Found", "What to do"):
+    for heading in ("Check", "Verdict", "Found"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
         verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
-        cells = (Text(visible(text)) for text in (finding.found, finding.advice))
-        table.add_row(Text(finding.check), verdict, *cells)
+        table.add_row(Text(finding.check), verdict, Text(visible(finding.found)))
     console.print(table)
+    _print_advice([finding for finding in findings if finding.advice], console.width)
+
+
+def _print_advice(findings: Sequence[Finding], width: int) -> None:
+    if findings:
+        click.echo("What to do")
+    for finding in findings:
+        click.echo(fold(f"{finding.check}: {visible(finding.advice)}", width, "    "))
 
 
 def _print_lines(findings: Sequence[Finding]) -> None:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
@@ -13,28 +13,29 @@ from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_tim
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import LockName, allows_pooler, is_given, schema_owner
+from pgleaderlock.cli.place import role_of, target_of
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.election import Election
 from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock
 from pgleaderlock.retry import RetryStrategy
+
+if TYPE_CHECKING:
+    from pgleaderlock.config import Config
 
 __all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "chosen_times", "elected"]
 
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
     """Return both as they are meant: a URL of PostgreSQL's is a connection string."""
-    return (None, url) if url is not None and dsn is None and is_postgres(url) else (url, dsn)
+    return (None, url) if url is not None and is_postgres(url) else (url, dsn)
 
 
-def check_url(url: str | None, dsn: str | None, named: LockName, **for_postgres: object) -> str | None:
+def check_url(url: str | None, named: LockName, **for_postgres: object) -> str | None:
     """Return the URL of a store that is not PostgreSQL's session locks, or None where ``--dsn`` is meant."""
     if url is None:
         return None
-    if dsn is not None and is_given("dsn"):
-        if not is_given("url"):
-            return None  # what was said here and now counts
-        raise click.UsageError("--url and --dsn name the store twice: give one of them.")
     numbers = {"key": named.key, "key1": named.key1, "key2": named.key2}
     given = [name for name, value in {**numbers, **for_postgres}.items() if value is not None and value is not False]
     if given:
@@ -66,8 +67,15 @@ def _check_schema(*, term_table: bool) -> None:
         )
 
 
-def chosen_times(lease_s: float | None, health_interval_s: float | None) -> LeaseTimes:
-    """Return the times of ``--lease`` and ``--health-interval``: what was not given follows from what was."""
+def chosen_times(
+    lease_s: float | None, health_interval_s: float | None, configured: "Config | None" = None
+) -> LeaseTimes:
+    """Return the times of ``--lease`` and ``--health-interval``: what was not given follows from what was.
+
+    A configuration has taken both options into account already.
+    """
+    if configured is not None:
+        return choose_times(configured.election.lease_s, configured.election.health_interval_s)
     try:
         return choose_times(lease_s, health_interval_s or USUAL_INTERVAL_S)
     except ValueError as error:
@@ -104,17 +112,23 @@ def elected(
     common: Common,
     lease: LeaseOptions,
     *,
+    configured: "Config | None" = None,
     log_level: str,
 ) -> Iterator[tuple[Election, Target]]:
-    """Yield the election that was asked for, not yet started, and what it is about."""
+    """Yield the election that was asked for, not yet started, and what it is about.
+
+    With a configuration, that of one of its roles: the store and ``lease`` are then what it says.
+    """
+    if configured is not None:
+        with _elected_as_configured(configured, named, common, log_level=log_level) as (election, target):
+            yield election, target
+        return
     url, dsn = as_dsn(url, dsn)
     is_strict, polls = lease.takeover == "strict", lease.wake == "poll"
     settles = lease.settle_s is not None
     only_postgres = {"allow_pooler": allows_pooler(), "takeover": is_strict, "wake": polls, "settle": settles}
-    if (
-        check_url(url, dsn, named, **only_postgres, no_witness=lease.no_witness, term_table=lease.term_table)
-        is not None
-    ):
+    only_postgres |= {"no_witness": lease.no_witness, "term_table": lease.term_table}
+    if check_url(url, named, **only_postgres) is not None:
         schema = lease.schema if is_given("schema") else None
         election = _election_by_url(str(url), named.role, common, lease.lease_s, schema)
         show_logs(log_level)
@@ -141,6 +155,27 @@ def elected(
     show_logs(log_level)
     with open_database(dsn) as database:
         yield make_lock(database.dsn, settle_s=lease.settle_s), in_postgres(database.dsn, key)
+
+
+@contextlib.contextmanager
+def _elected_as_configured(
+    config: "Config", named: LockName, common: Common, *, log_level: str
+) -> Iterator[tuple[Election, Target]]:
+    from pgleaderlock.node import make_election  # noqa: PLC0415 - it needs an extra of its own
+
+    settings, role = config.election, role_of(config, named)
+    show_logs(log_level)
+    if settings.on_sessions:
+        with open_database(settings.url) as database:
+            key = role if isinstance(role, LockKey) else role.lock_key
+            yield make_election(settings, role, database.dsn, **common), in_postgres(database.dsn, key)
+        return
+    _warn_of_memory(str(settings.url))
+    try:
+        election = make_election(settings, role, **common)
+    except (ValueError, PgLeaderLockError) as error:
+        raise click.UsageError(str(error)) from error
+    yield election, target_of(config, role)
 
 
 def _warn_of_memory(url: str) -> None:

@@ -16,14 +16,17 @@ from loguru import logger
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
+from pgleaderlock.cli.beside_config import config_for_lock
+from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.database import UnreachableError, explained
 from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
 from pgleaderlock.cli.options import LockName, health_interval, lease_options, naming_options, seconds_option
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.cli.words import texts
 from pgleaderlock.election import Election
+from pgleaderlock.errors import ConnectionError
 from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.supervise.timing import KillTimes
@@ -62,11 +65,13 @@ class _Command(click.Command):
 @click.option("--pass-dsn", is_flag=True, help="Let the command inherit $PG_DSN and the like, with their passwords.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors, for cron.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
+@config_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def exec_command(
     context: click.Context,
     *,
+    config_file: Path | None,
     dsn: str | None,
     url: str | None,
     named: LockName,
@@ -91,11 +96,14 @@ def exec_command(
 
     Signals are passed on to the command, and its exit code is ours. In its environment: PGLEADERLOCK_ROLE,
     PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start; not in it: PG_DSN, PGLEADERLOCK_URL.
+
+    With --config, --role is one of that file, whose store and times count unless an option says otherwise.
     """
     complain = _json_complaint if as_json else _complaint
     if (why := _why_refused(command[0])) is not None:
         context.exit(_refuse(command[0], why, complain))
-    times = chosen_times(lease_s, health_interval_s)
+    configured = config_for_lock(context, config_file, takes_part=True)
+    times = chosen_times(lease_s, health_interval_s, configured)
     try:
         kill_times = KillTimes(times.lease_s)
     except ValueError as error:
@@ -109,7 +117,7 @@ def exec_command(
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log
     try:
-        with elected(dsn, url, named, common, lease, log_level=level) as (lock, target):
+        with elected(dsn, url, named, common, lease, configured=configured, log_level=level) as (lock, target):
             ending = asyncio.run(_supervise(lock, target, job, policy, tell))
     except UnreachableError as error:
         context.exit(complain(exit_codes.EXEC_UNREACHABLE, error.message))
@@ -170,8 +178,8 @@ def _explain(ending: Ending, target: Target) -> tuple[int, str]:
         case How.NOT_ACQUIRED:
             return exit_codes.EXEC_NOT_ACQUIRED, could_not or f"another process leads {target.name}"
         case How.UNREACHABLE:
-            why = str(ending.error or "the store did not answer in time")
-            return exit_codes.EXEC_UNREACHABLE, could_not or (f"{why} - {target.advice}" if target.advice else why)
+            error = ending.error or ConnectionError("the store did not answer in time")
+            return exit_codes.EXEC_UNREACHABLE, could_not or explained(error, target.advice)
         case _:
             return exit_codes.EXEC_FAILED, f"the command's guardian could not be started: {ending.error}"
 

@@ -16,7 +16,15 @@ from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import dsn_option, json_option, schema_owner_option, seconds_option, url_option
+from pgleaderlock.cli.options import (
+    dsn_option,
+    is_given,
+    json_option,
+    refuse_key_as_role,
+    schema_owner_option,
+    seconds_option,
+    url_option,
+)
 from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
@@ -175,6 +183,8 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
     """Return the lock that is meant, by its role or as it is printed; None if none is."""
     if role is not None and lock is not None:
         raise click.UsageError("--role and --lock name the lock twice: give one of them.")
+    if role is not None:
+        refuse_key_as_role(role, "--lock")
     try:
         if role is not None:
             return key_in(config_in_force(config_file), role) or LockKey.named(role)
@@ -318,7 +328,11 @@ def dashboard(
 
     show_logs("ERROR")
     serving = command.Serving(host, port, command.choose_token(allow_actions=allow_actions), hosts)
-    if url is not None and not is_postgres(url) and dsn is None:
+    if url is not None and not is_postgres(url) and (is_given("url") or dsn is None):
+        if is_given("config_file"):
+            raise click.UsageError(
+                "--url of a store without a registry and --config name two things to show: give one."
+            )
         asyncio.run(command.serve(command.store_source([url], window_s), serving))
         return
     place = find_place(dsn, url, schema, config_file)

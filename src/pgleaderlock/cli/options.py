@@ -9,24 +9,26 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from pgleaderlock._checks import check_seconds
+from pgleaderlock._checks import check_seconds, visible
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._ownership import check_owner
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
-from pgleaderlock.keys import LockKey
+from pgleaderlock.keys import LockKey, is_written_as_key
 
 __all__ = [
     "LockName",
     "allow_pooler_option",
     "allows_pooler",
     "dsn_option",
+    "examined_options",
     "health_interval",
     "is_given",
     "json_option",
     "lease_options",
     "lock_options",
     "naming_options",
+    "refuse_key_as_role",
     "schema_option",
     "schema_owner",
     "schema_owner_option",
@@ -42,11 +44,11 @@ _VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}
 
 def is_given(name: str) -> bool:
     """Return whether the command line gives this option; its value may have been moved to the environment since."""
-    source = click.get_current_context().get_parameter_source(name)
-    moved = os.environ.get(MOVED_VARIABLE, "").split()
-    return source is ParameterSource.COMMANDLINE or (
-        source is ParameterSource.ENVIRONMENT and _VARIABLES.get(name) in moved
-    )
+    context = click.get_current_context()
+    if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        return True
+    is_moved = _VARIABLES.get(name) in os.environ.get(MOVED_VARIABLE, "").split()
+    return is_moved and any(option.name == name for option in context.command.params)
 
 
 def seconds_option(
@@ -84,6 +86,12 @@ def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.P
 # --- The store ---
 
 _EMBEDDED = "pgleaderlock.embedded"
+_STORES = ("embedded", "url", "dsn")
+"""The options that name a store by themselves: two of them are refused, and each wins over all variables.
+
+A configuration says more than a store. ``--dsn`` and ``--url`` win over its backend. ``--embedded``, which could not be
+told from a slip there, is refused beside one: see ``load_for_command``.
+"""
 
 
 def _keep_embedded(context: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
@@ -96,11 +104,12 @@ def wants_embedded() -> bool:
 
 
 def _check_store(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Return the store that counts: ``--embedded`` wins over a variable, and beside another option is refused."""
+    """Return the store that counts: an option wins over the variables of the others, and beside another is refused."""
     name = str(option.name)
-    if wants_embedded():
-        if is_given(name):
-            raise click.UsageError(f"--embedded and --{name} name the store twice: give one of them.", context)
+    given = [each for each in _STORES if is_given(each)]
+    if name in given and len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]} name the store twice: give one of them.", context)
+    if given and name not in given:
         return None
     if value is None and _VARIABLES[name] in os.environ:  # a secret that was not filled in
         raise click.UsageError(f"${_VARIABLES[name]} is set but empty: give it a value, or unset it.", context)
@@ -146,7 +155,7 @@ def url_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
 # --- Tables ---
 
 schema_option = click.option(
-    "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="Where the term table is."
+    "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="In which schema the tables are."
 )
 
 _OWNER = "pgleaderlock.schema_owner"
@@ -225,6 +234,8 @@ class LockName:
             raise click.UsageError("name the lock in exactly one way: --role, or --key, or --key1 and --key2.")
         if by_pair and (self.key1 is None or self.key2 is None):
             raise click.UsageError("--key1 and --key2 go together: both are needed.")
+        if self.role is not None:
+            refuse_key_as_role(self.role, "--key")
         if self.role is not None and "://" in self.role:  # never meant as a name, and every log line would show it
             raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
         try:
@@ -237,6 +248,12 @@ class LockName:
             raise click.UsageError(str(error)) from error
 
 
+def refuse_key_as_role(role: str, flag: str) -> None:
+    """Refuse a role that is written as a key: hashed, it would be another lock. ``flag`` is what takes a key here."""
+    if is_written_as_key(role):
+        raise click.UsageError(f"--role takes a name, and {visible(role)} is a lock key: write {flag} {visible(role)}.")
+
+
 def json_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
     """Return ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=help)
@@ -247,11 +264,23 @@ def lock_options(command: F) -> F:
     return naming_options(json_option("One JSON object per line on stdout.")(command))
 
 
+def examined_options(command: F) -> F:
+    """Add the same for ``doctor``, which examines no other store than PostgreSQL."""
+    url = url_option("In place of --dsn: a postgresql:// URL. No other store can be examined.")
+    return _naming_options(json_option("One JSON object on stdout.")(command), url)
+
+
 def naming_options(command: F) -> F:
     """Add the options that say which lock, as an argument ``named``, and where."""
+    return _naming_options(
+        command, url_option("Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://...")
+    )
+
+
+def _naming_options(command: F, url: Callable[[F], F]) -> F:
     options = (
         dsn_option,
-        url_option("Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://..."),
+        url,
         click.option("--role", metavar="NAME", help="The lock by name, as LeaderLock(role=...)."),
         click.option("--key", metavar="KEY", help="The lock by number: bigint:7, bigint:0x464F_5247, pair:1/100."),
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),

@@ -15,7 +15,7 @@ import click
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.options import LockName, is_given, schema_owner, wants_embedded
+from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, schema_owner, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.keys import LockKey
 
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from pgleaderlock.config import Config
     from pgleaderlock.config.model import RoleConfig
 
-__all__ = ["Place", "config_in_force", "find_place", "find_target", "is_database_said", "key_in", "lock_in"]
+__all__ = [
+    "Place",
+    "config_in_force",
+    "find_place",
+    "is_configured",
+    "is_database_said",
+    "key_in",
+    "lock_in",
+    "role_of",
+    "target_of",
+]
 
 _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
@@ -51,6 +61,8 @@ def find_place(dsn: str | None, url: str | None, schema: str | None, config_file
     config = config_in_force(config_file)
     if config is None:
         return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), owner=schema_owner())
+    if wants_embedded() and config.registry_dsn is not None:
+        raise click.UsageError("--embedded and registry.dsn of the configuration name the registry twice: give one.")
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
     roles = tuple(role.name for role in config.election.roles) or None
     owner = schema_owner() or config.registry.schema_owner
@@ -60,26 +72,47 @@ def find_place(dsn: str | None, url: str | None, schema: str | None, config_file
 
 def config_in_force(config_file: Path | None) -> "Config | None":
     """Return the configuration that counts, if there is one: variables give way to a database that is named here."""
-    by_variables = config_file is not None or any(name in os.environ for name in _CONFIGURING)
-    if not is_given("config_file") and (is_database_said() or not by_variables):
-        return None
-    return load_for_command(config_file, ()).config
+    return load_for_command(config_file, ()).config if is_configured(config_file) else None
 
 
-def find_target(config: "Config", named: LockName) -> Target | LockKey:
-    """Return a lock in a node's store, whose role the file may give a key; in the embedded one, the key."""
+def is_configured(config_file: Path | None, *, takes_part: bool = False) -> bool:
+    """Return whether a node's configuration counts: it is named here, or variables name it and nothing here a store.
+
+    Who takes part does so as the nodes do: the file of ``$PGLEADERLOCK_CONFIG`` counts for it under ``--dsn``, too. Who
+    only looks may look at any database.
+    """
+    if is_given("config_file") or (takes_part and config_file is not None):
+        return True
+    variables = _CONFIGURING[:1] if takes_part else _CONFIGURING
+    return not is_database_said() and (config_file is not None or any(name in os.environ for name in variables))
+
+
+def role_of(config: "Config", named: LockName) -> "RoleConfig | LockKey":
+    """Return the role of this configuration that is named, or its only one; where locks have numbers, also a lock."""
     election = config.election
-    if election.on_sessions:
-        key = lock_in(config, named)
-        return key if election.postgres_dsn is None else in_postgres(election.postgres_dsn, key)
-    known, role = _role_in(config, named.role), named.role
-    if known is None or named != LockName(role):
-        names = ", ".join(each.name for each in election.roles) or "none"
-        raise click.UsageError(f"in this store the configuration says which locks there are: --role is one of {names}.")
+    if named.is_given and named != LockName(named.role):
+        if not election.on_sessions:
+            raise click.UsageError("--key, --key1 and --key2 are for sessions of PostgreSQL, and backend names others.")
+        return named.choose()
+    if named.role is None and len(election.roles) == 1:
+        return election.roles[0]
+    if named.role is not None:
+        refuse_key_as_role(named.role, "--key")
+    if (known := _role_in(config, named.role)) is None:
+        names = ", ".join(each.name for each in election.roles) or "those of the configuration, which names none"
+        raise click.UsageError(f"say which role of the configuration is meant: --role is one of {names}.")
+    return known
+
+
+def target_of(config: "Config", role: "RoleConfig | LockKey") -> Target:
+    """Return what to look at for one role in the store of its configuration, which is not the embedded one."""
+    election = config.election
+    if isinstance(role, LockKey) or election.on_sessions:
+        return in_postgres(str(election.url), role if isinstance(role, LockKey) else role.lock_key)
     rows = election.postgres_dsn is not None
     return in_store(
-        str(election.url_of(known)),
-        role if rows else None,
+        str(election.url_of(role)),
+        role.name if rows else None,
         election.schema_name if rows else None,
         schema_owner() or election.schema_owner,
     )
@@ -124,8 +157,6 @@ def _registry_of(config: "Config") -> str | None:
 
 def _named_dsn(url: str | None, dsn: str | None) -> str | None:
     """Return the database that was named, None for the embedded one. A URL of another store names no registry."""
-    if is_given("url") and is_given("dsn"):
-        raise click.UsageError("--url and --dsn name the database twice: give one of them.")
     if url is None or is_given("dsn"):
         return dsn
     if not is_postgres(url):

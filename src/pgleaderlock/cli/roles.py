@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.database import CHECK_REGISTRY, UnreachableError
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import duration, iso
@@ -36,7 +36,6 @@ __all__ = [
     "unreachable",
 ]
 
-_ADVICE = "check --dsn or $PG_DSN, --schema or --config, and that the server is up and lets this user in."
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _SHOWN_NAMES = 10
 _WHO_IS_IN_IT = (  # an empty registry does not mean that nobody leads: most locks are held without one
@@ -92,7 +91,7 @@ async def opened(dsn: str, place: Place) -> AsyncIterator[RegistryReader]:
 
 def unreachable(error: Exception) -> UnreachableError:
     """Say what went wrong and what to check. Servers quote names, too."""
-    return UnreachableError(f"{visible(str(error))} - {_ADVICE}")
+    return UnreachableError.from_error(error, CHECK_REGISTRY)
 
 
 async def find_role(reader: RegistryReader, role: str | None, lock: str | None) -> KnownRole | None:

@@ -15,6 +15,7 @@ from pgleaderlock.backends._pg_status import Contender, inspect_lock
 from pgleaderlock.backends.base import Backend
 from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli.console import key_fields, visible
+from pgleaderlock.cli.database import CHECK_DSN
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.keys import LockKey
 
@@ -58,8 +59,7 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
     async def look() -> Sight:
         return Sight(*await inspect_lock(dsn, key))
 
-    advice = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
-    return Target(key.role or str(key), key.described, key_fields(key), look, advice)
+    return Target(key.role or str(key), key.described, key_fields(key), look, CHECK_DSN)
 
 
 def store_options(url: str, schema: str | None, owner: str | None) -> dict[str, Any]:

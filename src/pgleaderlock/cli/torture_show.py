@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import print_json, visible
-from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.demo import own_folder, own_server
@@ -39,7 +39,6 @@ from pgleaderlock.torture import (
 
 __all__ = ["Request", "run_torture"]
 
-_ADVICE = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
 _PROGRESS_S = 10.0
 
 
@@ -138,7 +137,7 @@ class _Run:
         try:
             await self._ground.survey(options.lease_s)
         except ConnectionError as error:
-            raise UnreachableError.from_error(error, _ADVICE) from error
+            raise UnreachableError.from_error(error, CHECK_DSN) from error
         except LockError as error:
             raise _UnfitError(str(error)) from error
         self._impossible = await self._find_impossible(options)

@@ -5,7 +5,6 @@ One rule for names: ``PGLEADERLOCK_``, then the way to the key in capitals, with
 ``cluster.leader_election.lease_duration`` is ``PGLEADERLOCK_LEASE_DURATION``.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pgleaderlock._spelling import near
 from pgleaderlock.config.lines import KeyPath
 from pgleaderlock.config.model import Config, Kind, RoleConfig
 
@@ -26,7 +26,6 @@ PREFIX = "PGLEADERLOCK_"
 _UNSAID = ("cluster", "leader_election")
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
-_LIKELY = 0.6
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -165,8 +164,8 @@ def children_of(path: KeyPath) -> list[str]:
 def suggest(path: KeyPath) -> str:
     """Say what may have been meant by a key that nobody knows."""
     name, known = str(path[-1]), children_of(path[:-1])
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=_LIKELY):
-        return f"unknown key; did you mean {near[0]}?"
+    if meant := near(name, known):
+        return f"unknown key; did you mean {' or '.join(meant)}?"
     homes = [setting for setting in SETTINGS if setting.path[-1] == name]
     if homes:
         places = " or ".join(f"[{'.'.join(home.path[:-1])}]" for home in homes)

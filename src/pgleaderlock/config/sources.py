@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pgleaderlock._spelling import near
 from pgleaderlock.config import alerting, relations
 from pgleaderlock.config.lines import KeyPath, find_lines
 from pgleaderlock.config.model import RELATIONS_LATER, Config
@@ -165,8 +166,8 @@ class _Layers:
             name = variable.removeprefix(PREFIX)
             if name in (variable, *known):
                 continue
-            if near := difflib.get_close_matches(name, known, n=1, cutoff=_VERY_LIKELY):
-                self.problems.append(Problem(f"${variable}", "", f"unknown; did you mean ${PREFIX}{near[0]}?"))
+            if meant := difflib.get_close_matches(name, known, n=1, cutoff=_VERY_LIKELY):
+                self.problems.append(Problem(f"${variable}", "", f"unknown; did you mean ${PREFIX}{meant[0]}?"))
 
     def lay_flags(self, sets: Iterable[str]) -> None:
         by_key = {setting.key: setting for setting in SETTINGS}
@@ -254,9 +255,8 @@ def _with_keys(roles: list[Any], before: Any) -> list[Any]:
 
 def _suggest_key(key: str) -> str:
     keys = [setting.key for setting in SETTINGS]
-    near = [each for each in keys if each.rpartition(".")[2] == key.rpartition(".")[2]]
-    near = near or difflib.get_close_matches(key, keys, n=1)
-    return f"unknown key; did you mean {' or '.join(near)}?" if near else "unknown key: see pgleaderlock config show"
+    meant = [each for each in keys if each.rpartition(".")[2] == key.rpartition(".")[2]] or near(key, keys)
+    return f"unknown key; did you mean {' or '.join(meant)}?" if meant else "unknown key: see pgleaderlock config show"
 
 
 # --- The file --------------------------------------------------------------------------------------------------------

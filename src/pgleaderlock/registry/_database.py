@@ -16,6 +16,7 @@ from psycopg.rows import tuple_row
 from pgleaderlock.backends import _dsn
 from pgleaderlock.backends._driver import close_connection
 from pgleaderlock.backends._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.backends._pg_advice import has_answered
 from pgleaderlock.backends._search_path import open_pinned
 from pgleaderlock.backends.lease import check_schema
 from pgleaderlock.backends.terms import create_sql
@@ -154,7 +155,7 @@ class Database:
             raise ConnectionError(f"registry: {what} within {limit_s:g} s ({self.where})") from None
         except psycopg.Error as error:
             await self.close()
-            raise ConnectionError(self._explained(error)) from None
+            raise ConnectionError(self._explained(error), answered=has_answered(error)) from None
         except BaseException:
             await self.close()
             raise
@@ -166,6 +167,8 @@ class Database:
             user = self._parts.get("user", "USER")
             grant = "--grant-to" if self._takes_part else "--grant-asks-to"
             hint = f". As its owner: pgleaderlock schema apply --schema {self._schema} {grant} {user}"
+        elif isinstance(error, psycopg.errors.QueryCanceled):
+            hint = ". The server is busy, or the history is long: try again, or ask for a shorter time"
         return f"the registry's database refused ({self.where}): {reason}{hint}"
 
     # --- Notifications -------------------------------------------------------------------------------------------

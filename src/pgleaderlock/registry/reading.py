@@ -348,8 +348,10 @@ async def open_reader(
         await database.open(listen_to=CHANGE_CHANNEL, makes_tables=False)
         if not database.has_tables:
             raise ConnectionError(
-                f"there is no registry in schema {schema} ({database.where}): the first node that has one configured "
-                "makes it, or pgleaderlock schema apply"
+                f"there is no registry in schema {schema} ({database.where}). Is it in another database or schema "
+                "(--dsn, --schema, --config)? If there is none yet: the first node that has one configured makes it, "
+                "or pgleaderlock schema apply. Who holds a lock without it: pgleaderlock status --role NAME",
+                answered=True,
             )
         yield RegistryReader(database, schema)
     finally:

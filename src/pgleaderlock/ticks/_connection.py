@@ -97,7 +97,8 @@ class LedgerConnection:
             explained = self._connector.explain("cannot make its tables", error)
             raise ConnectionError(
                 f"{explained}. As their owner: pgleaderlock schema apply --schema {self._schema} --grant-to "
-                f"{connection.info.user}"
+                f"{connection.info.user}",
+                answered=True,
             ) from None
 
     async def _fetch(self, statement: str, parameters: Mapping[str, Any]) -> list[Row]:

@@ -91,8 +91,10 @@ async def open_ledger(
         await connection.open(makes_tables=False)
         if not connection.has_tables:
             raise ConnectionError(
-                f"there is no tick ledger in schema {schema} ({connection.where}): the first leader with scheduled "
-                "work makes it, or pgleaderlock schema apply"
+                f"there is no tick ledger in schema {schema} ({connection.where}). Is it in another database or schema "
+                "(--dsn, --schema, --config)? If there is none yet: the first leader with scheduled work makes it, or "
+                "pgleaderlock schema apply",
+                answered=True,
             )
         yield LedgerReader(connection, schema)
     finally:

@@ -1,4 +1,4 @@
-"""The options of ``run`` beside ``--config`` and ``--set``: each is a key of the configuration, or is refused.
+"""The options of a command beside a configuration: each is a key of it, is about the command alone, or is refused.
 
 None is ignored: a node that reads its ``--dsn`` from the wrong place leads beside the others.
 """
@@ -12,13 +12,14 @@ import click
 
 from pgleaderlock._durations import show_duration
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner, wants_embedded
+from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner
+from pgleaderlock.cli.place import is_configured
 
 if TYPE_CHECKING:
     from pgleaderlock.config import Config
     from pgleaderlock.config.sources import Option
 
-__all__ = ["config_for_run"]
+__all__ = ["config_for_lock", "config_for_node"]
 
 _ELECTION = "cluster.leader_election"
 
@@ -63,6 +64,9 @@ _KEYS: Mapping[str, tuple[_Key, ...]] = {
 }
 _SAME = frozenset({"config_file", "sets", "embedded", "as_json", "quiet"})
 """These mean the same with a configuration as without."""
+_OF_ONE_LOCK = _SAME | {"role", "key", "key1", "key2", "hold_s", "wait_s", "kill_after_s", "once", "restart"}
+_OF_ONE_LOCK |= {"pass_dsn", "command"}
+"""For a command on one lock: which one, and what this process does with it."""
 _RETRY = f"how often a follower of a configured node asks is --set {_ELECTION}.check_interval"
 _BY_ROLE = "a configured node has roles, each with a key if it needs one: --role NAME=pair:1/100"
 _INSTEAD = {
@@ -75,29 +79,36 @@ _INSTEAD = {
 }
 
 
-def config_for_run(context: click.Context, config_file: Path | None, sets: tuple[str, ...]) -> "Config":
-    """Return the configuration in force, under the options that were given beside it."""
-    given = [option for option in context.command.params if is_given(str(option.name))]
-    names = {str(option.name) for option in given}
-    if {"dsn", "url"} <= names:
-        raise click.UsageError("--url and --dsn name the store twice: give one of them.")
+def config_for_node(context: click.Context, config_file: Path | None, sets: tuple[str, ...]) -> "Config | None":
+    """Return the configuration of a whole node, under the options that were given beside it; None if there is none."""
+    if not sets and not is_configured(config_file, takes_part=True):
+        return None
+    return load_for_command(config_file, sets, _given_keys(context, _SAME)).config
+
+
+def config_for_lock(context: click.Context, config_file: Path | None, *, takes_part: bool = False) -> "Config | None":
+    """Return the same for a command on one of its roles. Where no role is configured, the named one is."""
+    if not is_configured(config_file, takes_part=takes_part):
+        return None
+    config = load_for_command(config_file, (), _given_keys(context, _OF_ONE_LOCK)).config
+    if config.election.roles or not is_given("role"):
+        return config
+    return load_for_command(config_file, (), _given_keys(context, _OF_ONE_LOCK - {"role"})).config
+
+
+def _given_keys(context: click.Context, same: frozenset[str]) -> "list[Option]":
+    """Return what the command line says in words of the configuration."""
+    given = [each for each in context.command.params if is_given(str(each.name)) and each.name not in same]
     values = {**context.params, "schema_owner": schema_owner(), "allow_pooler": allows_pooler()}
-    config = load_for_command(config_file, sets, [each for option in given for each in _keys(option, values)]).config
-    if wants_embedded() and config.election.url is not None:
-        raise click.UsageError(
-            "--embedded and the configuration's backend name the store twice: leave one of them out."
-        )
-    return config
+    return [each for option in given for each in _keys(option, values)]
 
 
 def _keys(parameter: click.Parameter, values: Mapping[str, Any]) -> "list[Option]":
-    """Return what this option says in words of the configuration. Without any such words it is wrong usage."""
+    """Return the keys of one option. Without any it is wrong usage."""
     from pgleaderlock.config.sources import Option  # noqa: PLC0415 - it needs an extra of its own
 
     name, flag = str(parameter.name), max(parameter.opts, key=len)
-    if name in _SAME:
-        return []
     if name not in _KEYS:
         why = _INSTEAD.get(name, "it is no setting of a configured node")
-        raise click.UsageError(f"{flag} has no effect beside --config and --set: {why}.")
+        raise click.UsageError(f"{flag} has no effect beside --config and --set, or $PGLEADERLOCK_BACKEND: {why}.")
     return [Option(flag, key.path, key.write(values[name])) for key in _KEYS[name]]
