@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgleaderlock._spelling import near
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
@@ -293,21 +292,6 @@ def test_what_resembles_nothing_is_answered_with_no_guess(line: str, error: Call
     said = error(*line.split())
     assert "No such" in said
     assert "Did you mean" not in said
-
-
-@pytest.mark.parametrize(
-    ("word", "known", "expected"),
-    [
-        ("lease", ["lease_duration", "schema"], ["lease_duration"]),
-        ("lese", ["lease", "schema"], ["lease"]),
-        ("refresh_intervall", ["refresh_interval", "check_interval"], ["refresh_interval"]),
-        ("no", ["no-witness"], []),
-        ("key", ["token"], []),
-        ("a", ["b", "ab"], []),
-    ],
-)
-def test_near_words(word: str, known: list[str], expected: list[str]):
-    assert near(word, known) == expected
 
 
 # --- Help ------------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys:
         (["run", "--url", "postgresql+lease://h/d"], "name one with role="),
         (["run", "--url", "memory://x", "--lease", "3", "--health-interval", "5"], "health_interval_s=5"),
         (["status", "--url", "memory://"], "needs a name"),
-        (["doctor", "--url", "memory://x"], "give it --dsn"),
+        (["doctor", "--url", "memory://x"], "doctor examines a PostgreSQL"),
     ],
 )
 def test_what_makes_no_sense_is_wrong_usage(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):

@@ -109,11 +109,9 @@ def _check_store(context: click.Context, option: click.Parameter, value: str | N
     given = [each for each in _STORES if is_given(each)]
     if name in given and len(given) > 1:
         raise click.UsageError(f"--{given[0]} and --{given[1]} name the store twice: give one of them.", context)
-    if given and name not in given:
-        return None
-    if value is None and _VARIABLES[name] in os.environ:  # a secret that was not filled in
+    if value is None and _VARIABLES[name] in os.environ and not wants_embedded():  # a secret that was not filled in
         raise click.UsageError(f"${_VARIABLES[name]} is set but empty: give it a value, or unset it.", context)
-    return value
+    return value if name in given or not given else None
 
 
 def _check_option_dsn(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
