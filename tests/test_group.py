@@ -999,7 +999,8 @@ async def test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_f
     postgres: Postgres, names: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """Asked for by the second alone, it was not held any more, which is a release that has failed."""
-    free, asks_again = SessionPair.free, []
+    free = SessionPair.free
+    asks_again: list[asyncio.Task[bool]] = []
 
     async def free_and_ask_again(self: SessionPair, keys: Any, **settings: Any) -> set[LockKey]:
         if not asks_again:
