@@ -554,19 +554,18 @@ def test_a_database_that_cannot_be_reached_is_one_line_and_its_own_code(own_serv
         access = own_server.data / "pg_hba.conf"
         access.write_text("local all guarded scram-sha-256\n" + access.read_text())
         connection.execute("SELECT pg_reload_conf()")
-    for command, changes, text in (
-        ("acquire", {"user": "guarded"}, "password authentication failed"),
-        ("status", {"user": "guarded"}, "password authentication failed"),
-        ("acquire", {"user": "nobody-here"}, "does not exist"),
-        ("status", {"dbname": "nothing-here"}, "does not exist"),
-        ("acquire", {"host": "127.0.0.1", "port": "1"}, "Connection refused"),
+    for command, changes, texts in (
+        ("acquire", {"user": "guarded"}, ("password authentication failed", "the server answered")),
+        ("status", {"user": "guarded"}, ("password authentication failed", "the server answered")),
+        ("acquire", {"user": "nobody-here"}, ("does not exist", "the server answered")),
+        ("status", {"dbname": "nothing-here"}, ("does not exist", "the server answered")),
+        ("acquire", {"host": "127.0.0.1", "port": "1"}, ("Connection refused", "check --dsn")),
     ):
         dsn = make_conninfo(own_server.dsn, password=SECRET, **changes)
         outcome = cli(command, *PAIR, env={"PG_DSN": dsn})
         assert outcome.returncode == exit_codes.UNREACHABLE, outcome
-        assert text in outcome.stderr
+        assert all(text in outcome.stderr for text in texts), outcome.stderr
         assert outcome.stderr.count("\n") == 1, "one line: what, where, what to do"
-        assert "check --dsn" in outcome.stderr
         assert SECRET not in outcome.stdout + outcome.stderr
 
 

@@ -12,7 +12,7 @@ from pgleaderlock.errors import MissingExtra
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Make this process one in which these packages are not installed."""
-    ours = ("pgleaderlock.dashboard.server", "pgleaderlock.dashboard.app", "pgleaderlock.cli.dashboard")
+    ours = ("pgleaderlock.dashboard", "pgleaderlock.cli.dashboard")
     for name in [name for name in sys.modules if name.startswith((*packages, *ours))]:
         monkeypatch.delitem(sys.modules, name)
     for package in packages:

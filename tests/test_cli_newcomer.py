@@ -159,7 +159,7 @@ def test_the_doctor_examines_the_database_of_a_configuration(
         return True
 
     monkeypatch.setattr("pgleaderlock.cli.doctor.show_doctor", show_doctor)
-    file = write(ELECTION + BACKEND + ROLES + 'schema = "mine"\nallow_pooler = true\n')
+    file = write(ELECTION + BACKEND + ROLES + 'term_table = true\nschema = "mine"\nallow_pooler = true\n')
     assert invoke(["doctor", "--config", file, "--role", "x"]) == exit_codes.CLEAN
     assert invoke(["doctor", "--config", file, "--role", "x", "--lease", "30", "--schema", "s"]) == exit_codes.CLEAN
     db = "postgresql://db/app"
