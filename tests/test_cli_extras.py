@@ -15,6 +15,9 @@ def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     ours = ("pgleaderlock.dashboard", "pgleaderlock.cli.dashboard")
     for name in [name for name in sys.modules if name.startswith((*packages, *ours))]:
         monkeypatch.delitem(sys.modules, name)
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:  # of which "from parent import child" takes it, without a look at sys.modules
+            monkeypatch.delattr(sys.modules[parent], child, raising=False)
     for package in packages:
         monkeypatch.setitem(sys.modules, package, None)
 
