@@ -22,7 +22,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix bench docs lock clean torture-ticks soak exhaust fuzz simulate bench-peers proofs
+.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix test-pythons bench docs lock clean torture-ticks soak exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -148,6 +148,11 @@ test-nfs: setup ## Run the NFS tests with a real server and two hosts (Debian, r
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
 	$(RUN) python tools/pg_matrix.py $(ARGS)
 
+# Each in an environment of its own under .venv-pythons.
+PYTHONS ?= python3.11 python3.12 python3.13
+test-pythons: setup ## Run the tests with every Python that we support and that is on PATH (PYTHONS="python3.12 /path/to/python")
+	@$(RUN) python tools/python_matrix.py --uv $(UV) $(PYTHONS) -- $(ARGS)
+
 bench: setup ## Measure ourselves against raw psycopg, and client-go if test-k8s has built it, as ratios taken in one run
 	$(RUN) python bench/bench.py $(ARGS)
 
@@ -164,4 +169,4 @@ lock: setup ## Resolve the dependencies anew into uv.lock
 	$(UV) lock --upgrade
 
 clean: ## Remove what the other targets made here
-	rm -rf .venv .venv-peers .uv dist htmlcov .coverage* coverage.json .pycache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-peers .venv-pythons .uv dist htmlcov .coverage* coverage.json .pycache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

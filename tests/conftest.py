@@ -19,6 +19,7 @@ import pytest
 from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
 from pgleaderlock.testing import VirtualTimeLoop
+from tests import event_loops
 from tests.programs import find_program, skip_without, summary
 from tests.servers import QuickServer
 
@@ -46,13 +47,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the PostgreSQL tests against this server instead of an embedded one ($PGLEADERLOCK_TEST_DSN)",
     )
     parser.addoption(
+        "--event-loop",
+        choices=["asyncio", "uvloop"],
+        default=os.environ.get(event_loops.VARIABLE, "asyncio"),
+        help=f"run the tests, and the programs that they start, on this event loop (${event_loops.VARIABLE})",
+    )
+    parser.addoption(
         "--rewrite-transcripts",
         action="store_true",
         help="write what the simulated clusters say under the scripts in tests/transcripts, instead of comparing it",
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    event_loops.use(config.getoption("--event-loop"))
     os.environ.pop("PYTHONUNBUFFERED", None)  # it hides what a program fails to write at its end
     for number in _SIGNALS:  # a shell's & has SIGINT ignored, and nohup SIGHUP: so would all programs that tests start
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -67,7 +75,7 @@ def pytest_unconfigure() -> None:
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
-    return {"real": asyncio.SelectorEventLoop}
+    return {"real": event_loops.loop_factory(config.getoption("--event-loop"))}
 
 
 # Files that take long, the longest first: begun last, each would keep one process busy when the others are done.

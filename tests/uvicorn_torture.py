@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgleaderlock.embedded import Server
+from tests import event_loops
 from tests.conftest import free_port
 from tests.torture import Overlap, find_overlaps
 
@@ -44,7 +45,8 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        words = f"-m uvicorn --app-dir {_EXAMPLES} --port {self.port} --log-level error fastapi_app:app"
+        loop = os.environ.get(event_loops.VARIABLE, "asyncio")  # uvicorn's own choice is uvloop, wherever there is one
+        words = f"-m uvicorn --loop {loop} --app-dir {_EXAMPLES} --port {self.port} --log-level error fastapi_app:app"
         self._process = subprocess.Popen([sys.executable, *words.split()], env=self._env)
 
     def kill(self) -> None:
