@@ -4,10 +4,12 @@ import asyncio
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import psycopg
@@ -421,6 +423,19 @@ def test_on_the_event_loops_thread_a_blocking_call_is_refused():
     assert "own event loop's thread" in str(refusals[0])
 
 
+def test_the_callbacks_thread_is_there_before_one_is_due_at_exit_and_only_for_callbacks():
+    lock = memory("sync-early")
+    with lock:
+        assert lock.wait_for_leadership(20)
+        assert not threads(CALLBACK_THREAD)
+        lock.on_stopped(lambda: None)
+        assert threads(CALLBACK_THREAD)
+    until(lambda: not threads(CALLBACK_THREAD))
+    with lock:
+        assert threads(CALLBACK_THREAD)
+    until(lambda: not threads(CALLBACK_THREAD))
+
+
 def test_a_callback_that_never_returns_costs_a_shutdown_its_time_out_only():
     lock = memory("sync-stuck")
     go_on, stopped = threading.Event(), []
@@ -581,7 +596,8 @@ def say(*words): print(*words, flush=True)
 
 
 def script(text: str, dsn: str, key: LockKey) -> Process:
-    return Process(sys.executable, "-W", "always", "-c", _PRELUDE + text, dsn, str(key))
+    warnings = ["-W", "always", "-W", "ignore:This process (pid=:DeprecationWarning"]  # of forks, from Python 3.12 on
+    return Process(sys.executable, *warnings, "-c", _PRELUDE + text, dsn, str(key))
 
 
 _FORK = """
@@ -698,6 +714,39 @@ def test_at_exit_the_lock_is_released_without_a_word_too_many(
         assert process.wait() == code
     assert process.lines == ["leads", *also, "released", "stopped"]
     assert not holds(postgres.dsn, key)
+
+
+@pytest.mark.parametrize("kind", ["nfs", "file"])
+def test_at_exit_a_lock_in_a_folder_is_released_too(kind: str, tmp_path: Path):
+    """Python 3.12 starts no thread at exit, in which to give an NFS lock back, or to end the executor of the loop."""
+    url = f"{kind}://{tmp_path / 'lock'}"
+    text = """
+import logging, sys
+from pgleaderlock import open_backend
+from pgleaderlock.sync import Election
+logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
+election = Election(open_backend(sys.argv[1]))
+election.on_released(lambda: print("released", flush=True))
+election.start(); print("leads", election.wait_for_leadership(20), flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text, url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["leads True", "released"]
+
+    async def follow() -> bool:
+        backend = open_backend(url)
+        try:
+            return await backend.try_acquire() is not None
+        finally:
+            await backend.close()
+
+    assert asyncio.run(follow()), "the lock was left to the end of its lease"
 
 
 def test_an_exception_that_nobody_handles_is_the_only_one_that_is_printed(postgres: Postgres, key: LockKey):

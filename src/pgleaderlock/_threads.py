@@ -3,6 +3,9 @@
 Not the loop's executor: that has few threads, shared with name look-ups, and joins them when the program ends. These
 are daemons, because nothing that they do is worth keeping a process alive for.
 
+Python 3.12 starts no thread once the main thread has ended: not at exit, and not in a program whose other threads go
+on. Short work, such as the release of a lock, is then done in the caller's thread.
+
 Not promised: a way to end a thread. It ends when its function does.
 """
 
@@ -13,12 +16,27 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["begin", "failure"]
+__all__ = ["begin", "failure", "has_main_thread_ended", "start"]
 
 T = TypeVar("T")
 
 
-def begin(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+def has_main_thread_ended() -> bool:
+    """Return whether the interpreter exits, or only waits for other threads before it does."""
+    return not threading.main_thread().is_alive()
+
+
+def start(work: Callable[[], object], name: str, *, is_short: bool = False) -> None:
+    """Run ``work`` in a thread; where none can be started any more, short work in this one."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError:
+        if not (is_short and has_main_thread_ended()):
+            raise
+        work()
+
+
+def begin(work: Callable[[], T], name: str, *, is_short: bool = False) -> asyncio.Future[T]:
     """Run ``work`` in a thread, with the caller's context variables. What it raises is in the future too.
 
     On a loop that is closed before, nobody is told.
@@ -44,7 +62,7 @@ def begin(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=do, name=name, daemon=True).start()
+    start(do, name, is_short=is_short)
     return answer
 
 

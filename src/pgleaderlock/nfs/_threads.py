@@ -26,11 +26,11 @@ class Threads:
 
     def begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Begin some work whose end somebody on the running event loop waits for."""
-        return _threads.begin(work, _NAME)
+        return _threads.begin(work, _NAME, is_short=True)
 
     def start(self, work: Callable[[], object]) -> None:
         """Begin some work whose end nobody waits for. Needs no event loop."""
-        threading.Thread(target=work, name=_NAME, daemon=True).start()
+        _threads.start(work, _NAME, is_short=True)
 
 
 _THREADS = Threads()

@@ -291,6 +291,7 @@ class BlockingElection(Generic[A]):
 
         on_own_thread.__qualname__ = getattr(fn, "__qualname__", repr(fn))
         register(on_own_thread)
+        self._callbacks.expect_callbacks()
         return fn
 
     # --- On the event loop -------------------------------------------------------------------------------------
@@ -303,6 +304,7 @@ class BlockingElection(Generic[A]):
         if self._home is not home and self._engine.state is not LockState.STOPPED:
             self._home = home
             home.keep(self, self._engine.shutdown)
+            self._callbacks.begin_run()
 
     async def _start_at_once(self, home: LoopThread) -> None:
         """From a callback: nothing to do, or refused. The run that calls us must end before another can begin."""

@@ -1,7 +1,8 @@
 """The thread on which one election's callbacks run, one after another.
 
-Not the event loop's, where one that blocks would delay renewals of every election. It is started for the first callback
-of a run and stays until the run is over, so that what users keep per thread, such as a database connection, is kept.
+Not the event loop's, where one that blocks would delay renewals of every election. It is started with a run that has
+callbacks, and not when the first is due: that may be at exit, when Python 3.12 starts no thread any more. It stays
+until the run is over, so that what users keep per thread, such as a database connection, is kept.
 
 A thread cannot be cancelled. A callback that the engine gives up waiting for goes on, and those behind it wait; one
 that was given up before its turn came is not run at all.
@@ -50,6 +51,7 @@ class CallbackThread:
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._thread: threading.Thread | None = None
+        self._has_callbacks = False
         self._is_wanted = False
 
     @property
@@ -57,16 +59,36 @@ class CallbackThread:
         """Whether the caller is one of these callbacks, where waiting for the election would be waiting for itself."""
         return threading.current_thread() is self._thread
 
+    def expect_callbacks(self) -> None:
+        """Note that a callback was registered, before a run or during it."""
+        with self._changed:
+            self._has_callbacks = True
+            self._start_early()
+
+    def begin_run(self) -> None:
+        """Have the thread for this run, if there is a callback."""
+        with self._changed:
+            self._is_wanted = True
+            self._start_early()
+
+    def _start_early(self) -> None:
+        if self._has_callbacks and self._is_wanted:
+            with contextlib.suppress(RuntimeError):  # the first callback tries again, and its failure is reported
+                self._ensure_thread()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="pgleaderlock callbacks", daemon=True)
+            thread.start()
+            self._thread = thread
+
     async def run(self, call: Callable[[], object]) -> None:
         """Have it called in its turn, and wait for that; from the event loop. Raises what it raised."""
         job = _Job(call)
         with self._changed:
             self._jobs.append(job)
             self._is_wanted = True
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="pgleaderlock callbacks", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._ensure_thread()
             self._changed.notify()
         await job.answer
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent import futures
 from typing import Any, TypeVar
 
+from pgleaderlock._threads import has_main_thread_ended
 from pgleaderlock.errors import LockError
 
 __all__ = ["LoopEnded", "LoopThread", "enlist"]
@@ -71,6 +72,9 @@ class LoopThread:
                     _forget(self)  # before its tasks are cancelled: whoever comes from now on gets another
         except (KeyboardInterrupt, SystemExit):  # of a retry strategy, say: not a thread's to carry out
             pass
+        except RuntimeError:  # of the loop's executor, which Python 3.12 cannot end at exit: that takes a thread
+            if not has_main_thread_ended():
+                raise
 
     async def _serve(self) -> None:
         await self._stop.wait()
