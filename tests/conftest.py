@@ -75,7 +75,8 @@ def pytest_unconfigure() -> None:
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.AbstractEventLoop]]:
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
-    return {"real": event_loops.loop_factory(config.getoption("--event-loop"))}
+    name = "asyncio" if item.get_closest_marker("asyncio_loop") else config.getoption("--event-loop")
+    return {"real": event_loops.loop_factory(name)}
 
 
 # Files that take long, the longest first: begun last, each would keep one process busy when the others are done.
@@ -128,6 +129,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.write_line("CI=true: a test was skipped, which counts as a failure here", red=True)
+
+
+@pytest.fixture(autouse=True)
+def _loop_of_the_tested_program(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a test with the mark ``asyncio_loop``: also what it runs and starts is on asyncio's own loop."""
+    name = request.config.getoption("--event-loop")
+    keeps_own = name != "asyncio" and request.node.get_closest_marker("asyncio_loop") is not None
+    if keeps_own:
+        event_loops.use("asyncio")
+    yield
+    if keeps_own:
+        event_loops.use(name)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,10 @@ gets the chosen one, in this process and in its children: theirs is set by ``on_
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = ["VARIABLE", "child_environment", "loop_factory", "use"]
 
@@ -39,6 +41,16 @@ def use(name: str) -> None:
     os.environ.clear()
     os.environ.update(changed)
     if name == "uvloop":
-        import uvloop
+        asyncio.set_event_loop_policy(_uvloop_policy())
+    elif "uvloop" in sys.modules:
+        asyncio.set_event_loop_policy(None)
 
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+def _uvloop_policy() -> Any:
+    import uvloop
+
+    policy = uvloop.EventLoopPolicy()
+    # pytest-asyncio puts the policy of the session back for each test, also for one on asyncio's own loop, which asks
+    # the policy how to learn of the end of a child.
+    policy.get_child_watcher = asyncio.DefaultEventLoopPolicy().get_child_watcher
+    return policy

@@ -39,6 +39,7 @@ _numbers = count(1)
 HEADER = "X-Pgleaderlock-Token"
 QUICK = ("--nodes", "2", "--lease", "1")
 GONE_S = 60.0
+pytestmark = pytest.mark.asyncio_loop  # uvloop starts no child in a process group of its own, and no demo runs on it
 
 
 # --- As a process ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.processes import Process
 from tests.test_cli import CLI
 from tests.test_operators import Hand, hand, records, run, schema
 
+pytestmark = pytest.mark.asyncio_loop  # the commands demo and torture run on no other: tests/test_demo.py
 __all__ = ["hand", "schema"]  # fixtures
 
 Records = list[dict[str, Any]]

@@ -57,6 +57,7 @@ from tests.programs import skip_without
 from tests.silent_proxy import SilentProxy
 from tests.test_cli import CLI
 
+pytestmark = pytest.mark.asyncio_loop  # as tests/test_demo.py: the nodes of a torture are started as those of the demo
 # --- The judge -------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pgleaderlock import suspend_aware_clock as clock
 
@@ -86,8 +86,7 @@ class _Side(asyncio.Protocol):
     other: "_Side | None" = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def pass_on(self, data: bytes) -> None:
         if self.other is not None and not self.other.transport.is_closing():
