@@ -1,6 +1,7 @@
 """Shared by all tests: a real PostgreSQL, virtual time on request, and no skipping in CI."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -218,6 +219,16 @@ def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path
         yield server, offset
     finally:
         server.stop("immediate")
+        _remove_what_faketime_leaves()
+
+
+def _remove_what_faketime_leaves() -> None:
+    """A process that is killed leaves the clock that it shared with its children, for the next that gets its id."""
+    for left in (*Path("/dev/shm").glob("faketime_shm_*"), *Path("/dev/shm").glob("sem.faketime_sem_*")):
+        pid = left.name.rpartition("_")[2]
+        if not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):  # of another user
+                left.unlink()
 
 
 _numbers = count(1)

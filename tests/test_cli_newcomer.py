@@ -218,10 +218,10 @@ def test_an_empty_file_names_nothing_to_run(write: Callable[[str], str], error: 
     assert "nothing to run" in said
 
 
-def test_a_file_of_alerts_alone_is_warned_of_only(write: Callable[[str], str], capsys: pytest.CaptureFixture[str]):
+def test_a_file_of_alerts_alone_is_for_alerts_export(write: Callable[[str], str], capsys: pytest.CaptureFixture[str]):
     alert = '[[alerts]]\nname = "a"\nseverity = "info"\ncondition = "up == 0"\nfor = "1m"\nsummary = "s"\n'
     assert invoke(["config", "check", "--config", write(alert)]) == exit_codes.CLEAN
-    assert "nothing to run" in capsys.readouterr().err
+    assert "Roles: none" in capsys.readouterr().out
 
 
 # --- What to do where the server answered ----------------------------------------------------------------------------

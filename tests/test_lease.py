@@ -351,9 +351,9 @@ async def until_answering(dsn: str) -> None:
 
 async def test_an_ordinary_role_may_lead(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
-    lock, heard = make_leased(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key)
+    lock, heard = make_leased(psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app"), key, lease_s=15.0)
     async with lock:
-        assert await lock.wait_for_leadership(10)
+        assert await lock.wait_for_leadership(60)
     assert heard.errors == []
 
 

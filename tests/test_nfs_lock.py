@@ -1375,10 +1375,10 @@ def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by
     folder = Folder(path)
     folder.make()
     (path / "claim|lock|old|1|1").write_bytes(b"")
-    time.sleep(0.05)
-    (path / "claim|lock|new|1|1").write_bytes(b"")
+    time.sleep(2.1)
     assert folder.tidy(is_local=False) == []
-    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", 0.02)
+    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", 2.0)
+    (path / "claim|lock|new|1|1").write_bytes(b"")
     assert folder.tidy(is_local=False) == ["claim|lock|old|1|1"]
 
 

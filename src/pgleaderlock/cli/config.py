@@ -149,11 +149,8 @@ def config_check(context: click.Context, *, config_file: Path | None, sets: tupl
         problems = getattr(error.__cause__, "problems", ())
     else:
         problems, doubtful = loaded.refused, list(loaded.doubtful)
-        unfit = _unfit_for_node(loaded)
-        if loaded.config.alerts:  # a file of alerts alone is for alerts export
-            doubtful += unfit
-        else:
-            problems = (*problems, *unfit)
+        if loaded.config.election.roles or not loaded.config.alerts:  # a file of alerts alone is for alerts export
+            problems = (*problems, *_unfit_for_node(loaded))
         roles = ", ".join(role.name for role in loaded.config.election.roles)
     if as_json:
         told = {"problems": _told(problems), "warnings": _told(doubtful)}
