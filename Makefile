@@ -51,10 +51,10 @@ SYSTEM_CERTS := import ssl; paths = ssl.get_default_verify_paths(); print(paths.
 run: .venv/.demo ## See a failover: a page with a leader, and buttons to kill, freeze and cut it off (ARGS="--no-browser")
 	@exec .venv/bin/pgleaderlock demo $(ARGS)
 
-# Nine at a time, on two cores too: most of what they do is wait. Files go in the order of tests/conftest.py, slow ones first.
-# What is to be rewritten for assertions is so once, and not by all nine at the same time.
+# Six at a time, on two cores too: most of what they do is wait. Files go in the order of tests/conftest.py, slow ones first.
+# What is to be rewritten for assertions is so once, and not by all six at the same time.
 PYTEST_PARALLEL = @[ -d .pycache ] || $(RUN) pytest --collect-only -qq >/dev/null; \
-	$(RUN) pytest --numprocesses=9 --dist=loadfile --no-loadscope-reorder
+	$(RUN) pytest --numprocesses=6 --dist=loadfile --no-loadscope-reorder
 test: setup ## Run the quick tests, in three minutes (ARGS="-k name" for some)
 	$(PYTEST_PARALLEL) -m "not slow and not proof" $(ARGS)
 
