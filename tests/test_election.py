@@ -1217,6 +1217,36 @@ async def test_a_lapsed_validity_that_a_renewal_extends_ends_the_wait_for_leader
         assert await election.wait_for_leadership(1)
 
 
+async def test_a_renewal_that_was_answered_too_late_to_be_followed_by_another_is_named_as_the_cause():
+    """Not a process that stood still: it needed no sleep to miss the little that was left."""
+    now = [0.0]
+
+    class Late(ScriptedBackend):
+        lease_s = 15.0
+        waits = 0
+
+        async def lost(self) -> Any:
+            self.waits += 1
+            if self.waits == 2:
+                now[0] = 0.2  # more than the answer has left
+            return await super().lost()
+
+    async def slowly() -> Grant:
+        await asyncio.sleep(4.9)
+        return leased_grant()  # as it was when the renewal was sent
+
+    election, _, heard = make_election(
+        Late(try_acquire=[leased_grant(), None], renew=[slowly]),
+        clock=lambda: asyncio.get_running_loop().time() + now[0],
+        health_interval_s=5.0,
+    )
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    [lost] = [event for event in heard.events if event.kind is EventKind.LOST]
+    assert lost.loss is LossCause.RENEW_TIMEOUT
+    assert "the renewal was answered too late" in str(lost.error)
+
+
 async def test_a_recovery_that_is_read_too_late_is_tried_again():
     now = [0.0]
 
