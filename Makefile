@@ -150,7 +150,7 @@ test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetche
 
 # Each in an environment of its own under .venv-pythons.
 PYTHONS ?= python3.11 python3.12 python3.13
-test-pythons: setup ## Run the tests with every Python that we support and that is on PATH (PYTHONS="python3.12 /path/to/python")
+test-pythons: setup ## Run test-all with every Python that we support and that is on PATH (PYTHONS="python3.12 /path/to/python")
 	@$(RUN) python tools/python_matrix.py --uv $(UV) $(PYTHONS) -- $(ARGS)
 
 bench: setup ## Measure ourselves against raw psycopg, and client-go if test-k8s has built it, as ratios taken in one run

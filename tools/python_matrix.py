@@ -1,4 +1,4 @@
-"""Run ``make test`` with each of several Python interpreters, in an environment of its own for each.
+"""Run ``make test-all`` with each of several Python interpreters, in an environment of its own for each.
 
     python3 tools/python_matrix.py --uv uv python3.12 python3.13                    those that are on PATH
     python3 tools/python_matrix.py --uv uv /opt/python/bin/python3.13 -- -k name    another; the rest goes to pytest
@@ -53,7 +53,7 @@ def _test(interpreter: Interpreter, uv: str, pytest_arguments: Sequence[str]) ->
     sync = [uv, "sync", "--frozen", "--quiet", "--all-extras", "--python", interpreter.path]
     # With a cache of its own, so that `--last-failed` runs what failed with this interpreter.
     words = shlex.join(["-o", f"cache_dir=.pytest_cache/{interpreter.version}", *pytest_arguments])
-    steps = (sync, ["make", "test", f"ARGS={words}"])
+    steps = (sync, ["make", "test-all", f"ARGS={words}"])
     return all(subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode == 0 for step in steps)
 
 
