@@ -199,6 +199,8 @@ def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_se
         process.wait_for("is frozen")
         [folder] = root.iterdir()
         assert _place.remove_orphans(root) == []  # somebody lives there
+        # The kernel wakes those who stand still when their group becomes an orphan, and not who is only told to.
+        eventually(lambda: any(map(stands_still, processes_of(folder / "nodes"))), "a node stands still")
         process.signal(signal.SIGKILL)
         process.wait()
     eventually(lambda: not processes_of(folder / "nodes"), "the nodes, also the one that is frozen, are gone")
@@ -208,6 +210,12 @@ def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_se
     monkeypatch.undo()
     assert _place.remove_orphans(root) == [folder]
     assert_nothing_is_left(root)
+
+
+def stands_still(pid: int) -> bool:
+    """Return whether all threads of this process are stopped."""
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def eventually(is_so: Any, what: str) -> None:
