@@ -251,7 +251,8 @@ async def test_a_node_whose_start_fails_half_way_stops_what_had_begun(
     postgres: Postgres, schema: str, monkeypatch: pytest.MonkeyPatch
 ):
     keys = in_election(roles=f"{NAME}/h1,{NAME}/h2", settle="0s")
-    node = Node(configured(**keys, registry__schema=schema, metrics__enabled="true", metrics__port=0), dsn=postgres.dsn)
+    metrics = {"metrics__enabled": "true", "metrics__port": 0, "metrics__prefix": "half_way"}  # of no other test
+    node = Node(configured(**keys, **metrics, registry__schema=schema), dsn=postgres.dsn)
     first, second = node.elections.values()
 
     async def fail() -> None:
