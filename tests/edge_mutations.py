@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
-_STARTED_AGAIN = (
-    "tests/test_group.py::test_a_start_while_the_last_run_still_notifies_its_listeners_leads_only_what_is_held"
-)
 _PLANTED = "tests/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
 
@@ -126,11 +123,6 @@ EDGE_MUTATIONS = (
         ("tests/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
     ),
     EdgeMutation(
-        "an ending signal comes with a SIGCONT", "supervise/supervisor.py",
-        "            ward.signal(signal.SIGCONT)  # a stopped command cannot obey\n", "            pass\n",
-        ("tests/test_supervise.py::test_a_stopped_command_is_woken_by_what_asks_it_to_end",),
-    ),
-    EdgeMutation(
         "a wrapper whose terminal is gone ends", "supervise/supervisor.py",
         "is_hung_up = number is signal.SIGHUP and self._terminal.is_gone", "is_hung_up = False",
         ("tests/test_exec_terminal.py::test_a_command_that_ignores_the_hang_up_is_killed_in_time",),
@@ -176,26 +168,6 @@ EDGE_MUTATIONS = (
         "        leaving = dict(self._leaving)  # kept until it is done: who asks again meanwhile waits for it\n",
         "        leaving, self._leaving = self._leaving, {}\n",
         ("tests/test_group.py::test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free",),
-    ),
-    EdgeMutation(
-        "what a run that ended has left held is not what a later run leads with", "group.py",
-        """\
-        if self._running in (None, run):
-            self._group.give_up(self._key)
-
-    @property
-    def is_over(self) -> bool:
-        \"""Whether no run is left, also none that is stopped and still notifies its listeners.\"""
-        return self._running is None or self._running.loop.is_closed()
-""",
-        """\
-        self._group.give_up(self._key)
-
-    @property
-    def is_over(self) -> bool:
-        return self.state.value == "stopped"
-""",
-        tuple(f"{_STARTED_AGAIN}[{seed}]" for seed in range(4)),
     ),
     # The end of a session shows before its locks are free.
     EdgeMutation(
