@@ -19,6 +19,7 @@ import pytest
 
 from pgleaderlock.embedded import Server
 from pgleaderlock.keys import LockKey
+from pgleaderlock.supervise import family
 from pgleaderlock.testing import VirtualTimeLoop
 from tests import event_loops
 from tests.programs import find_program, skip_without, summary
@@ -165,6 +166,13 @@ def _signals_as_before() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _adopts_no_orphans() -> Iterator[None]:
+    """A supervisor in this process makes it the parent of all later orphans, and the kernel does not wake those."""
+    yield
+    family._prctl(family._PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture(scope="session")
