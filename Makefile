@@ -61,7 +61,7 @@ test: setup ## Run the quick tests, in three minutes (ARGS="-k name" for some)
 test-all: setup ## Run the slow tests too: real leases that run out, demos, browsers, frameworks
 	$(PYTEST_PARALLEL) -m "not proof" $(ARGS)
 
-proofs: setup ## Run the tests that take long: mutations, fuzzing, every interleaving, weathers, crowds of processes
+proofs: setup ## Run the tests that take long: mutations, fuzzing, every interleaving, fault profiles, crowds of processes
 	$(RUN) pytest --numprocesses=3 --dist=loadgroup -m proof $(ARGS)
 
 test-again: setup ## Run once more, one at a time, the tests that failed last
@@ -85,7 +85,7 @@ types: setup
 imports: setup
 	$(RUN) lint-imports
 
-simulate: setup ## Elections in bad weather on virtual time, on every store (SEEDS=100; ARGS="--first 1000" for new ones)
+simulate: setup ## Elections under faults on virtual time, on every store (SEEDS=100; ARGS="--first 1000" for new ones)
 	$(RUN) python -m pgleaderlock.testing.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 exhaust: setup ## See every interleaving of a few nodes and faults (ARGS="--nodes 2 --faults 2", or ARGS=--mutations)

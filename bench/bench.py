@@ -26,15 +26,17 @@ from pathlib import Path
 
 import psycopg
 
-from contenders import Contenders, bare_command, our_command, replace_in_turns, url_of
+from candidates import Candidates, bare_command, our_command, replace_in_turns, url_of
 from file_locks import bench_file_locks
 from groups import bench_groups
-from pgleaderlock import FixedInterval, Grant, LeaderLock, LockKey, suspend_aware_clock
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.plain import PlainLockBackend
-from pgleaderlock.backends.postgres import Lease, PostgresBackend
-from pgleaderlock.embedded import Server
+from pgleaderlock import FixedInterval, LeaderLock, LockKey
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.models import Grant
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.plain import PlainLockBackend
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.testing.embedded import Server
 from reporting import report
 from stores import bench_stores
 
@@ -120,7 +122,7 @@ async def bench_acquire_release(dsn: str, rounds: int) -> None:
 
 
 def bench_failover(dsn: str, rounds: int) -> None:
-    with Contenders(our_command(url_of("postgresql", dsn))) as ours, Contenders(bare_command(dsn)) as floor:
+    with Candidates(our_command(url_of("postgresql", dsn))) as ours, Candidates(bare_command(dsn)) as floor:
         for what, by_kill in (("failover by kill -9, 2 followers", True), ("hand-over by shutdown", False)):
             mine, theirs = map(statistics.median, replace_in_turns([ours, floor], rounds, by_kill=by_kill))
             report(what, mine, theirs, "ms", "floor: bare pg_advisory_lock")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = ["bench_file_locks"]
 
-LIBRARIES = ("pgleaderlock.nfs", "flufl.lock", "filelock")
+LIBRARIES = ("pgleaderlock.stores.nfs", "flufl.lock", "filelock")
 
 # A process that does as it is told, and says when it has.
 _WORKER = """
@@ -31,7 +31,7 @@ def make(library, path, lifetime):
         from flufl.lock import Lock
         lock = Lock(path, lifetime=max(1, round(lifetime)))
     else:
-        from pgleaderlock.nfs import Lock
+        from pgleaderlock.stores.nfs import Lock
         lock = Lock(path, lifetime=lifetime)
     return lock, lock.lock, lock.unlock
 

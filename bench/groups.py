@@ -5,6 +5,7 @@ start until it leads every role, then while nothing happens.
 """
 
 import asyncio
+import gc
 import json
 import resource
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import psycopg
 
 from pgleaderlock import Election, LeaderGroup, LeaderLock
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 
 IDLE_S = 5.0
 LEASE_S = 15.0
@@ -44,10 +45,12 @@ async def lead(dsn: str, count: int, *, grouped: bool) -> dict[str, float]:
         elections = [LeaderLock(dsn, role=name, lease_s=LEASE_S, settle_s=0) for name in names]
         for election in elections:
             election.on_acquired(note)
+    gc.collect()  # or a collection of what was made before falls into what is measured, or not, by chance
     began = time.perf_counter()
     await (group.start() if group is not None else asyncio.gather(*(election.start() for election in elections)))
-    while not all(election.is_leader for election in elections):  # noqa: ASYNC110 - it is what is measured
-        await asyncio.sleep(0.01)
+    for election in elections:  # each is asked until it leads, and then no more: asking has a cost of its own
+        while not election.is_leader:  # noqa: ASYNC110 - it is what is measured
+            await asyncio.sleep(0.01)
     led_ms = (time.perf_counter() - began) * 1e3
     await all_lead.wait()
     told_ms = (time.perf_counter() - began) * 1e3

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import k8s_idle
-from contenders import Command, Contenders, our_command
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import read_kubeconfig
+from candidates import Candidates, Command, our_command
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import read_kubeconfig
 from reporting import report
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def main() -> None:
     if peer is None:
         print("Kubernetes: left out, $PGLEADERLOCK_K8S_PEER is not client-go's elector. `make test-k8s` builds one")
         return
-    os.environ["KUBECONFIG"] = server  # where our own contenders look
+    os.environ["KUBECONFIG"] = server  # where our own candidates look
     bench = Bench(server, peer)
     print("pgleaderlock beside client-go's leaderelection, on one API server (k8s_server.py's has etcd without fsync)")
     print("  2 followers, lease 15 s; ours watches and renews every 5 s; client-go has RetryPeriod 2 s, jitter 1.2 and")
@@ -92,9 +92,9 @@ class Bench:
         alone for two rounds after its newcomer's start.
         """
         with ExitStack() as stack:
-            ours = stack.enter_context(Contenders(our_command(_url("hand-over"))))
+            ours = stack.enter_context(Candidates(our_command(_url("hand-over"))))
             theirs = [
-                stack.enter_context(Contenders(self._peer_command(f"hand-over-peer-{n}", *PEER_DEFAULTS)))
+                stack.enter_context(Candidates(self._peer_command(f"hand-over-peer-{n}", *PEER_DEFAULTS)))
                 for n in range(3)
             ]
             request = stack.enter_context(Request(self._server, _name("hand-over")))
@@ -110,8 +110,8 @@ class Bench:
     def take_over(self) -> None:
         """Time what a crash costs: about a lease on either side, so both wait for theirs at the same time."""
         with (
-            Contenders(our_command(_url("take-over"), SHORT_LEASE_S, SHORT_HEALTH_S)) as ours,
-            Contenders(self._peer_command("take-over-peer", *PEER_SHORT)) as theirs,
+            Candidates(our_command(_url("take-over"), SHORT_LEASE_S, SHORT_HEALTH_S)) as ours,
+            Candidates(self._peer_command("take-over-peer", *PEER_SHORT)) as theirs,
             ThreadPoolExecutor() as pool,
         ):
             times = []

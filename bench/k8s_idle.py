@@ -16,9 +16,9 @@ from pathlib import Path
 
 import httpx
 
-from contenders import Command
+from candidates import Command
 from pgleaderlock import Election, RetryContext, open_backend
-from pgleaderlock.backends.kubernetes.config import Cluster, read_kubeconfig
+from pgleaderlock.stores.kubernetes.config import Cluster, read_kubeconfig
 
 __all__ = ["CannotCountError", "requests_per_s"]
 

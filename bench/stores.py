@@ -1,6 +1,6 @@
 """How long a hand-over takes on each store: from SIGTERM at the leader to the next one's ``on_acquired``.
 
-Each contender is a process of its own, as in production, except in memory. Kubernetes is in ``k8s.py``.
+Each candidate is a process of its own, as in production, except in memory. Kubernetes is in ``k8s.py``.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from contenders import Contenders, our_command, replace_in_turns, url_of
+from candidates import Candidates, our_command, replace_in_turns, url_of
 from pgleaderlock import Election, open_backend
 
 __all__ = ["bench_stores"]
@@ -36,7 +36,7 @@ def between_processes(dsn: str, rounds: int) -> dict[str, list[float]]:
             "file://": (Path(folder) / "lock").as_uri(),
             "nfs://, on a local disk": f"nfs://{folder}/shared",
         }
-        sides = [stack.enter_context(Contenders(our_command(url))) for url in urls.values()]
+        sides = [stack.enter_context(Candidates(our_command(url))) for url in urls.values()]
         return dict(zip(urls, replace_in_turns(sides, rounds, by_kill=False), strict=True))
 
 
@@ -44,13 +44,13 @@ async def in_memory(rounds: int) -> list[float]:
     """Three elections on one event loop; whoever hands over comes back as a follower."""
     acquired: asyncio.Queue[tuple[Election, float]] = asyncio.Queue()
 
-    def contender() -> Election:
+    def candidate() -> Election:
         election = Election(open_backend("memory://bench"))
         election.on_acquired(lambda: acquired.put_nowait((election, time.perf_counter())))
         return election
 
     times: list[float] = []
-    async with contender() as first, contender(), contender():
+    async with candidate() as first, candidate(), candidate():
         leader = first
         await acquired.get()
         for _ in range(rounds):

@@ -10,7 +10,7 @@ import asyncio
 import os
 
 from pgleaderlock import LeaderLock
-from pgleaderlock.embedded import shared_server
+from pgleaderlock.testing.embedded import shared_server
 
 TURN_S = float(os.environ.get("TURN_S", "5"))
 

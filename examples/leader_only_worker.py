@@ -11,7 +11,7 @@ import os
 import signal
 
 from pgleaderlock import LeaderLock, Term
-from pgleaderlock.embedded import shared_server
+from pgleaderlock.testing.embedded import shared_server
 
 TICK_S = 0.2
 

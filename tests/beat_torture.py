@@ -21,7 +21,7 @@ from pathlib import Path
 
 import redis
 
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import free_port
 from tests.torture import Overlap, find_overlaps
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock.embedded import Server
-from pgleaderlock.keys import LockKey
-from pgleaderlock.supervise import family
+from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.testing import VirtualTimeLoop
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.exec import family
 from tests import event_loops
 from tests.programs import find_program, skip_without, summary
 from tests.servers import QuickServer
@@ -212,7 +212,7 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture
 def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path]]:
     """A server whose time of day is what a file says: ``+3600`` is an hour ahead."""
-    from pgleaderlock.torture import WallClock, why_clocks_cannot_jump
+    from pgleaderlock.testing.torture import WallClock, why_clocks_cannot_jump
 
     skip_without("libfaketime")
     if why := why_clocks_cannot_jump(server_folder_root):

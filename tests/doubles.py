@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pgleaderlock import Event, EventKind, FixedInterval, Grant, Holder, LeaderLock, LockState, PgLeaderLockError
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.election import Election
+from pgleaderlock import Event, EventKind, FixedInterval, LeaderLock, LockState, PgLeaderLockError
+from pgleaderlock.engine.election import Election
+from pgleaderlock.models import Grant, Holder
+from pgleaderlock.stores.base import Backend
 
 
 class Hang:

@@ -39,45 +39,45 @@ class EdgeMutation:
 EDGE_MUTATIONS = (
     # No function of a stranger runs with our rights.
     EdgeMutation(
-        "the search_path is pinned", "backends/_search_path.py",
+        "the search_path is pinned", "postgres/_search_path.py",
         "'search_path', 'pg_catalog, pg_temp', {is_local}", "'search_path', current_setting('search_path'), {is_local}",
         (f"{_PLANTED}[public first-a_lock_and_its_status]",),
     ),
     EdgeMutation(
-        "the tables of a stranger are refused", "backends/_ownership.py",
+        "the tables of a stranger are refused", "postgres/_ownership.py",
         "    return _PROBLEMS.format(schema=schema, tables=_listed(tables), owner=check_owner(owner) or \"\")",
         "    return \"'{}'::text[]\"",
         ("tests/test_ownership.py::test_a_foreign_key_from_a_stranger_s_table_is_refused",),
     ),
     # No HTTP client can depose a leader.
     EdgeMutation(
-        "HTTP connections stay below the limit of descriptors", "_http/_limits.py",
+        "HTTP connections stay below the limit of descriptors", "ops/http/_limits.py",
         "min(most_connections, available // _SHARE)", "most_connections",
         ("tests/test_http.py::test_a_server_leaves_most_descriptors_to_the_rest_of_the_process",),
     ),
     EdgeMutation(
-        "a connection without a request is closed in time", "_http/_waiting_room.py",
+        "a connection without a request is closed in time", "ops/http/_waiting_room.py",
         "                if visitor.since > ended:\n                    break\n", "                break\n",
         ("tests/test_http.py::test_bytes_that_come_one_by_one_extend_no_deadline",),
     ),
     EdgeMutation(
-        "what clients do is logged once a minute", "_http/_rare_log.py",
+        "what clients do is logged once a minute", "ops/http/_rare_log.py",
         "            self._next_at[event] = now + EVERY_S\n", "",
         ("tests/test_http.py::test_a_log_line_about_clients_comes_once_a_minute_with_a_count",),
     ),
     EdgeMutation(
-        "an operator's request is answered before those of anonymous clients", "_http/_waiting_room.py",
+        "an operator's request is answered before those of anonymous clients", "ops/http/_waiting_room.py",
         "        if visit is Visit.OPERATOR:\n", "        if visit is None:\n",
         ("tests/test_http.py::test_without_processor_time_an_anonymous_request_waits_and_an_operators_does_not",),
     ),
     EdgeMutation(
-        "anonymous clients leave connections free for operators", "_http/_limits.py",
+        "anonymous clients leave connections free for operators", "ops/http/_limits.py",
         "        most_anonymous=most * 3 // 4,\n        most_streams=most // 2,\n",
         "        most_anonymous=most,\n        most_streams=most,\n",
         ("tests/test_http.py::test_anonymous_streams_have_fewer_places_than_there_are_and_an_operator_has_one",),
     ),
     EdgeMutation(
-        "HTTP has a thread and an event loop of its own", "_http/_server.py",
+        "HTTP has a thread and an event loop of its own", "ops/http/_server.py",
         """\
         self._loop = asyncio.new_event_loop()
         self._ended: Future[None] = Future()
@@ -101,34 +101,34 @@ EDGE_MUTATIONS = (
     ),
     # Only those who may, can ask a leader to step down.
     EdgeMutation(
-        "one ask per lease is obeyed", "registry/_asks.py",
+        "one ask per lease is obeyed", "ops/registry/_asks.py",
         "ask.since_obeyed_s is None or ask.since_obeyed_s >= lease_s", "True",
         ("tests/test_asks.py::test_verdicts",),
     ),
     EdgeMutation(
-        "an ask of a stranger is refused", "registry/_asks.py",
+        "an ask of a stranger is refused", "ops/registry/_asks.py",
         "refusal = ask.objection or _refusal(", "refusal = _refusal(",
         ("tests/test_asks.py::test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are_not",),
     ),
     # A pooler that shares sessions is refused.
     EdgeMutation(
-        "a second client shows that a pooler lends our session", "backends/_pooler.py",
+        "a second client shows that a pooler lends our session", "postgres/_pooler.py",
         "if (lent := await _pid_of(rival, _BEGIN)) == pid:", "if (lent := await _pid_of(rival, _BEGIN)) == 0:",
         ("tests/test_pooler.py::test_a_process_that_is_lent_to_a_second_client_is_not_ours",),
     ),
     # exec.
     EdgeMutation(
-        "the guardian wakes a stopped command to ask it to end", "supervise/guardian.py",
+        "the guardian wakes a stopped command to ask it to end", "work/exec/guardian.py",
         "        self._signal_group(signal.SIGCONT)  # who is stopped cannot obey\n", "",
         ("tests/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
     ),
     EdgeMutation(
-        "a wrapper whose terminal is gone ends", "supervise/supervisor.py",
+        "a wrapper whose terminal is gone ends", "work/exec/supervisor.py",
         "is_hung_up = number is signal.SIGHUP and self._terminal.is_gone", "is_hung_up = False",
         ("tests/test_exec_terminal.py::test_a_command_that_ignores_the_hang_up_is_killed_in_time",),
     ),
     EdgeMutation(
-        "a guardian may miss one renewal", "supervise/ward.py",
+        "a guardian may miss one renewal", "work/exec/guardian_client.py",
         "_MOST_UNANSWERED = 2", "_MOST_UNANSWERED = 0",
         ("tests/test_supervise.py::test_a_guardian_that_misses_one_renewal_goes_on",),
     ),
@@ -141,45 +141,45 @@ EDGE_MUTATIONS = (
     ),
     # Locks in files.
     EdgeMutation(
-        "a leader renews in place on a full disk", "backends/_file_folder.py",
+        "a leader renews in place on a full disk", "stores/file/_folder.py",
         "        if record is None or not record.is_open:\n            return None\n", "        return None\n",
         ("tests/test_file_full_disk.py::test_a_leader_renews_and_releases_where_no_file_can_grow",),
     ),
     EdgeMutation(
-        "a far number counts only with its term", "backends/_file_folder.py",
+        "a far number counts only with its term", "stores/file/_folder.py",
         "number <= COUNTED_BY_NAME or self._is_far_term(number)", "True",
         ("tests/test_stray_numbers.py::test_a_copy_of_a_term_is_no_term",),
     ),
     EdgeMutation(
-        "an epoch on NFS is looked at again before the next", "backends/nfs.py",
+        "an epoch on NFS is looked at again before the next", "stores/nfs/backend.py",
         "self._is_unchanged(replacing) and term.take", "term.take",
         ("tests/test_nfs_store.py::test_an_epoch_that_was_renewed_since_it_was_read_is_not_replaced",),
     ),
     # A lock is not pickled.
     EdgeMutation(
-        "a lock refuses to be pickled", "_checks.py",
+        "a lock refuses to be pickled", "_base/checks.py",
         "    raise TypeError(\n        f\"{type(self).__name__} cannot be pickled or copied",
         "    raise ValueError(\n        f\"{type(self).__name__} cannot be pickled or copied",
         ("tests/test_pickling.py::test_it_is_refused_with_what_to_do_instead",),
     ),
     # A group leads only what is held.
     EdgeMutation(
-        "a group frees each lock once", "backends/group.py",
-        "        leaving = dict(self._leaving)  # kept until it is done: who asks again meanwhile waits for it\n",
+        "a group frees each lock once", "postgres/group.py",
+        "        leaving = dict(self._leaving)  # kept until done: a second release of a key waits for this one\n",
         "        leaving, self._leaving = self._leaving, {}\n",
         ("tests/test_group.py::test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free",),
     ),
     # The end of a session shows before its locks are free.
     EdgeMutation(
-        "the announcement of an end is seen at the socket", "backends/_hangup.py",
+        "the announcement of an end is seen at the socket", "postgres/_hangup.py",
         "bool(seen[0][1] & _END) or announce_end(_peek(number))", "bool(seen[0][1] & _END)",
         ("tests/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
     ),
     EdgeMutation(
-        "a lock session hears no notifications", "backends/pair.py",
-        "            await prepare(admitted.session)\n",
-        "            await prepare(admitted.session)\n"
-        "            if self._channel is not None:\n                await admitted.session.listen(self._channel)\n",
+        "a lock session hears no notifications", "postgres/pair.py",
+        "            await prepare(ready.session)\n",
+        "            await prepare(ready.session)\n"
+        "            if self._channel is not None:\n                await ready.session.listen(self._channel)\n",
         ("tests/test_group.py::test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session",),
     ),
 )  # fmt: skip

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import psycopg
 
-from pgleaderlock.backends._pg_status import look_at_lock
-from pgleaderlock.embedded import Server
-from pgleaderlock.keys import LockKey
-from pgleaderlock.supervise import family
+from pgleaderlock.postgres._status import look_at_lock
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.exec import family
 from tests.conftest import free_port
 from tests.silent_proxy import SilentProxy
 from tests.terminals import until

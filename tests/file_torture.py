@@ -4,13 +4,13 @@
 
 Four rounds, each of which can be left out (``--only``):
 
-- ``group``: so many contenders. Each samples its token about every millisecond in a thread of its own and writes the
+- ``group``: so many candidates. Each samples its token about every millisecond in a thread of its own and writes the
   intervals in which it led into a memory-mapped file, where they outlive a kill -9. Meanwhile processes are killed and
   frozen, and the leader in particular. No two may lead at once, and tokens must grow from leader to leader.
 - ``kills``: a leader that renews without a pause is killed -9 at a random instant, 300 times. The record is never
   unreadable, nobody leads before the leader is dead, and the take-over is timed.
-- ``simulate``: contenders in threads that take turns, at random, at every single step on the files and every look at
-  the clock, which is virtual. So a contender can be frozen between any two steps, for any time, and is killed there.
+- ``simulate``: candidates in threads that take turns, at random, at every single step on the files and every look at
+  the clock, which is virtual. So a candidate can be frozen between any two steps, for any time, and is killed there.
   The disk is full now and then.
 - ``full``: a small group on a file system of a few pages (root mounts it), which is full most of the time. The same is
   looked for; and whoever leads when it becomes full, and is not harmed, leads until there is room again.
@@ -36,14 +36,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pgleaderlock._files.descriptor import Descriptor
-from pgleaderlock.backends import _file_record
-from pgleaderlock.backends._file_folder import Draft, Live
-from pgleaderlock.backends.file import FileStore, open_file
-from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Grant
-from pgleaderlock.torture._belief import make_belief_file, read_beliefs
+from pgleaderlock.stores.file import _record as _file_record
+from pgleaderlock.stores.file._folder import Draft, Live
+from pgleaderlock.stores.file.backend import FileStore, open_file
+from pgleaderlock.stores.record import RecordBackend
+from pgleaderlock.testing.torture._claim import make_claim_file, read_claims
 from tests.torture import find_overlaps
 
 LEASE_S = 1.5
@@ -52,9 +52,10 @@ LEASE_S = 1.5
 _NURSERY = """
 import asyncio, ctypes, json, logging, os, signal, sys, threading, time
 from pathlib import Path
-from pgleaderlock import Election, FixedInterval, suspend_aware_clock as clock
-from pgleaderlock.backends.file import open_file
-from pgleaderlock.torture._belief import sample_forever
+from pgleaderlock import Election, FixedInterval
+from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.stores.file.backend import open_file
+from pgleaderlock.testing.torture._claim import sample_forever
 
 async def take_part(path, samples, lease_s):
     election = Election(open_file(path, lease_s=lease_s), health_interval_s=lease_s / 3,
@@ -88,14 +89,14 @@ while line := sys.stdin.readline():
 
 
 class Nursery:
-    """Where contenders come from. They are not our children: what became of them is asked for."""
+    """Where candidates come from. They are not our children: what became of them is asked for."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", _NURSERY]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def start(self, name: str, *arguments: object, lines: int = 1) -> list[str]:
-        """Start a contender, and return the lines that are said of it and by it, in any order."""
+        """Start a candidate, and return the lines that are said of it and by it, in any order."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
@@ -108,7 +109,7 @@ class Nursery:
 
 
 def kill(pid: int) -> None:
-    """Kill a contender, and wait until it is gone."""
+    """Kill a candidate, and wait until it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
         while True:
@@ -121,7 +122,7 @@ def kill(pid: int) -> None:
 
 @dataclass
 class Member:
-    """One contender, and those before it in its place."""
+    """One candidate, and those before it in its place."""
 
     nursery: Nursery
     folder: Path
@@ -133,7 +134,7 @@ class Member:
 
     def start(self) -> None:
         path = self.folder / f"{self.name}-{len(self.files)}"
-        make_belief_file(path)
+        make_claim_file(path)
         self.files.append(path)
         said = self.nursery.start("take_part", str(self.record), str(path), LEASE_S)
         self.pid = int(said[0].split()[1])
@@ -156,7 +157,7 @@ class Member:
         return [
             (began_at, seen_at, path.name, token)
             for path in self.files
-            for began_at, seen_at, token in read_beliefs(path)
+            for began_at, seen_at, token in read_claims(path)
         ]
 
 
@@ -434,42 +435,42 @@ def torture_by_kills(times: int, seed: int) -> None:
 
 
 class Killed(BaseException):
-    """Where a contender ended."""
+    """Where a candidate ended."""
 
 
 class Simulation:
-    """Contenders that take turns at every step, in an order that the seed decides, on a virtual clock."""
+    """Candidates that take turns at every step, in an order that the seed decides, on a virtual clock."""
 
     STEPS = (
         *("read", "terms", "is_free", "is_in_place", "draft", "claim", "publish", "overwrite", "_is_at", "remove"),
         *("collect", "_remove"),
     )
 
-    def __init__(self, record: Path, seed: int, contenders: int = 4) -> None:
+    def __init__(self, record: Path, seed: int, candidates: int = 4) -> None:
         self.record = record
         if seed % 2:
             record.with_name("leader.json.live.999999999999999999").touch()  # a stray file, which must stop nothing
         self.rng = random.Random(seed)
         self.now = 1000.0
-        self.contenders = [Contender(self, number) for number in range(contenders)]
+        self.candidates = [Candidate(self, number) for number in range(candidates)]
         self.back = threading.Semaphore(0)
         self.terms: list[int] = []
         self.overlaps: list[str] = []
-        self.frozen: dict[Contender, int] = {}
+        self.frozen: dict[Candidate, int] = {}
         self.is_full = False
         self.overwritten = 0
 
     def run(self, steps: int) -> None:
-        for contender in self.contenders:
-            contender.start()
+        for candidate in self.candidates:
+            candidate.start()
         for step in range(steps):
             self._disturb(step)
-            ready = [each for each in self.contenders if self.frozen.get(each, 0) <= step]
+            ready = [each for each in self.candidates if self.frozen.get(each, 0) <= step]
             if ready:
                 self.rng.choice(ready).take_a_step()
             self._check(step)
-        for contender in self.contenders:
-            contender.kill()
+        for candidate in self.candidates:
+            candidate.kill()
 
     def _disturb(self, step: int) -> None:
         chance = self.rng.random()
@@ -477,26 +478,26 @@ class Simulation:
         if chance < 0.03:
             self.now += self.rng.uniform(0.1, 1.2) * LEASE_S
         elif chance < 0.06:
-            self.frozen[self.rng.choice(self.contenders)] = step + self.rng.randrange(5, 100)
+            self.frozen[self.rng.choice(self.candidates)] = step + self.rng.randrange(5, 100)
         elif chance < 0.07:
             self.is_full = not self.is_full
         elif chance < 0.075:
-            self._replace(self.rng.choice(self.contenders))
+            self._replace(self.rng.choice(self.candidates))
 
-    def _replace(self, contender: "Contender") -> None:
-        contender.kill()
-        index = self.contenders.index(contender)
-        self.contenders[index] = Contender(self, contender.number + len(self.contenders))
-        self.contenders[index].start()
+    def _replace(self, candidate: "Candidate") -> None:
+        candidate.kill()
+        index = self.candidates.index(candidate)
+        self.candidates[index] = Candidate(self, candidate.number + len(self.candidates))
+        self.candidates[index].start()
 
     def _check(self, step: int) -> None:
-        leaders = [each for each in self.contenders if each.believes(self.now)]
+        leaders = [each for each in self.candidates if each.believes(self.now)]
         if len(leaders) > 1:
             self.overlaps.append(f"step {step}: {[(each.number, each.grant) for each in leaders]}")
 
 
-class Contender:
-    """A contender in a thread that runs only when it is its turn."""
+class Candidate:
+    """A candidate in a thread that runs only when it is its turn."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         self._simulation = simulation

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pgleaderlock.backends.base import Backend
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Grant
-from pgleaderlock.nfs import LockError as NfsLockError
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.nfs import LockError as NfsLockError
 
 SECRET = "s3cr3t-pw"
 LONGEST_MESSAGE = 2000
@@ -194,10 +194,10 @@ async def asked(attempt: Awaitable[Grant | None]) -> Grant | None:
     return None
 
 
-async def play(make_contender: Callable[[], Backend], clock: Clock, harm: Callable[[], None]) -> None:
+async def play(make_candidate: Callable[[], Backend], clock: Clock, harm: Callable[[], None]) -> None:
     """Harm the record of a lock that is held, and look who believes what, from then on until long after the lease."""
     async with contextlib.AsyncExitStack() as stack:
-        holder, follower, newcomer = [await opened(stack, make_contender) for _ in range(3)]
+        holder, follower, newcomer = [await opened(stack, make_candidate) for _ in range(3)]
         held = await holder.try_acquire()
         assert held is not None
         assert held.token is not None
@@ -221,8 +221,8 @@ async def play(make_contender: Callable[[], Backend], clock: Clock, harm: Callab
                     return
 
 
-async def opened(stack: contextlib.AsyncExitStack, make_contender: Callable[[], Backend]) -> Backend:
-    contender = make_contender()
-    stack.push_async_callback(contender.close)
-    await contender.open()
-    return contender
+async def opened(stack: contextlib.AsyncExitStack, make_candidate: Callable[[], Backend]) -> Backend:
+    candidate = make_candidate()
+    stack.push_async_callback(candidate.close)
+    await candidate.open()
+    return candidate

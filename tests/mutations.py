@@ -1,4 +1,4 @@
-"""The product with one mechanism taken out, and the weather in which the simulation must miss it.
+"""The product with one mechanism taken out, and the profile in which the simulation must miss it.
 
     python -m tests.mutations [WORD ...]   look for the first seed that finds each, and tell how it ended
 
@@ -14,23 +14,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from pgleaderlock import Election, Grant, LockState
-from pgleaderlock._sighting import Sighting
-from pgleaderlock.backends import _keys_sql, _sql, base, leased, terms
-from pgleaderlock.backends._file_folder import Folder
-from pgleaderlock.backends._server_start import ServerStart
-from pgleaderlock.backends.group import CHANNEL, Group
-from pgleaderlock.backends.kubernetes.api import LeaseObject
-from pgleaderlock.backends.kubernetes.lease import read_lease
-from pgleaderlock.backends.kubernetes.store import LeaseStore
-from pgleaderlock.backends.leased import LeasedLockBackend
-from pgleaderlock.backends.pair import SessionPair, Validity
-from pgleaderlock.backends.record import Claim, Record, RecordBackend
-from pgleaderlock.causes import LossCause
+from pgleaderlock import Election, LockState
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.keys import LockKey
+from pgleaderlock.models import Grant
+from pgleaderlock.postgres import _keys_sql, _sql, advisory, terms
+from pgleaderlock.postgres._server_start import ServerStart
+from pgleaderlock.postgres.advisory import LeasedLockBackend
+from pgleaderlock.postgres.group import CHANNEL, Group
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.pair import SessionPair, Validity
+from pgleaderlock.stores import base
+from pgleaderlock.stores.file._folder import Folder
+from pgleaderlock.stores.kubernetes.api import LeaseObject
+from pgleaderlock.stores.kubernetes.lease import read_lease
+from pgleaderlock.stores.kubernetes.store import LeaseStore
+from pgleaderlock.stores.lease_observation import LeaseObservation
+from pgleaderlock.stores.record import Claim, Record, RecordBackend
 from pgleaderlock.testing import SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORES, STORM, WEATHERS, Store, Weather
+from pgleaderlock.testing.simulation import FAULT_PROFILES, STORES, STORM, FaultProfile, Store
 
 Patch = Callable[[ExitStack], None]
 
@@ -47,7 +49,7 @@ class Mutation:
     """The kind of failure."""
     take_out: Patch
     store: Store = STORES["postgres"]
-    weather: Weather = STORM
+    profile: FaultProfile = STORM
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -59,13 +61,13 @@ class Mutation:
         """Return how it ended, if it did."""
         with self.applied():
             try:
-                simulate(seed, weather=self.weather, store=self.store, hours=0.5)
+                simulate(seed, profile=self.profile, store=self.store, hours=0.5)
             except SimulationFailed as failure:
                 return failure
         return None
 
 
-def only(*faults: str, **changes: Any) -> Weather:
+def only(*faults: str, **changes: Any) -> FaultProfile:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), **changes)
 
 
@@ -123,7 +125,7 @@ async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
 
 async def confirm_at_once(self: LeasedLockBackend, token: int) -> Grant:
     self._pair.held.add(self._key)
-    if await self._pair.take_witnesses([self._key]):
+    if await self._pair.take_witness_locks([self._key]):
         await self._queue_for_witness(self._clock() + self._lease.lease_s)
     self._pair.validity.extend(self._lease, self._clock())
     self._term = token
@@ -252,7 +254,7 @@ async def make_ready_anywhere(self: terms.Terms, session: Any) -> bool:
 _make_ready = terms.Terms.make_ready
 
 
-def over_as_soon_as_seen(self: Sighting) -> float:
+def over_as_soon_as_seen(self: LeaseObservation) -> float:
     return self._seen_at
 
 
@@ -278,65 +280,65 @@ _NO_LOOK = replaced(SessionPair, "valid_until", valid_without_a_look)
 SESSION_PROTOCOL = (
     Mutation("validity counts from sending", "two_leaders",
              both(replaced(SessionPair, "_renew", renew_from_arrival), _NO_LOOK),
-             weather=only("late_answers_and_freeze", lasts=1.5, slow_share=0.0)),
+             profile=only("late_answers_and_freeze", lasts=1.5, slow_share=0.0)),
     Mutation("the witness", "two_leaders", nothing, _ALONE, only("ambush", "kill_session")),
     Mutation("a silent witness is not closed", "two_leaders",
              both(replaced(SessionPair, "_note_witness_end", replace_a_slow_witness),
                   replaced(SessionPair, "_try_witness", ask_witness_briefly), _NO_LOOK),
-             weather=only("late_answers_and_kill", every=1.3, slow_share=0.0)),
+             profile=only("late_answers_and_kill", every=1.3, slow_share=0.0)),
     Mutation("no validity is added without a witness", "two_leaders",
              replaced(SessionPair, "_replace_witness", pretend_to_replace),
-             weather=only("kill_session", "ambush", every=0.6)),
+             profile=only("kill_session", "ambush", every=0.6)),
     Mutation("a restart is waited out", "two_leaders", nothing, store("postgres", settle_s=0.0),
              only("cut_and_restart")),
     Mutation("a crash recovery is a restart", "two_leaders",
              without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"),
-             weather=only("cut_and_crash", "crash", every=1.0)),
+             profile=only("cut_and_crash", "crash", every=1.0)),
     Mutation("a silent session is ended", "nobody",
              both(replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
                   replaced(_keys_sql, "_idle_limit", lambda *_: "")),
-             weather=only("freeze", "host_crash", every=10.0, lasts=40.0)),
+             profile=only("freeze", "host_crash", every=10.0, lasts=40.0)),
     Mutation("both sessions are watched while one is replaced", "two_leaders",
              both(replaced(SessionPair, "_note_lock_end", note_at_rest),
                   replaced(SessionPair, "_replace_witness", replace_unwatched),
                   replaced(SessionPair, "valid_until", valid_without_a_look)),
-             weather=only("end_apart", every=3.0, slow_share=0.0)),
+             profile=only("end_apart", every=3.0, slow_share=0.0)),
     Mutation("a leader without sessions leaves at once, also while it replaces one", "told_late",
              both(replaced(SessionPair, "_note_lock_end", note_at_rest),
                   replaced(SessionPair, "_replace_witness", replace_unwatched)),
-             weather=only("end_apart", every=3.0, slow_share=0.0)),
+             profile=only("end_apart", every=3.0, slow_share=0.0)),
     Mutation("is_leader looks at the socket", "two_leaders",
              replaced(SessionPair, "valid_until", valid_without_a_look),
-             weather=only("frozen_end_both", every=3.0, slow_share=0.0)),
+             profile=only("frozen_end_both", every=3.0, slow_share=0.0)),
     Mutation("one step ends the validity of all keys", "two_leaders",
              both(replaced(SessionPair, "declare_lost", declare_without_ending),
                   replaced(SessionPair, "valid_until", valid_without_a_look)),
-             weather=only("end_both", every=3.0, slow_share=0.0)),
+             profile=only("end_both", every=3.0, slow_share=0.0)),
     Mutation("the server's clock does not decide alone", "two_leaders",
              replaced(ServerStart, "learn", trust_the_clock),
-             weather=only("cut_and_restart_and_step", every=4.0, slow_share=0.0)),
+             profile=only("cut_and_restart_and_step", every=4.0, slow_share=0.0)),
     Mutation("an age below zero is a start just now", "nobody", replaced(ServerStart, "learn", trust_any_age),
-             weather=only("restart_and_step", every=4.0, slow_share=0.0)),
+             profile=only("restart_and_step", every=4.0, slow_share=0.0)),
     Mutation("a backend that waits for a standby is ended", "stuck",
              both(replaced(SessionPair, "_end_given_up", end_nothing),
                   replaced(SessionPair, "look_for_stuck", end_nothing)),
-             weather=WEATHERS["absent-standby"]),
+             profile=FAULT_PROFILES["absent-standby"]),
 )  # fmt: skip
-"""Mechanisms of :mod:`pgleaderlock.backends.pair`: each is one line, and missing for a lock and for a group alike."""
+"""Mechanisms of :mod:`pgleaderlock.postgres.pair`: each is one line, and missing for a lock and for a group alike."""
 
 
-_IN_A_GROUP: dict[str, Weather] = {
+_IN_A_GROUP: dict[str, FaultProfile] = {
     "the witness": only("ambush", every=1.5),
 }
-"""Other weather for what would be rare there."""
+"""Other profile for what would be rare there."""
 
 
 def in_a_group(mutation: Mutation) -> Mutation:
     given = STORES["group"]
     lease = {name: value for name, value in mutation.store.lease.items() if name in ("witness", "settle_s")}
     store = replace(given, lease={**given.lease, **lease})
-    weather = _IN_A_GROUP.get(mutation.name, mutation.weather)
-    return replace(mutation, name=f"{mutation.name}, in a group", store=store, weather=weather)
+    profile = _IN_A_GROUP.get(mutation.name, mutation.profile)
+    return replace(mutation, name=f"{mutation.name}, in a group", store=store, profile=profile)
 
 
 MUTATIONS = (
@@ -352,20 +354,20 @@ MUTATIONS = (
              replaced(RecordBackend, "renew", renew_record_from_arrival), STORES["records"],
              only("freeze", every=1.5, lasts=2.0, slow_share=0.15, slowness=0.33)),
     Mutation("trust ends at 0.9 T", "two_leaders", both(replaced(base, "TRUST_SHARE", 1.0), _NO_LOOK),
-             weather=only("freeze", lasts=2.0, slow_share=0.0)),
-    Mutation("a loss is declared at 2/3 T", "told_late", replaced(base, "LOST_SHARE", 1.1), weather=only("cut")),
+             profile=only("freeze", lasts=2.0, slow_share=0.0)),
+    Mutation("a loss is declared at 2/3 T", "told_late", replaced(base, "LOST_SHARE", 1.1), profile=only("cut")),
     Mutation("is_leader compares with the clock", "two_leaders",
-             replaced(Election, "time_left_s", property(bare_state)), weather=only("freeze")),
+             replaced(Election, "time_left_s", property(bare_state)), profile=only("freeze")),
     Mutation("a grant that is read too late is none", "late", replaced(Election, "_in_time", in_time_or_not),
-             weather=only("freeze", "crash", every=0.4, slow_share=0.4, slowness=0.6)),
+             profile=only("freeze", "crash", every=0.4, slow_share=0.4, slowness=0.6)),
     Mutation("both are renewed before leading", "two_leaders",
              replaced(LeasedLockBackend, "_confirm", confirm_at_once),
              replace(STORES["postgres-alone"], name="postgres-alone"),
              only("freeze", "crash", every=0.4, slow_share=0.3, slowness=0.6)),
-    Mutation("a promotion is a restart", "two_leaders", replaced(leased, "past_s", forget_the_timeline),
+    Mutation("a promotion is a restart", "two_leaders", replaced(advisory, "past_s", forget_the_timeline),
              STORES["postgres-terms"], only("cut_and_promote", "crash", every=1.0)),
     Mutation("a term table that is younger than the server's start says nothing", "two_leaders",
-             replaced(leased, "past_s", take_any_table_for_whole), STORES["postgres-terms"],
+             replaced(advisory, "past_s", take_any_table_for_whole), STORES["postgres-terms"],
              only("cut_and_replace", every=4.0)),
     Mutation("another server is waited out, whatever its term row says", "two_leaders",
              replaced(terms.Terms, "make_ready", make_ready_anywhere), STORES["postgres-terms"],
@@ -373,26 +375,29 @@ MUTATIONS = (
     Mutation("a strict take-over", "two_leaders", nothing, replace(
         STORES["postgres-terms"], faults=STORES["postgres-strict"].faults), only("double_ambush")),
     Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),
-             weather=only("kill_session", "step_down")),
+             profile=only("kill_session", "step_down")),
     Mutation("tokens reach the disk", "token",
              both(without_words("_TRY", _EMIT + "::text"), without_words("_STAND_IN_LINE", _EMIT)),
-             weather=only("server_crash", "power", "crash", every=1.0)),
+             profile=only("server_crash", "power", "crash", every=1.0)),
     Mutation("callbacks are told before the session is closed", "told_late",
              replaced(Election, "_notify_and_wait", notify_without_waiting),
-             weather=only("kill_session", slow_share=0.0)),
+             profile=only("kill_session", slow_share=0.0)),
     Mutation("a record is waited out for a lease", "two_leaders",
-             replaced(Sighting, "over_at", property(over_as_soon_as_seen)), STORES["records"], only("cut", "crash")),
+             replaced(LeaseObservation, "over_at", property(over_as_soon_as_seen)), STORES["records"],
+             only("cut", "crash")),
     Mutation("a Lease is replaced only if it is the one that was read", "two_leaders",
              replaced(LeaseStore, "_send", send_without_looking), STORES["kubernetes"],
              only("crash", "freeze", "cut", "down", every=1.0)),
     Mutation("a leader watches its own Lease", "two_leaders", replaced(RecordBackend, "lost", base.Backend.lost),
              STORES["kubernetes"],
              only("empty_holder", every=3.0, slow_share=0.0, insists=frozenset({"empty_holder"}))),
-    Mutation("a Lease is waited out", "two_leaders", replaced(Sighting, "over_at", property(over_as_soon_as_seen)),
+    Mutation("a Lease is waited out", "two_leaders",
+             replaced(LeaseObservation, "over_at", property(over_as_soon_as_seen)),
              STORES["kubernetes"], only("cut", "crash")),
     Mutation("a term in a file is over when it is not locked", "two_leaders",
              replaced(Folder, "is_free", lambda *_: True), STORES["file"], only("freeze")),
-    Mutation("an epoch is waited out", "two_leaders", replaced(Sighting, "over_at", property(over_as_soon_as_seen)),
+    Mutation("an epoch is waited out", "two_leaders",
+             replaced(LeaseObservation, "over_at", property(over_as_soon_as_seen)),
              STORES["nfs"], only("cut", "crash")),
 )  # fmt: skip
 

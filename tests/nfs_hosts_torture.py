@@ -4,9 +4,10 @@
     python -m tests.nfs_hosts_torture --seconds 900 --only locks   more than 10,000 possessions
 
 It starts ``tools/nfs_hosts.py`` around itself. Each round has three locks: one is used over NFSv3 by everybody, one
-over NFSv4.2, and one, for longer, over either. Each has contenders on both hosts (``tests/nfs_contenders.py``).
+over NFSv4.2, and one, for longer, over either. Each has candidates on both hosts (``tests/nfs_candidates.py``).
 
-- ``locks``: :class:`pgleaderlock.nfs.Lock`, taken for a moment, or for several lifetimes of one to two seconds; some
+- ``locks``: :class:`pgleaderlock.stores.nfs.Lock`, taken for a moment, or for several lifetimes of one to two seconds;
+some
   are never unlocked, some too late.
 - ``elections``: ``nfs://`` in an :class:`~pgleaderlock.Election`; leaders step down after a while.
 
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.file_torture import overlaps_in, say, tokens_out_of_order
-from tests.nfs_contenders import KINDS, NOTES_SIZE, read_notes
+from tests.nfs_candidates import KINDS, NOTES_SIZE, read_notes
 from tests.nfs_guest import EXPORT, HOSTS, V3, V4, cut, restore
 
 HARNESS = Path(__file__).resolve().parents[1] / "tools" / "nfs_hosts.py"
@@ -44,10 +45,10 @@ Interval = tuple[float, float, str, int]
 
 
 class Nursery:
-    """Where a host's contenders come from. They are not our children: what became of them is asked for."""
+    """Where a host's candidates come from. They are not our children: what became of them is asked for."""
 
     def __init__(self, host: str) -> None:
-        command = ["nfs-on", host, sys.executable, "-m", "tests.nfs_contenders"]
+        command = ["nfs-on", host, sys.executable, "-m", "tests.nfs_candidates"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self.host = host
 
@@ -63,7 +64,7 @@ class Nursery:
 
 @dataclass
 class Member:
-    """One contender for one lock, and those before it in its place."""
+    """One candidate for one lock, and those before it in its place."""
 
     nursery: Nursery
     kind: str
@@ -115,7 +116,7 @@ class Member:
 
 
 class Group:
-    """Does harm at random to the contenders of all locks, and to their hosts, and counts what it did."""
+    """Does harm at random to the candidates of all locks, and to their hosts, and counts what it did."""
 
     def __init__(self, kind: str, folder: Path, sets: int, members_per_host: int, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -260,10 +261,10 @@ def torture(kind: str, seconds: float, sets: int, members_per_host: int, seed: i
         group = Group(kind, Path(folder), sets, members_per_host, seed)
         group.run(seconds)
         wrong = sum(judge(group, kind, lock) for lock in group.locks)
-        say(f"{kind} seed={seed}: {len(group.members)} contenders, {seconds:g} s, harm {group.harm}")
+        say(f"{kind} seed={seed}: {len(group.members)} candidates, {seconds:g} s, harm {group.harm}")
         errors = group.errors()
     if errors:
-        sys.exit(f"{len(errors)} contenders failed, the first with:\n{errors[0]}")
+        sys.exit(f"{len(errors)} candidates failed, the first with:\n{errors[0]}")
     if wrong:
         sys.exit("two had a lock at once, or a number came twice or too late, or a lock was not to be had any more")
 
@@ -280,7 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="of each round (%(default)s)")
     parser.add_argument("--sets", type=int, default=1, help="how often there are these three locks (%(default)s)")
-    parser.add_argument("--members", type=int, default=2, help="contenders for each lock on each host (%(default)s)")
+    parser.add_argument("--members", type=int, default=2, help="candidates for each lock on each host (%(default)s)")
     parser.add_argument("--only", choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Every other order: contenders for one lock that take turns at each single step on its folder, on a virtual clock.
+"""Every other order: candidates for one lock that take turns at each single step on its folder, on a virtual clock.
 
 Each lives in a thread that runs only when it is its turn, and it waits for its turn before every system call and every
 look at the clock. So it can be frozen between any two of them for any time, and killed there. What happens in which
@@ -12,7 +12,7 @@ The folder is real, and what a file system may do to its users is done to them b
 - on a network, what was removed is stale rather than gone, and fstat(2) may tell what was true when the file was opened
   - and nothing older, which is what all rests on.
 
-After every step at most one may believe in its possession, and a token is greater than all before it. When the weather
+After every step at most one may believe in its possession, and a token is greater than all before it. When the profile
 has cleared somebody gets the lock, within three lifetimes, and whoever comes after that finds the folder tidied up.
 """
 
@@ -31,11 +31,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from pgleaderlock._files import descriptor
-from pgleaderlock.nfs import _folder
-from pgleaderlock.nfs._claim import Claimant
-from pgleaderlock.nfs._contender import Contender
-from pgleaderlock.nfs._folder import Folder
+from pgleaderlock._base.files import descriptor
+from pgleaderlock.stores.nfs import _folder
+from pgleaderlock.stores.nfs._candidate import Candidate
+from pgleaderlock.stores.nfs._claim import Claimant
+from pgleaderlock.stores.nfs._folder import Folder
 
 LIFETIMES_S = (6.0, 10.0, 15.0)
 _LEFTOVER_S = 40.0  # often less than a freeze lasts: claims of the living are removed too
@@ -72,11 +72,11 @@ def _barred() -> threading.Lock:
 
 
 class Killed(BaseException):
-    """Where a contender ended."""
+    """Where a candidate ended."""
 
 
 @dataclass
-class Weather:
+class FaultProfile:
     """What goes wrong, and how often."""
 
     lost_answers: float
@@ -97,7 +97,7 @@ class Weather:
     """How long a step takes at most."""
 
     @classmethod
-    def of(cls, rng: random.Random, *, is_local: bool) -> "Weather":
+    def of(cls, rng: random.Random, *, is_local: bool) -> "FaultProfile":
         """Draw what a simulation is about: what one kind of bug needs keeps another from showing."""
         return cls(
             lost_answers=rng.choice([0.0, 0.05, 0.2]),
@@ -120,7 +120,7 @@ class Weather:
 
 
 class Simulation:
-    """Contenders that take turns at every step, in an order that the seed decides, on a virtual clock."""
+    """Candidates that take turns at every step, in an order that the seed decides, on a virtual clock."""
 
     def __init__(self, path: Path, seed: int, *, is_local: bool) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class Simulation:
             (path / name).touch()
         self.is_local = is_local
         self.rng = random.Random(seed)
-        self.weather = Weather.of(self.rng, is_local=is_local)
+        self.profile = FaultProfile.of(self.rng, is_local=is_local)
         self.now = 1000.0
         self.changed_at: dict[int, float] = {}
         """When the file server saw each file change, by its own clock."""
@@ -163,7 +163,7 @@ class Simulation:
             self._tidy_up()
 
     def _disturb(self) -> None:
-        if self.rng.random() < self.weather.kills:
+        if self.rng.random() < self.profile.kills:
             index = self.rng.randrange(len(self.actors))
             self.actors[index].kill()
             self.actors[index] = self._new_actor()
@@ -186,12 +186,12 @@ class Simulation:
 
     def freeze(self, actor: "Actor", step: str) -> bool:
         """Whether this one is kept from a step that it was about to take, and perhaps those go on who were so too."""
-        chance = self.weather.freezes
-        if step in self.weather.traps:
+        chance = self.profile.freezes
+        if step in self.profile.traps:
             chance = 0.08 if step == _CLOCK else 0.3  # which is looked at all the time
         if self.rng.random() >= chance:
             return False
-        if self.rng.random() < self.weather.thaws:
+        if self.rng.random() < self.profile.thaws:
             self._frozen.clear()
         lifetimes = self.rng.choice([0.1, 1.0, 1.0, 10.0])
         self._frozen[actor] = self.now + self.rng.uniform(0.2, 1.5) * lifetimes * self.rng.choice(LIFETIMES_S)
@@ -200,8 +200,8 @@ class Simulation:
     def pass_time(self) -> None:
         """What is between two steps."""
         self._step += 1
-        self.now += self.weather.pace_s * self.rng.choice([0.0, 0.02, 0.2, 1.0])
-        if self.rng.random() < self.weather.jumps:
+        self.now += self.profile.pace_s * self.rng.choice([0.0, 0.02, 0.2, 1.0])
+        if self.rng.random() < self.profile.jumps:
             self.now += self.rng.uniform(0.1, 1.2) * self.rng.choice(LIFETIMES_S)
         self._check()
 
@@ -231,8 +231,8 @@ class Simulation:
         self._complain(f"{actor.number} cannot {deed}: {error!r}")
 
     def _clear_up(self) -> None:
-        """When the weather is fine, somebody gets the lock within three lifetimes."""
-        self.weather.clear()
+        """When the profile is fine, somebody gets the lock within three lifetimes."""
+        self.profile.clear()
         self._frozen.clear()
         newest, deadline = max(self.owners, default=-1), self.now + 3 * max(LIFETIMES_S)
         while max(self.owners, default=-1) == newest:
@@ -245,7 +245,7 @@ class Simulation:
         """Whoever comes after all of them has died leaves the folder as it should be."""
         actor = self._new_actor()
         newest = -1
-        self.weather.pace_s = 0.02  # where steps take long, it tidies up a little at a time
+        self.profile.pace_s = 0.02  # where steps take long, it tidies up a little at a time
         with actor.at_work():
             for _ in range(_ROUNDS):
                 self.now += _LEFTOVER_S + max(LIFETIMES_S)
@@ -257,7 +257,7 @@ class Simulation:
 
 
 class Host:
-    """The system calls of one contender, whose turn it is; and what its file system makes of them."""
+    """The system calls of one candidate, whose turn it is; and what its file system makes of them."""
 
     def __init__(self, simulation: Simulation, wait_for_turn: Callable[[], None]) -> None:
         self._simulation = simulation
@@ -269,13 +269,13 @@ class Host:
         """What was made by a link(2) whose answer was lost."""
 
     def listdir(self, path: Path) -> list[str]:
-        if self._listed is None or not self._happens(self._simulation.weather.old_listings):
+        if self._listed is None or not self._happens(self._simulation.profile.old_listings):
             self._listed = self._read_folder(path)
         return list(self._listed)
 
     def _read_folder(self, path: Path) -> list[str]:
         first = last = set(_REAL.listdir(path))
-        while self._happens(self._simulation.weather.torn_listings):
+        while self._happens(self._simulation.profile.torn_listings):
             self._wait_for_turn()
             last = set(_REAL.listdir(path))
         return [name for name in sorted(first | last) if name in first & last or self._happens(0.5)]
@@ -283,7 +283,7 @@ class Host:
     def link(self, source: str, target: str) -> None:
         _REAL.link(source, target)
         self._note_change(_REAL.stat(target).st_ino)
-        if self._happens(self._simulation.weather.lost_answers):
+        if self._happens(self._simulation.profile.lost_answers):
             self.unanswered = target
             raise OSError(self._rng.choice([errno.EEXIST, errno.EIO]), "performed, but the answer was lost")
         self._listed = None
@@ -292,7 +292,7 @@ class Host:
         inode = _REAL.stat(source).st_ino
         _REAL.rename(source, target)
         self._note_change(inode)
-        if self._happens(self._simulation.weather.lost_answers):
+        if self._happens(self._simulation.profile.lost_answers):
             raise FileNotFoundError(errno.ENOENT, "performed, but the answer was lost")
         self._listed = None
 
@@ -370,29 +370,29 @@ class Actor:
     def __post_init__(self) -> None:
         self.host = Host(self.simulation, self.wait_for_turn)
         self._rng = self.simulation.rng
-        self._contender = self._new_contender()
+        self._candidate = self._new_candidate()
         self._thread = threading.Thread(target=self._live, daemon=True)
 
-    def _new_contender(self) -> Contender:
+    def _new_candidate(self) -> Candidate:
         self._lives += 1
         path, name = self.simulation.path, f"a{self.number}.{self._lives}"
         claimfile, lifetime_s = f"{path}/claim|lock|{name}|1|1", self._rng.choice(LIFETIMES_S)
         claimant = Claimant(name, "host", self.number, str(path), lifetime_s, claimfile=claimfile)
         # On a local disk there may be an election nfs:// beside the locks, which goes by lifetimes alone.
         is_local = self.simulation.is_local and self._rng.random() < 0.7
-        return Contender(Folder(path), claimfile, claimant, self._read_clock, is_local=is_local)
+        return Candidate(Folder(path), claimfile, claimant, self._read_clock, is_local=is_local)
 
     @property
     def believes(self) -> bool:
         """What is_trusted says, without a look at the clock for which somebody else would get a turn."""
-        held = self._contender._possession
-        if held is None or self.is_killed or self._is_leaving or not self._contender._has_claim:
+        held = self._candidate._possession
+        if held is None or self.is_killed or self._is_leaving or not self._candidate._has_claim:
             return False
         return self.simulation.now < held.trusted_until
 
     @property
     def token(self) -> int:
-        token = self._contender.epoch
+        token = self._candidate.epoch
         assert token is not None
         return token
 
@@ -460,7 +460,7 @@ class Actor:
             self.simulation.note_error(self, "live", error)
         finally:
             self.is_killed = True
-            self._contender.let_go()
+            self._candidate.drop()
             self.simulation.back.release()
 
     # --- What one does -------------------------------------------------------------------------------------------
@@ -470,39 +470,39 @@ class Actor:
         while not self._takes():
             self.simulation.now += 1.0
         token = self.token
-        self._do("release", self._contender.release)
+        self._do("release", self._candidate.release)
         return token
 
     def _lock_and_let_go(self) -> None:
         if not self._takes():
             self._wait()
             return
-        while self._rng.random() < self.simulation.weather.perseverance and self._keeps():
+        while self._rng.random() < self.simulation.profile.perseverance and self._keeps():
             pass
         self._leave()
 
     def _takes(self) -> bool:
-        is_ours = bool(self._do("take", self._contender.try_take))
+        is_ours = bool(self._do("take", self._candidate.try_take))
         if is_ours:
-            self._contender.tidy()
+            self._candidate.tidy()
         return is_ours
 
     def _wait(self) -> None:
         chance = self._rng.random()
         if chance < 0.05:  # out of patience
-            self._contender.withdraw()
+            self._candidate.withdraw()
         elif chance < 0.3:
-            self._contender.stay()
+            self._candidate.stay()
         self.sleep(0.3)
 
     def _keeps(self) -> bool:
         chance = self._rng.random()
         if chance < 0.3:
             lifetime_s = self._rng.choice(LIFETIMES_S)
-            self._do("change the lifetime", lambda: self._contender.change_lifetime(lifetime_s))
+            self._do("change the lifetime", lambda: self._candidate.change_lifetime(lifetime_s))
         if 0.15 < chance < 0.8:
             self.sleep(1.0)
-        return bool(self._do("renew", self._contender.renew))
+        return bool(self._do("renew", self._candidate.renew))
 
     def _leave(self) -> None:
         chance = self._rng.random()
@@ -510,10 +510,10 @@ class Actor:
             self.sleep(2.0)
         self._is_leaving = True
         if 0.15 < chance < 0.25:
-            self._contender.let_go()
-            self._contender = self._new_contender()
+            self._candidate.drop()
+            self._candidate = self._new_candidate()
         else:
-            self._do("release", self._contender.release)
+            self._do("release", self._candidate.release)
         self._is_leaving = False
 
     def _do(self, deed: str, do: Callable[[], object]) -> object:
@@ -531,8 +531,8 @@ class Actor:
     def _check_lost_answer(self, deed: str) -> None:
         """An epoch that is ours is known to be ours, unless its file or our claim was removed meanwhile."""
         with contextlib.suppress(FileNotFoundError):
-            inodes = {_REAL.stat(path).st_ino for path in (self.host.unanswered, self._contender._claimfile)}
-            if len(inodes) == 1 and self.host.unanswered != f"{self.simulation.path}/epoch.{self._contender.epoch}":
+            inodes = {_REAL.stat(path).st_ino for path in (self.host.unanswered, self._candidate._claimfile)}
+            if len(inodes) == 1 and self.host.unanswered != f"{self.simulation.path}/epoch.{self._candidate.epoch}":
                 self.simulation.note_error(self, deed, OSError("a lost answer was believed"))
 
 
@@ -549,7 +549,7 @@ def _taking_turns(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _stepwise() -> Iterator[None]:
-    """Whatever a contender asks of the system, it waits for its turn, and its host answers."""
+    """Whatever a candidate asks of the system, it waits for its turn, and its host answers."""
     with contextlib.ExitStack() as patches:
         for name in _STEPS:
             patches.enter_context(mock.patch.object(os, name, _taking_turns(name, getattr(_REAL, name))))

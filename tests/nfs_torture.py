@@ -5,7 +5,7 @@
 
 Four rounds, each of which can be had alone (``--only``):
 
-- ``simulate``: contenders in threads that take turns at every single step; see ``tests/nfs_simulation.py``.
+- ``simulate``: candidates in threads that take turns at every single step; see ``tests/nfs_simulation.py``.
 - ``local``: so many processes, a few for each of some locks, which live for 0.3 to 1 s. Each locks, does next to
   nothing, and unlocks; now and then it overstays, drops its lock without a word, or naps between any two steps.
   Meanwhile processes are frozen and killed -9, those in possession in particular. No two may believe at once that they
@@ -32,11 +32,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pgleaderlock.nfs import Lock
-from pgleaderlock.nfs._folder import Folder
+from pgleaderlock.stores.nfs import Lock
+from pgleaderlock.stores.nfs._folder import Folder
 from tests.file_torture import kill, overlaps_in, say
 from tests.nfs_simulation import simulate
-from tests.nfs_torture_contenders import FLUFL_LIFETIME_S, NOTES_SIZE, RECORD, Note, Task, read_notes
+from tests.nfs_torture_candidates import FLUFL_LIFETIME_S, NOTES_SIZE, RECORD, Note, Task, read_notes
 
 LIFETIMES_S = (0.3, 1.0)
 _HARM_EVERY_S = 0.05
@@ -46,10 +46,10 @@ _ENOUGH = {"flufl": 5_000}  # which is many times as often as it takes
 
 
 class Nursery:
-    """Where contenders come from. They are not our children: what became of them is asked for."""
+    """Where candidates come from. They are not our children: what became of them is asked for."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.nfs_torture_contenders"]
+        command = [sys.executable, "-m", "tests.nfs_torture_candidates"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def start(self, task: Task) -> int:
@@ -64,7 +64,7 @@ class Nursery:
 
 @dataclass
 class Member:
-    """One contender, and those before it in its place."""
+    """One candidate, and those before it in its place."""
 
     nursery: Nursery
     kind: str

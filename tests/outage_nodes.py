@@ -9,9 +9,9 @@ import json
 import sys
 
 from pgleaderlock import Election, LeaderLock, open_backend
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.demo._node import say, until_stdin_ends
+from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.models import Event, EventKind
+from pgleaderlock.testing.demo._node import say, until_stdin_ends
 
 _BEGINS = frozenset({EventKind.ACQUIRED, EventKind.RECOVERED})
 _ENDS = frozenset({EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED})

@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.embedded import Server
+from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
-from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
+from pgleaderlock.testing.torture._faulty_relay import Allowance, FaultyRelay, Target
 from tests.conftest import free_port
 
 __all__ = ["Return", "allowed_s", "main", "tell"]

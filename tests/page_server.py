@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from pgleaderlock.dashboard import Dashboard, Source
-from pgleaderlock.dashboard._picture import Look
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.registry.asking import Target
-from pgleaderlock.registry.audit import Line
-from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
+from pgleaderlock.ops.dashboard import Dashboard, Source
+from pgleaderlock.ops.dashboard._picture import Look
+from pgleaderlock.ops.registry.asking import Target
+from pgleaderlock.ops.registry.audit import Line
+from pgleaderlock.ops.registry.reading import Candidate, Leader, RoleStatus
 from tests.conftest import free_port
 
 WINDOW_S = 3600.0

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.demo._node import until_stdin_ends
+from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.models import Event, EventKind
-from pgleaderlock.torture._belief import pause
+from pgleaderlock.testing.demo._node import until_stdin_ends
+from pgleaderlock.testing.torture._claim import pause
 
 __all__ = ["Interval", "key_of", "make_file", "read_file"]
 

@@ -33,10 +33,10 @@ from typing import Any
 
 import psycopg
 
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.backends._pg_activity import lock_columns
-from pgleaderlock.backends.lease import witness_key
-from pgleaderlock.embedded import Server
+from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import free_port
 from tests.pair_members import Interval, key_of, make_file, read_file
 from tests.pair_trace import Loss, Overlap, Trace, Traced

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 import pgleaderlock
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 
 __all__ = ["CAUGHT", "SETTINGS", "STRANGER", "PlantedDatabase"]
 

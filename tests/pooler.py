@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from pgleaderlock.embedded import Server
-from pgleaderlock.embedded.programs import poll
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.embedded.programs import poll
 from tests.conftest import free_port
 from tests.programs import find_program
 

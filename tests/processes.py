@@ -1,4 +1,4 @@
-"""Contenders as real processes, spoken to line by line."""
+"""Candidates as real processes, spoken to line by line."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Self
 
-_CONTENDER = """
+_CANDIDATE = """
 import asyncio, sys
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
 
@@ -98,6 +98,6 @@ class Process:
                     stream.close()
 
 
-def contender(dsn: str, key: object, retry_interval_s: float = 0.05, lease_s: float | str = "") -> Process:
+def candidate(dsn: str, key: object, retry_interval_s: float = 0.05, lease_s: float | str = "") -> Process:
     """Start a process that takes part in the election until it is told to stop with a line."""
-    return Process(sys.executable, "-c", _CONTENDER, dsn, str(key), str(retry_interval_s), str(lease_s))
+    return Process(sys.executable, "-c", _CANDIDATE, dsn, str(key), str(retry_interval_s), str(lease_s))

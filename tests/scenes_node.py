@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pgleaderlock import Election
-from pgleaderlock.config import load_config
-from pgleaderlock.node import Node
+from pgleaderlock.ops.config import load_config
+from pgleaderlock.ops.node import Node
 
 RECORD = struct.Struct("16sdd")
 SIZE = RECORD.size * 1000

@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import _keys_sql, _sql
-from pgleaderlock.backends._pg_activity import holder_of, holder_query
-from pgleaderlock.backends.group import CHANNEL
-from pgleaderlock.backends.lease import Lease, witness_key
-from pgleaderlock.backends.session import Session, end_of
-from pgleaderlock.backends.terms import Terms
-from pgleaderlock.embedded import StopMode
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres import _keys_sql, _sql
+from pgleaderlock.postgres._activity import holder_of, holder_query
+from pgleaderlock.postgres.group import CHANNEL
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease, witness_key
+from pgleaderlock.postgres.session import Session, end_of
+from pgleaderlock.postgres.terms import Terms
+from pgleaderlock.testing.embedded import StopMode
 
 BOUND_S = 30.0
 POLL_S = 0.01

@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 
 
 class QuickServer(Server):

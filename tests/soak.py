@@ -29,8 +29,8 @@ from typing import Any
 import httpx
 import psycopg
 
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.embedded import Server
+from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.testing.embedded import Server
 from tests import soak_judge as judge
 from tests.registry_rows import fill_registry
 from tests.soak_pages import Page, dashboard, pages

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pgleaderlock.torture import Belief, find_overlaps
-from pgleaderlock.torture._belief import read_beliefs
+from pgleaderlock.testing.torture import Claim, find_overlaps
+from pgleaderlock.testing.torture._claim import read_claims
 
 __all__ = [
     "Led", "Process", "compare_audit", "compare_followed", "compare_history", "compare_standing", "compare_terms",
@@ -75,7 +75,7 @@ def read_terms(process: Process, roles: Sequence[str], offset_s: float) -> list[
 
 
 def _terms_of_role(process: Process, place: int, lines: Sequence[Json], offset_s: float) -> list[Led]:
-    last_seen = {token: seen_at for _, seen_at, token in read_beliefs(process.folder / str(place))}
+    last_seen = {token: seen_at for _, seen_at, token in read_claims(process.folder / str(place))}
     terms = []
     for index, line in enumerate(lines):
         if line["event"] not in _BEGINS:
@@ -95,12 +95,12 @@ def overlaps(processes: Iterable[Process], roles: Sequence[str]) -> list[str]:
     processes = list(processes)
     found = []
     for place, role in enumerate(roles):
-        beliefs = [
-            Belief(each.node, each.pid, token, began_at, seen_at)
+        claims = [
+            Claim(each.node, each.pid, token, began_at, seen_at)
             for each in processes
-            for began_at, seen_at, token in read_beliefs(each.folder / str(place))
+            for began_at, seen_at, token in read_claims(each.folder / str(place))
         ]
-        for each in find_overlaps(beliefs):
+        for each in find_overlaps(claims):
             found.append(
                 f"{role}: {each.first.node} and {each.second.node} led at once for {each.lasted_s * 1e3:.1f} ms"
             )

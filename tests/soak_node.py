@@ -2,8 +2,8 @@
 
 It writes into the folder what it observes of itself, in files that outlive a ``kill -9``: ``events``, what its
 elections told, one JSON object per line; and one file per role (by its place in the configuration) with the intervals
-in which the role's token was valid, sampled by a thread (:mod:`pgleaderlock.torture._belief`). Both are independent of
-the registry, and dated by the machine's one clock. It ends with its stdin.
+in which the role's token was valid, sampled by a thread (:mod:`pgleaderlock.testing.torture._claim`). Both are
+independent of the registry, and dated by the machine's one clock. It ends with its stdin.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pgleaderlock import Election
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.config import load_config
-from pgleaderlock.demo._node import until_stdin_ends
+from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.models import Event, EventKind
-from pgleaderlock.node import Node
-from pgleaderlock.torture._belief import BeliefWriter, make_belief_file, pause
+from pgleaderlock.ops.config import load_config
+from pgleaderlock.ops.node import Node
+from pgleaderlock.testing.demo._node import until_stdin_ends
+from pgleaderlock.testing.torture._claim import ClaimWriter, make_claim_file, pause
 
 _WRITTEN = {EventKind.ACQUIRED, EventKind.RECOVERED, EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED}
 _SAMPLE_EVERY_S = 0.005
@@ -44,9 +44,9 @@ def sample_forever(elections: Iterable[tuple[Election, Path]]) -> None:
     try:
         writers = []
         for election, path in elections:
-            make_belief_file(path)
+            make_claim_file(path)
             with path.open("r+b") as file:
-                writers.append((election, BeliefWriter(mmap.mmap(file.fileno(), 0))))
+                writers.append((election, ClaimWriter(mmap.mmap(file.fileno(), 0))))
         while True:
             for election, writer in writers:
                 before = clock()

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
-from pgleaderlock.backends._sql import numbers
-from pgleaderlock.backends.lease import witness_key
-from pgleaderlock.embedded import Server
+from pgleaderlock.postgres._sql import numbers
+from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.testing.embedded import Server
 from tests.doubles import until
-from tests.test_lease import query
+from tests.support.lease import query
 
 LEASE_S = 1.2
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

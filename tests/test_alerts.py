@@ -18,7 +18,9 @@ import yaml
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 
-from pgleaderlock.alerts import (
+from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.alerts import alerts as alerts_group
+from pgleaderlock.ops.alerts import (
     Alert,
     alertmanager_config,
     dashboard,
@@ -28,12 +30,10 @@ from pgleaderlock.alerts import (
     prometheus_rules,
     promql,
 )
-from pgleaderlock.alerts.model import Target
-from pgleaderlock.alerts.rules import METRICS
-from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.alerts import alerts as alerts_group
-from pgleaderlock.metrics import Metrics
-from pgleaderlock.metrics._tally import BUCKETS_S
+from pgleaderlock.ops.alerts.model import Target
+from pgleaderlock.ops.alerts.rules import METRICS
+from pgleaderlock.ops.metrics import Metrics
+from pgleaderlock.ops.metrics._tally import BUCKETS_S
 from tests.json_shapes import assert_shape, documented
 
 SECRET = "hunter2MustNotBeSeen"
@@ -145,8 +145,8 @@ def test_a_name_may_be_anything_that_is_printable(name: str):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[alert]]", "alert is not read by anything: did you mean [[alerts]]?"),
-        ("[receiver.slack]", "receiver is not read by anything: did you mean [receivers.*]?"),
+        ("[[alert]]", "alert is an unknown table: did you mean [[alerts]]?"),
+        ("[receiver.slack]", "receiver is an unknown table: did you mean [receivers.*]?"),
         ("[alerts]\nname = 'a'", "alerts must be an array of tables: write [[alerts]], in double brackets"),
         ("alerts = [1]", "[[alerts]] number 1 must be a table, not a number"),
         ("[[alerts]]\nseverity = 'info'", '[[alerts]] number 1: name is missing: add name = "no_leader"'),
@@ -154,7 +154,7 @@ def test_a_name_may_be_anything_that_is_printable(name: str):
         ("[[alerts]]\nname = 'a '", "[[alerts]] number 1: name must be printable"),
         ('[[alerts]]\nname = "a\\nb"', "[[alerts]] number 1: name must be printable"),
         (ONE + ONE, 'alert "a": name is used twice'),
-        (ONE + "expr = 'x'", 'alert "a": expr is not a key that is known here: there are name, condition, for,'),
+        (ONE + "expr = 'x'", 'alert "a": expr is an unknown key: the keys here are name, condition, for,'),
         (ONE + "for = 30", 'alert "a": for must be a text in quotes, not a number: for = "..."'),
         (ONE + "for = '30 s'", 'alert "a": for must be a duration such as "30s", "5m" or "1h30m", not \'30 s\''),
         (ONE + "for = '5s3m'", "must be a duration"),
@@ -174,14 +174,14 @@ def test_a_name_may_be_anything_that_is_printable(name: str):
         (ONE.replace("up == 0", "up(] == 0"), "condition is not PromQL: ] at character 4 closes nothing"),
         (ONE.replace("up == 0", "up{a='b} == 0"), "the text that begins with ' at character 6 does not end"),
         ("receivers = 5", "[receivers] must be a table, not a number"),
-        ("[receivers.email]\nto='x'", "[receivers]: email is not a key that is known here: there are default, pager"),
+        ("[receivers.email]\nto='x'", "[receivers]: email is an unknown key: the keys here are default, pager"),
         ("[receivers.pagerduty]", "[receivers.pagerduty]: routing_key_file is missing: add routing_key_file = \"/run"),
-        ("[receivers.slack]\napi_url_file='/x'\nchannel='#a'", "[receivers.slack]: channel is not a key"),
+        ("[receivers.slack]\napi_url_file='/x'\nchannel='#a'", "[receivers.slack]: channel is an unknown key"),
         ("[receivers.webhook.'a b']\nurl='https://x'", "[receivers.webhook]: 'a b' is not a name for a receiver"),
         ("[receivers.webhook]\nurl='https://x'", "[receivers.webhook.url] must be a table, not a text"),
-        ("[receivers.webhook.x]", "[receivers.webhook.x]: url or url_file must be there, and only one of them"),
+        ("[receivers.webhook.x]", "[receivers.webhook.x]: url or url_file is required, and only one of them"),
         ("[receivers.webhook.x]\nurl='https://x'\nurl_file='/x'", "and only one of them"),
-        ("[receivers.default]\nerror=['pagerduty']", "[receivers.default]: error is not a key"),
+        ("[receivers.default]\nerror=['pagerduty']", "[receivers.default]: error is an unknown key"),
         ("[receivers.default]\ninfo='pagerduty'", "[receivers.default]: info must be a list of texts"),
     ],
 )  # fmt: skip
@@ -334,7 +334,7 @@ def test_as_written_means_as_written(condition: str):
 
 def test_a_change_is_told_in_a_sentence_that_says_what_and_why():
     document, (absent, increase) = prometheus_rules(parsed(OF_THE_SPECIFICATION).alerts, "forge")
-    assert "\"or sum(absent(forge_leader_is_leader{role='scheduler'}))\" was added: a sum over nothing" in absent.text
+    assert "\"or sum(absent(forge_leader_is_leader{role='scheduler'}))\" was added: a sum over no series" in absent.text
     assert '"rate(forge_leader_failovers_total[5m])" became "floor(increase(' in increase.text
     assert "per second" in increase.text
     rules = document["groups"][0]["rules"]
@@ -623,7 +623,7 @@ def test_the_default_alerts_need_no_file_and_say_that_nobody_hears_them(tmp_path
     result = run("--defaults", "--out", tmp_path, "--prefix", "forge", "--lease-s", "30")
     assert result.exit_code == exit_codes.CLEAN
     assert "> 10" in (tmp_path / "rules.yml").read_text()
-    assert 'alert "no_leader": nobody is told: give it a notify, or write critical = [...]' in result.stderr
+    assert 'alert "no_leader": no receiver: give it a notify, or write critical = [...]' in result.stderr
 
 
 def test_an_alert_of_the_file_takes_the_place_of_the_default_one_of_its_name(config: Path):

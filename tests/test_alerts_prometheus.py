@@ -1,6 +1,6 @@
 """What we export, judged by the real programs: promtool, amtool, and a Prometheus and an Alertmanager that run.
 
-The unit tests of rules ask Prometheus' own engine about series that are made up; the last test has real contenders on a
+The unit tests of rules ask Prometheus' own engine about series that are made up; the last test has real candidates on a
 real PostgreSQL, kills them, and waits for the page.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pgleaderlock.alerts import Alert, alertmanager_config, dashboard, default_alerts, parse, prometheus_rules
-from pgleaderlock.alerts.export import yaml_text
-from pgleaderlock.alerts.model import Target
-from pgleaderlock.keys import LockKey
+from pgleaderlock.ops.alerts import Alert, alertmanager_config, dashboard, default_alerts, parse, prometheus_rules
+from pgleaderlock.ops.alerts.export import yaml_text
+from pgleaderlock.ops.alerts.model import Target
+from pgleaderlock.postgres.keys import LockKey
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
 from tests.programs import needs
@@ -309,7 +309,7 @@ _NODE = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
-from pgleaderlock.metrics import Metrics, serve_metrics
+from pgleaderlock.ops.metrics import Metrics, serve_metrics
 
 async def main(dsn, key, node):
     registry = CollectorRegistry()
@@ -325,7 +325,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def node(dsn: str, key: LockKey, name: str) -> Process:
-    """Start a contender that shows its metrics."""
+    """Start a candidate that shows its metrics."""
     return Process(sys.executable, "-c", _NODE, dsn, str(key), name)
 
 
@@ -422,7 +422,7 @@ def run_prometheus(folder: Path, port: int) -> Process:
 
 @pytest.mark.proof
 @pytest.mark.timeout(150)
-def test_when_every_contender_is_killed_the_page_goes_out(postgres: Postgres, key: LockKey, tmp_path: Path):
+def test_when_every_candidate_is_killed_the_page_goes_out(postgres: Postgres, key: LockKey, tmp_path: Path):
     prometheus_port, alertmanager_port = free_port(), free_port()
     with contextlib.ExitStack() as running:
         hook_port, told = running.enter_context(webhook())

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pgleaderlock.alerts.model import Alert
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.dashboard import Watched
-from pgleaderlock.dashboard._alerts import alert_records
-from pgleaderlock.dashboard._picture import node_records
-from pgleaderlock.registry.reading import RoleStatus
-from tests.test_dashboard import candidate, leader, line, record
+from pgleaderlock.ops.alerts.model import Alert
+from pgleaderlock.ops.dashboard import Watched
+from pgleaderlock.ops.dashboard._alerts import alert_records
+from pgleaderlock.ops.dashboard._picture import node_records
+from pgleaderlock.ops.registry.reading import RoleStatus
+from tests.support.dashboard import candidate, leader, line, record
 
 AT = 1000.0
 
@@ -173,7 +173,7 @@ def test_a_check_warns_of_what_an_export_would_warn_of(tmp_path: Path, condition
 
 
 def test_a_check_warns_of_an_alert_that_nobody_is_told_of(tmp_path: Path):
-    assert "nobody is told" in check(tmp_path, FINE, [])[1]["warnings"][0]["text"]
+    assert "no receiver" in check(tmp_path, FINE, [])[1]["warnings"][0]["text"]
 
 
 @pytest.mark.parametrize(

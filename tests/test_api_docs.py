@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_fsm_docs import ROOT, load_tool
+from tests.support.fsm_docs import ROOT, load_tool
 
 api_docs = load_tool("api_docs")
 PAGE = ROOT / "docs" / "reference" / "signatures.md"

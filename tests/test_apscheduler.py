@@ -9,8 +9,9 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, STATE_STOPPED
 
-from pgleaderlock import ConnectionError, FixedInterval, Grant, LockState
+from pgleaderlock import ConnectionError, FixedInterval, LockState
 from pgleaderlock.integrations.apscheduler import SchedulerService, gate_scheduler
+from pgleaderlock.models import Grant
 from tests.doubles import ScriptedBackend, make_election, until, until_state
 
 EVERY_S = 0.03

@@ -14,22 +14,22 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockError, LockKey, LockState
-from pgleaderlock.backends._dsn import one_line
-from pgleaderlock.backends._pg_schema import make_tables
-from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.dashboard import RegistrySource
-from pgleaderlock.registry import Registry
-from pgleaderlock.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox, read_claim
-from pgleaderlock.registry._asks import Verdict, judge
-from pgleaderlock.registry._database import Database, Notification
-from pgleaderlock.registry._sql import ASK_CHANNEL
-from pgleaderlock.registry.asking import Answer, AskRefused, Target
-from pgleaderlock.registry.reading import RegistryReader, open_reader
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.ops.dashboard import RegistrySource
+from pgleaderlock.ops.registry import Registry
+from pgleaderlock.ops.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox, read_claim
+from pgleaderlock.ops.registry._asks import Verdict, judge
+from pgleaderlock.ops.registry._database import Database, Notification
+from pgleaderlock.ops.registry._sql import ASK_CHANNEL
+from pgleaderlock.ops.registry.asking import Answer, AskRefused, Target
+from pgleaderlock.ops.registry.reading import RegistryReader, open_reader
+from pgleaderlock.postgres._dsn import one_line
+from pgleaderlock.postgres._schema import make_tables
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.json_shapes import assert_shape, documented
-from tests.test_operators import records, run_beside
-from tests.test_registry import Node, eventually, leader_of, reading, schema
+from tests.support.operators import records, run_beside
+from tests.support.registry import Node, eventually, leader_of, reading, schema
 
 __all__ = ["schema"]  # the fixture
 
@@ -251,7 +251,7 @@ async def test_stranger_is_told_of_the_right_to_look_and_ask_and_a_node_of_the_r
 async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(
     postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.election.Election.lease_s", 60.0)
+    monkeypatch.setattr("pgleaderlock.engine.election.Election.lease_s", 60.0)
     async with leading(postgres.dsn, schema, key) as (one, reader):
         token = one.lock.token
         assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed
@@ -261,7 +261,7 @@ async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(
         _, hasty = await answer_of(postgres.dsn, schema, key, leader=now, wait_s=20)
         assert not hasty.is_obeyed
         assert "at most one per lease (60 s) is: ask again in" in (hasty.why or "")
-        monkeypatch.setattr("pgleaderlock.election.Election.lease_s", 4.0)
+        monkeypatch.setattr("pgleaderlock.engine.election.Election.lease_s", 4.0)
         _, patient = await answer_of(postgres.dsn, schema, key, leader=now, wait_s=30)
         assert patient.is_obeyed
         await eventually(lambda: _has_two(reader))
@@ -330,8 +330,8 @@ async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_min
 async def test_after_a_flood_it_is_listened_again(
     postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.registry._asks._UNLISTENED_S", 1.5)
-    monkeypatch.setattr("pgleaderlock.registry._asks._FLOOD", 100)
+    monkeypatch.setattr("pgleaderlock.ops.registry._asks._UNLISTENED_S", 1.5)
+    monkeypatch.setattr("pgleaderlock.ops.registry._asks._FLOOD", 100)
     async with leading(postgres.dsn, schema, key) as (one, _):
         asks = one.registry._asks
         async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as connection:
@@ -587,7 +587,7 @@ async def test_names_and_errors_of_others_stay_on_one_line_in_the_history(
         event = Event(
             EventKind.ERROR, LockState.LEADER, LockState.LEADER, "x", suspend_aware_clock(), LockError("1\r2\u2028")
         )
-        registry._hear(registry._book.standings[str(key)], event)
+        registry._hear(registry._pending.standings[str(key)], event)
         await until(lambda: registry.is_up and not registry.waiting_events)
         async with reading(postgres.dsn, schema) as reader:
             lines = await reader.history()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import MissingExtra, backends, open_backend
-from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock import open_backend, stores
+from pgleaderlock.errors import MissingExtra
+from pgleaderlock.stores.record import RecordBackend
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_lease_of_kubernetes_is_named_by_its_place(tmp_path: Path):
         ("just-words", {}, "begins with a scheme"),
         ("postgresql://h/d", {}, "name one with role="),
         ("memory://", {}, "needs a name"),
-        ("memory://x", {"identity": ""}, "an empty one would mean nobody"),
+        ("memory://x", {"identity": ""}, "an empty one marks a free lock"),
         ("memory://x", {"lease_s": 0}, "lease_s"),
     ],
 )
@@ -70,8 +71,8 @@ def test_a_scheme_may_be_written_in_capitals(tmp_path: Path):
 
 @pytest.mark.parametrize("value", ["tests.test_contract:nothing", "no_such_module:open"])
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, value: str):
-    found = EntryPoints([EntryPoint("toy", value, "pgleaderlock.backends")])
-    monkeypatch.setattr(backends, "entry_points", found.select)
+    found = EntryPoints([EntryPoint("toy", value, "pgleaderlock.stores")])
+    monkeypatch.setattr(stores, "entry_points", found.select)
     with pytest.raises(MissingExtra, match=f"backend for toy://, {value} of an installed package, cannot be loaded"):
         open_backend("toy://x")
 
@@ -107,15 +108,15 @@ def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_do
 
 
 def test_somebody_else_s_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):
-    found = EntryPoints([EntryPoint("toy", "tests.test_contract:open_toy", "pgleaderlock.backends")])
-    monkeypatch.setattr(backends, "entry_points", found.select)
+    found = EntryPoints([EntryPoint("toy", "tests.test_contract:open_toy", "pgleaderlock.stores")])
+    monkeypatch.setattr(stores, "entry_points", found.select)
     assert open_backend("toy://x").labels == {"toy": "toy://x"}
     with pytest.raises(ValueError, match="toy://"):
         open_backend("nope://x")
 
 
 def test_a_package_that_is_missing_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "httpx" or "backends.kubernetes" in name]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "httpx" or "stores.kubernetes" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "httpx", None)
     (tmp_path / "config").write_text(

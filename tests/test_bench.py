@@ -25,10 +25,10 @@ def test_kubernetes_is_left_out_with_one_line_where_its_server_is_not_built(tmp_
 
 
 @pytest.mark.parametrize("by_kill", [True, False])
-def test_contenders_succeed_one_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_kill: bool) -> None:
+def test_candidates_succeed_one_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_kill: bool) -> None:
     monkeypatch.syspath_prepend(ROOT / "bench")
-    contenders = importlib.import_module("contenders")
-    with contenders.Contenders(contenders.our_command((tmp_path / "lock").as_uri()), 2) as side:
+    candidates = importlib.import_module("candidates")
+    with candidates.Candidates(candidates.our_command((tmp_path / "lock").as_uri()), 2) as side:
         first = side._leader
         assert side.replace_leader(by_kill=by_kill) > 0
         assert first.poll() is not None

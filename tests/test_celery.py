@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 
-from pgleaderlock import ConnectionError, FixedInterval, Grant, LeadershipLost, LockState
+from pgleaderlock import ConnectionError, FixedInterval, LeadershipLost, LockState
 from pgleaderlock.integrations import celery as ours
 from pgleaderlock.integrations.celery import gate_beat
+from pgleaderlock.models import Grant
 from tests.beat_torture import Verdict, judge
 from tests.doubles import ScriptedBackend, make_election, until
 
@@ -47,7 +48,7 @@ async def test_beat_ticks_in_each_term_and_not_between(app: Celery, sent: list[s
         assert backend.loss is not None
         backend.loss.set_result(ConnectionError("gone"))
         await until(lambda: election.state is LockState.FOLLOWER)
-        await until(lambda: election._gate.is_idle)
+        await until(lambda: election._leader_tasks.is_idle)
         between = len(sent)
         assert heard.words.count("on_acquired") == 1
         await until(lambda: len(sent) >= between + 2)

@@ -24,20 +24,20 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgleaderlock import LeaderLock, LockKey, errors
-from pgleaderlock.backends._dsn import has_password
-from pgleaderlock.backends._pg_status import Contender, look_at_lock
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli import status as status_command
 from pgleaderlock.cli.argv_secrets import hide_secrets, may_hold_password, take_out
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import in_postgres
-from pgleaderlock.embedded import Server
+from pgleaderlock.postgres._dsn import has_password
+from pgleaderlock.postgres._status import Candidate, look_at_lock
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.processes import Process
+from tests.support.cli import CLI
 from tests.terminals import Terminal
 
-CLI = (sys.executable, "-m", "pgleaderlock.cli")
 LEADS = "this process leads"
 WAITS = "another process leads"
 QUICK = ("--retry-base", "0.05", "--retry-max", "0.05")
@@ -77,12 +77,12 @@ def run_words(dsn: str, key: LockKey) -> tuple[str, ...]:
     return ("run", "--dsn", dsn, *words(key), *QUICK, "--settle", "0")
 
 
-def look(dsn: str, key: LockKey) -> list[Contender]:
+def look(dsn: str, key: LockKey) -> list[Candidate]:
     return asyncio.run(look_at_lock(dsn, key))
 
 
 def holder_pid(dsn: str, key: LockKey) -> int:
-    pids = [contender.holder.pid for contender in look(dsn, key) if contender.granted]
+    pids = [candidate.holder.pid for candidate in look(dsn, key) if candidate.granted]
     assert len(pids) == 1
     assert pids[0] is not None
     return pids[0]
@@ -118,19 +118,19 @@ def test_exactly_one_of_three_leads_and_leadership_moves_when_it_is_killed_or_as
 ) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback((pool := ThreadPoolExecutor(3)).shutdown)
-        contenders = [stack.enter_context(started(*run_words(postgres.dsn, key))) for _ in range(3)]
-        first_words = [contender.wait_for("process leads") for contender in contenders]
+        candidates = [stack.enter_context(started(*run_words(postgres.dsn, key))) for _ in range(3)]
+        first_words = [candidate.wait_for("process leads") for candidate in candidates]
         assert sorted(LEADS in line for line in first_words) == [False, False, True]
         assert sum(WAITS in line for line in first_words) == 2
-        leader = contenders[next(number for number, line in enumerate(first_words) if LEADS in line)]
-        heirs = {pool.submit(heir.wait_for, LEADS): heir for heir in contenders if heir is not leader}
+        leader = candidates[next(number for number, line in enumerate(first_words) if LEADS in line)]
+        heirs = {pool.submit(heir.wait_for, LEADS): heir for heir in candidates if heir is not leader}
 
         leader.signal(signal.SIGKILL)
         assert leader.wait() == -signal.SIGKILL
         second = wait_for_futures(heirs, TIMEOUT_S, FIRST_COMPLETED).done
         assert len(second) == 1
         leader = heirs.pop(second.pop())
-        names = [contender.holder.name for contender in look(postgres.dsn, key) if contender.granted]
+        names = [candidate.holder.name for candidate in look(postgres.dsn, key) if candidate.granted]
         assert [name.rpartition(":")[2].split()[0] for name in names] == [str(leader.pid)]
 
         leader.signal(signal.SIGTERM)
@@ -399,7 +399,7 @@ def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
         blocked = pool.submit(waiter.execute, f"SELECT pg_advisory_lock({marks})", key.numbers)
         try:
             deadline_s = time.monotonic() + TIMEOUT_S
-            while all(contender.granted for contender in look(dsn, key)):
+            while all(candidate.granted for candidate in look(dsn, key)):
                 assert time.monotonic() < deadline_s, "the waiter never stood in line"
             yield waiter.info.backend_pid
         finally:
@@ -680,7 +680,7 @@ def test_the_dsn_is_found_in_every_form_that_click_reads(
 
 def test_a_password_leaves_the_process_list_before_anything_heavy_is_imported() -> None:
     program = "import sys, pgleaderlock.cli; print(*sorted(set(sys.modules) & set(sys.argv[1:])))"
-    heavy = ("psycopg", "click", "loguru", "rich", "asyncio", "pydantic", "logging", "pgleaderlock.backends")
+    heavy = ("psycopg", "click", "loguru", "rich", "asyncio", "pydantic", "logging", "pgleaderlock.stores")
     shown = subprocess.run([sys.executable, "-c", program, *heavy], check=True, capture_output=True, text=True).stdout
     assert shown.split() == []
 

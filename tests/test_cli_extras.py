@@ -12,7 +12,7 @@ from pgleaderlock.errors import MissingExtra
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Make this process one in which these packages are not installed."""
-    ours = ("pgleaderlock.dashboard", "pgleaderlock.cli.dashboard")
+    ours = ("pgleaderlock.ops.dashboard", "pgleaderlock.cli.dashboard")
     for name in [name for name in sys.modules if name.startswith((*packages, *ours))]:
         monkeypatch.delitem(sys.modules, name)
         parent, _, child = name.rpartition(".")
@@ -64,7 +64,7 @@ def test_a_configured_node_without_the_dashboards_extra_is_not_told_to_choose_an
     async def serve_dashboard(_node: object) -> None:
         raise MissingExtra("the dashboard needs pip install 'pgleaderlock[dashboard]'")
 
-    monkeypatch.setattr("pgleaderlock.node.Node.serve_dashboard", serve_dashboard)
+    monkeypatch.setattr("pgleaderlock.ops.node.Node.serve_dashboard", serve_dashboard)
     path = tmp_path / "node.toml"
     path.write_text('[cluster.leader_election]\nbackend = "postgresql://db/app"\nroles = ["x"]\n')
     assert invoke(["run", "--config", str(path)]) == exit_codes.USAGE

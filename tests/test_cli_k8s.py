@@ -87,9 +87,7 @@ async def test_a_lease_that_is_not_there_is_not_called_free_since_its_namespace_
 ):
     config = server.write_kubeconfig(tmp_path / "config")
     for namespace in ("default", "missing"):
-        note = (
-            f"there is no Lease job in namespace {namespace} (nobody has led it yet, or the namespace does not exist)"
-        )
+        note = f"there is no Lease job in namespace {namespace} (no leader yet, or the namespace does not exist)"
         url = f"k8s://{namespace}/job"
         assert await status(config, url) == f"{url} has no holder: {note}\n"
         shown = json.loads(await status(config, url, "--json"))

@@ -12,8 +12,8 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.target import Target
-from pgleaderlock.config import Config
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
+from pgleaderlock.ops.config import Config
 from tests.cli_words import COMMANDS, WITHOUT_STORE, words_for
 from tests.conftest import Postgres
 
@@ -64,7 +64,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Election, Target]]:
         return exit_codes.CLEAN
 
     async def supervise(lock: Election, target: Target, *_: Any) -> Any:
-        from pgleaderlock.supervise.supervisor import Ending, How
+        from pgleaderlock.work.exec.supervisor import Ending, How
 
         taken.append((lock, target))
         return Ending(How.COMMAND, 0)

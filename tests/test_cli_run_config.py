@@ -9,8 +9,8 @@ import pytest
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.commands import cli, invoke
-from pgleaderlock.config import Config
-from pgleaderlock.keys import LockKey
+from pgleaderlock.ops.config import Config
+from pgleaderlock.postgres.keys import LockKey
 
 RUN = cli.commands["run"]
 OPTIONS = [option for option in RUN.params if isinstance(option, click.Option)]
@@ -144,7 +144,7 @@ REFUSED = {
     ("--lease", "6", "--health-interval", "5"): "--health-interval: refresh_interval = 5s must be less than two thirds",
     ("--lease", "6", "--set", "cluster.leader_election.lease_duration=7s"): "--lease: --set",
     ("--takeover", "strict"): '--takeover: takeover = "strict" decides by the term table',
-    ("--schema", "other"): "--schema: schema is about the term table, and there is none",
+    ("--schema", "other"): "--schema: schema is only for the term table, and there is none",
     ("--reconnect-grace", "3", "--role", "a,b,c,d,e,f,g,h,i"): "--reconnect-grace: reconnect_grace has no effect",
     ("--wake", "poll", "--set", "cluster.leader_election.max_roles=1"): "--wake: wake has no effect",
 }

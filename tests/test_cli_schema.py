@@ -7,7 +7,7 @@ import pytest
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 
 TABLES = "SELECT to_regclass('elections.terms')::text"

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from pgleaderlock import clock
-from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock._base import clock
+from pgleaderlock._base.clock import suspend_aware_clock
 
 
 def test_the_clock_never_goes_back() -> None:

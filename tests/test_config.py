@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pgleaderlock import Event, EventKind, LeaderLock, LockKey, LockState, PgLeaderLockError
-from pgleaderlock._durations import parse_duration, show_duration
+from pgleaderlock._base.durations import parse_duration, show_duration
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.config import config as config_group
 from pgleaderlock.cli.config import config_options
-from pgleaderlock.config import Config, ConfigError, in_force, load, load_config
-from pgleaderlock.config.lines import find_lines
-from pgleaderlock.config.model import ClusterConfig, LeaderElectionConfig, RoleConfig
-from pgleaderlock.config.settings import SETTINGS, Setting
 from pgleaderlock.errors import MissingExtra
+from pgleaderlock.ops.config import Config, ConfigError, in_force, load, load_config
+from pgleaderlock.ops.config.lines import find_lines
+from pgleaderlock.ops.config.model import ClusterConfig, LeaderElectionConfig, RoleConfig
+from pgleaderlock.ops.config.settings import SETTINGS, Setting
 from pgleaderlock.retry import FixedInterval
 from tests.conftest import Postgres
 from tests.doubles import until
@@ -191,7 +191,7 @@ def test_the_registry_is_off_where_the_store_is_another_unless_it_has_a_database
 
 
 def test_a_store_whose_package_is_missing_can_be_configured_nevertheless(write, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pgleaderlock.backends.kubernetes", None)
+    monkeypatch.setitem(sys.modules, "pgleaderlock.stores.kubernetes", None)
     assert load_config(write(election('backend = "k8s://ns/name"')), environ={}).election.url == "k8s://ns/name"
 
 
@@ -456,7 +456,7 @@ def test_a_variable_that_is_almost_ours_is_a_slip_and_others_are_left_alone():
 
 def test_a_port_that_kubernetes_made_of_a_service_says_what_it_is():
     (line,) = refusal(None, {"PGLEADERLOCK_METRICS_PORT": "tcp://10.0.0.1:9464"})
-    assert line.startswith("$PGLEADERLOCK_METRICS_PORT: must be a whole number, and is an address: Kubernetes")
+    assert line.startswith("$PGLEADERLOCK_METRICS_PORT: must be a whole number, but is an address: Kubernetes")
 
 
 def test_pg_dsn_names_the_store_only_where_nothing_of_ours_does(write):
@@ -547,13 +547,13 @@ def test_what_is_wrong_in_the_election_is_said_with_file_line_and_key(write, tex
         ("[cluster]\nabout = 'x'", "node.toml:2: cluster.about: must be a table of texts"),
         ("[cluster.about]\nx = nan", "node.toml:1: cluster.about: must hold texts"),
         ("\n[clutser]\nx = 1", "node.toml:2: clutser: unknown key; did you mean cluster?"),
-        ("[cron]", "node.toml:1: cron: unknown key; there are cluster, registry"),
+        ("[cron]", "node.toml:1: cron: unknown key; the keys here are cluster, registry"),
         ("'a b' = 1", "node.toml:1: (a key that is not shown): unknown key"),
         ("[metrics]\nport = 65536", "node.toml:2: metrics.port: must be between 0 and 65535"),
         ("[metrics]\nhost = ''", "node.toml:2: metrics.host: must be a name"),
         ("[metrics]\nprefix = '9'", "node.toml:2: metrics.prefix: the prefix of the metrics must be"),
         ("metrics.port = 1.5", "node.toml:1: metrics.port: must be a whole number, without quotes"),
-        ("[registry]\ndsn = 'file:///x'", "node.toml:2: registry.dsn: must be PostgreSQL's"),
+        ("[registry]\ndsn = 'file:///x'", "node.toml:2: registry.dsn: must be a connection string of libpq"),
         ("[registry]\nkeep_days = 0", "node.toml:2: registry.keep_days: must be between 1 and 36500"),
         ("[dashboard]\nenabled = 1", "node.toml:2: dashboard.enabled: must be true or false, without quotes"),
         ("[alerts]\nname = 'a'", "node.toml:1: alerts: must be an array of tables"),
@@ -576,14 +576,14 @@ ALERT = '[[alerts]]\nname = "{}"\ncondition = "up == 0"\nseverity = "{}"\n'
         (ALERT.format("a", "info") * 2, "node.toml:6: alerts[1].name: is used twice"),
         (
             "[[alerts]]\nname = 'a'\ncondtion = 'x'\nseverity = 'info'",
-            "node.toml:3: alerts[0].condtion: is not a key that is known here",
+            "node.toml:3: alerts[0].condtion: is an unknown key",
         ),
         ("[[alerts]]\nseverity = 'info'\ncondition = 'x'", "node.toml:1: alerts[0].name: is missing"),
         (ALERT.format(" a", "info"), "node.toml:2: alerts[0].name: must be printable"),
         ("alerts = [1]", "node.toml:1: alerts[0]: must be a table"),
         ("[receivers.slack]\n\napi_url = 'x'", "node.toml:3: receivers.slack.api_url: is a secret"),
         ("[receivers]\nslack = 1", "node.toml:2: receivers.slack: must be a table"),
-        ("[receivers]\nemail = 1", "node.toml:2: receivers.email: is not a key that is known here"),
+        ("[receivers]\nemail = 1", "node.toml:2: receivers.email: is an unknown key"),
         ("[receivers.default]\ncritical = ['x']", "node.toml:2: receivers.default.critical: must be made of"),
         ("[receivers.webhook.'a b']\nurl = 'https://h'", "node.toml:1: receivers.webhook: 'a b' is not a name"),
     ],
@@ -711,7 +711,7 @@ def test_the_error_is_a_value_error_of_ours_and_programs_can_read_it(write):
         ("[a]\n[a]\n", "node.toml:2: is not TOML: "),
         ('x = "a', 'node.toml:1: is not TOML: '),
         ("x = [1,\n2", "node.toml:2: is not TOML: "),
-        ("x = " + "1" * 5000, "node.toml: is not TOML that can be read"),
+        ("x = " + "1" * 5000, "node.toml: is TOML that cannot be parsed"),
         ("x = " + "[" * 5000, "node.toml: is nested too deeply"),
     ],
 )  # fmt: skip
@@ -725,7 +725,7 @@ def test_a_file_that_cannot_be_read_says_why(folder):
     assert refusal(".") == [".: cannot be read: Is a directory"]
     (folder / "node.toml").write_bytes(b"\xff\xfe")
     assert refusal("node.toml") == ["node.toml: is not text in UTF-8: is it another file?"]
-    assert refusal("a\0b") == ["the file's name is not one that a file can have"]
+    assert refusal("a\0b") == ["this cannot be the name of a file"]
 
 
 # --- Secrets ---------------------------------------------------------------------------------------------------------
@@ -1002,13 +1002,13 @@ def test_a_password_is_refused_where_everybody_can_read_it(run, url):
 
 
 def test_a_missing_extra_names_what_to_install(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.config", "pydantic"))]:
+    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.ops.config", "pydantic"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert invoke(["config", "show"]) == exit_codes.USAGE
     assert 'pip install "pgleaderlock[config]"' in capsys.readouterr().err
     with pytest.raises(MissingExtra, match="pydantic"):
-        import pgleaderlock.config  # noqa: F401
+        import pgleaderlock.ops.config  # noqa: F401
 
 
 def test_other_commands_can_take_a_configuration_too():

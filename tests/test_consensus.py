@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError, LeadershipLost, LockError, LockState, open_backend, sync
-from pgleaderlock.backends.kubernetes import new_from_env
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster
-from pgleaderlock.backends.memory import MemoryStore
-from pgleaderlock.backends.record import RecordBackend
-from pgleaderlock.consensus import Backend, Config, Manager
+from pgleaderlock.compat.consensus import Backend, Config, Manager
+from pgleaderlock.stores.kubernetes import new_from_env
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster
+from pgleaderlock.stores.memory import MemoryStore
+from pgleaderlock.stores.record import RecordBackend
 from tests.doubles import until
 
 pytestmark = pytest.mark.virtual_time
@@ -270,7 +270,7 @@ async def test_an_answer_that_is_no_yes_or_no_is_an_error_and_not_a_yes():
     assert "True or False" in str(errors[0])
 
 
-async def test_two_processes_of_one_pod_name_are_two_contenders():
+async def test_two_processes_of_one_pod_name_are_two_candidates():
     clock = asyncio.get_running_loop().time
     managers = [Manager("memory://pods", Config("pod-0"), clock=clock) for _ in range(2)]
     async with managers[0] as first, managers[1] as second:

@@ -3,18 +3,17 @@
 Over the other stores it runs in the files of their tests.
 """
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from pgleaderlock import open_backend
-from pgleaderlock.backends import BackendSettings
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore
+from pgleaderlock.stores import BackendSettings
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing import BackendContract, InProcessContract
 from tests.conftest import Postgres
+from tests.support.contract import ToyStore
 
 
 class TestMemory(InProcessContract):
@@ -39,31 +38,6 @@ class TestPostgresWithTermTable(TestPostgres):
 
 
 # --- Somebody else's ------------------------------------------------------------------------------------------------
-
-
-class ToyStore(RecordStore):
-    """A dictionary that somebody put behind the record port, in the fewest lines."""
-
-    shelf: ClassVar[dict[str, Record]] = {}
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @property
-    def labels(self) -> Mapping[str, object]:
-        return {"toy": self.name}
-
-    async def read(self) -> Record | None:
-        await asyncio.sleep(0)
-        return self.shelf.get(self.name)
-
-    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
-        now = self.shelf.get(self.name)
-        if (now and now.version) is not (replacing and replacing.version):
-            return None
-        record = Record(claim.holder, claim.token, claim.lease_s, object())
-        self.shelf[self.name] = record
-        return record
 
 
 def open_toy(url: str, settings: BackendSettings) -> Backend:

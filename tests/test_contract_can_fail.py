@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pgleaderlock._sighting import Sighting
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.record import Claim, Record, RecordBackend
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant, Holder
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.lease_observation import LeaseObservation
+from pgleaderlock.stores.record import Claim, Record, RecordBackend
 from pgleaderlock.testing import BackendContract
 from pgleaderlock.testing.contract import _tools
-from tests.test_contract import ToyStore
+from tests.support.contract import ToyStore
 
 LEASE_S = 0.4
 
@@ -47,7 +47,7 @@ class TornStore(ToyStore):
 
 
 class OwnLeaseStore(ToyStore):
-    """Believes that everybody's lease is like its own."""
+    """Takes every lease to be as long as its own."""
 
     async def read(self) -> Record | None:
         record = await super().read()
@@ -148,10 +148,10 @@ class RenewsForItselfOnly(Sound):
 
 class RenewsAndReleasesWhateverItHas(Sound):
     async def renew(self, grant: Grant) -> Grant:
-        return await super().renew(dataclasses.replace(grant, token=self._sighting.highest))
+        return await super().renew(dataclasses.replace(grant, token=self._observation.highest))
 
     async def release(self, grant: Grant) -> None:
-        await super().release(dataclasses.replace(grant, token=self._sighting.highest))
+        await super().release(dataclasses.replace(grant, token=self._observation.highest))
 
 
 class ReleasesWithoutLooking(Sound):
@@ -173,12 +173,12 @@ class WithoutToken(Sound):
 
 class SameToken(Sound):
     async def try_acquire(self) -> Grant | None:
-        self._sighting.highest = 6
+        self._observation.highest = 6
         grant = await super().try_acquire()
         return grant and dataclasses.replace(grant, token=7)
 
     async def release(self, grant: Grant) -> None:
-        await super().release(dataclasses.replace(grant, token=self._sighting.highest))
+        await super().release(dataclasses.replace(grant, token=self._observation.highest))
 
 
 class GrantsEverybody(Sound):
@@ -186,7 +186,7 @@ class GrantsEverybody(Sound):
         self._attempted.clear()
         await self._look()
         return await super().try_acquire() or Grant(
-            self._sighting.highest + 1, self._clock() + LEASE_S / 2, self._clock()
+            self._observation.highest + 1, self._clock() + LEASE_S / 2, self._clock()
         )
 
 
@@ -197,7 +197,7 @@ class YieldsToThoseWhoAskOften(Sound):
         self.asked += 1
         if self.asked > 50:
             self._store.shelf.pop(self._store.name, None)  # type: ignore[attr-defined]
-            self._sighting.forget()
+            self._observation.forget()
         return await super().try_acquire()
 
 
@@ -222,12 +222,12 @@ class FreesItsSuccessor(Sound):
 class ForgetsAtOpen(Sound):
     async def open(self) -> None:
         self._held = None
-        self._sighting.highest += 1
+        self._observation.highest += 1
 
 
 class Needy(Sound):
     async def wait(self, timeout_s: float) -> None:
-        await asyncio.sleep(timeout_s if self._held is None and self._sighting.current is not None else 3600)
+        await asyncio.sleep(timeout_s if self._held is None and self._observation.current is not None else 3600)
 
 
 class Untidy(Sound):
@@ -247,9 +247,9 @@ class Expiring(Sound):
 
     async def _look(self) -> Record | None:
         record = await super()._look()
-        if record is not None and self._sighting.current is record and self._clock() > self._born.get(record, 1e18):
+        if record is not None and self._observation.current is record and self._clock() > self._born.get(record, 1e18):
             self._store.shelf.pop(self._store.name, None)  # type: ignore[attr-defined]
-            self._sighting = Sighting(self._lease_s)
+            self._observation = LeaseObservation(self._lease_s)
             return await super()._look()
         return record
 
@@ -377,13 +377,13 @@ class TrustsForEver(Sound):
 # --- Which test notices -----------------------------------------------------------------------------------------------
 
 BROKEN: list[tuple[type[Sound], str, str]] = [
-    (NeverGrants, "a_single_contender_acquires", "was not granted"),
-    (WithoutToken, "a_single_contender_acquires", "without a token"),
-    (TrustsForEver, "a_single_contender_acquires", "nothing ends"),
-    (GrantsEverybody, "a_second_contender_is_blocked_while_the_first_holds", "another holds was granted"),
+    (NeverGrants, "a_single_candidate_acquires", "was not granted"),
+    (WithoutToken, "a_single_candidate_acquires", "without a token"),
+    (TrustsForEver, "a_single_candidate_acquires", "never ends"),
+    (GrantsEverybody, "a_second_candidate_is_blocked_while_the_first_holds", "another holds was granted"),
     (ReleasesNothing, "a_release_lets_the_next_in_at_once", "was not granted"),
     (SameToken, "tokens_grow_from_term_to_term", "must grow"),
-    (Forgetful, "tokens_grow_for_contenders_that_were_not_there_before", "must grow"),
+    (Forgetful, "tokens_grow_for_candidates_that_were_not_there_before", "must grow"),
     (ReleasesWithoutLooking, "an_old_grant_cannot_renew_or_release_the_term_of_another", "was over was released"),
     (RenewsForItselfOnly, "an_old_grant_cannot_renew_or_release_the_term_of_another", "was over was renewed"),
     (
@@ -392,35 +392,35 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
         "was over was renewed",
     ),
     (YieldsToThoseWhoAskOften, "asking_often_changes_nothing", "another holds was granted"),
-    (NamesNobody, "the_holder_is_named_while_there_is_one", "nobody is named"),
+    (NamesNobody, "the_holder_is_named_while_there_is_one", "no holder is named"),
     (ClosesOnce, "closing_lets_go_and_may_be_repeated", "closed twice"),
     (Eternal, "closing_lets_go_and_may_be_repeated", "did not become free"),
     (FreesItsSuccessor, "closing_too_late_frees_nothing", "another holds was granted"),
     (Expiring, "tokens_grow_for_one_who_never_saw_the_silent_holder", "must grow"),
     (OneForAll, "locks_of_other_names_are_other_locks", "was not granted"),
     (ForgetsAtOpen, "opening_again_changes_nothing", "could not be renewed"),
-    (NamesItself, "the_holder_is_named_while_there_is_one", "otherwise by itself"),
+    (NamesItself, "the_holder_is_named_while_there_is_one", "another name for itself"),
     (Needy, "whoever_was_closed_can_still_wait", "after its time"),
     (Untidy, "closing_leaves_no_task_behind", "tasks are left"),
-    (FreesWhateverItCloses, "closing_a_contender_that_holds_nothing_frees_nothing", "another holds was granted"),
+    (FreesWhateverItCloses, "closing_a_candidate_that_holds_nothing_frees_nothing", "another holds was granted"),
     (Nameless, "labels_name_the_lock", "without labels"),
     (TrustsTooLong, "trust_ends_within_the_lease", "within the lease"),
-    (Hasty, "silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended", "before trust had ended"),
+    (Hasty, "silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended", "before validity had ended"),
     (Eternal, "silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended", "did not become free"),
-    (OwnLease, "silence_lasts_as_long_as_the_lease_of_the_holder", "before trust had ended"),
+    (OwnLease, "silence_lasts_as_long_as_the_lease_of_the_holder", "before validity had ended"),
     (RenewsForItselfOnly, "a_renewal_extends_trust_and_keeps_others_out", "another holds was granted"),
     (TrustsFromTheAnswer, "an_answer_that_takes_its_time_adds_no_trust", "count from sending"),
     (IsGrantedFromTheAnswer, "a_grant_that_takes_its_time_adds_no_trust", "also for an acquisition"),
     (
         TakesHeldForAnError,
-        "a_second_contender_is_blocked_while_the_first_holds",
+        "a_second_candidate_is_blocked_while_the_first_holds",
         "is an answer, None, and not an error",
     ),
     (LosesInItsOwnWords, "an_old_grant_cannot_renew_or_release_the_term_of_another", "raised KeyError"),
-    (FailsToClose, "a_single_contender_acquires", "must not raise"),
+    (FailsToClose, "a_single_candidate_acquires", "must not raise"),
     (Hanging, "trust_ends_within_the_lease", r"renew\(\) did not end within"),
-    (HangingAtItsEnd, "a_single_contender_acquires", r"close\(\) did not end within"),
-    (Alarmist, "a_holder_in_good_health_is_not_called_lost", "called lost"),
+    (HangingAtItsEnd, "a_single_candidate_acquires", r"close\(\) did not end within"),
+    (Alarmist, "a_holder_in_good_health_is_not_called_lost", "for a healthy holder"),
     (Deaf, "whoever_waits_is_woken_by_a_release", "was not woken"),
     (Deaf, "a_wait_is_over_when_its_time_is", "after its time"),
     (Impatient, "waiting_is_not_asking_in_a_circle", "for nothing"),
@@ -428,7 +428,7 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
     (StubbornHolder, "a_renewal_that_is_cut_short_does_not_hold_the_lock_for_ever", "went on"),
     (StubbornHolder, "a_release_that_is_cut_short_does_not_hold_the_lock_for_ever", "went on"),
     (StubbornHolder, "a_wait_that_is_cut_short_ends_at_once", "went on"),
-    (Torn, "of_many_contenders_exactly_one_leads_at_any_time", "at the same time"),
+    (Torn, "of_many_candidates_exactly_one_leads_at_any_time", "at the same time"),
     (Torn, "of_many_who_wait_for_a_silent_holder_one_takes_over", "were granted one lock"),
     (
         Sound,

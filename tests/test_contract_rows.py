@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgleaderlock import open_backend
-from pgleaderlock.backends.base import Backend
+from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing import BackendContract
 from tests.conftest import Postgres, free_port
 from tests.pooler import pgbouncer

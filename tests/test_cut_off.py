@@ -19,25 +19,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgleaderlock import (
-    ConnectionError,
-    Event,
-    EventKind,
-    LeaderLock,
-    LockKey,
-    LockState,
-    LossCause,
-    RetryContext,
-    ShutdownError,
-)
-from pgleaderlock.backends.lease import witness_key
-from pgleaderlock.embedded import Server
+from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockKey, LockState, RetryContext, ShutdownError
+from pgleaderlock.models import LossCause
+from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.doubles import Witness, until
 from tests.processes import Process
 from tests.programs import needs
 from tests.silent_proxy import SilentProxy
-from tests.test_lease import make_leased, until_in_line
+from tests.support.lease import make_leased, until_in_line
 
 LEASE_S = 1.5
 LOSS_S = LEASE_S * 2 / 3
@@ -53,8 +44,8 @@ class InLine:
         return 600.0 if context.last_error is None else 0.05
 
 
-# Contenders for several locks in one process. What happens is said with the clock's reading when it happened.
-_CONTENDERS = """
+# Candidates for several locks in one process. What happens is said with the clock's reading when it happened.
+_CANDIDATES = """
 import asyncio, sys, time
 from pgleaderlock import LeaderLock, LockKey
 
@@ -81,8 +72,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def contenders(dsn: str, keys: Iterable[str], *prefix: str) -> Process:
-    return Process(*prefix, sys.executable, "-c", _CONTENDERS, dsn, str(LEASE_S), *keys)
+def candidates(dsn: str, keys: Iterable[str], *prefix: str) -> Process:
+    return Process(*prefix, sys.executable, "-c", _CANDIDATES, dsn, str(LEASE_S), *keys)
 
 
 def hear(process: Process, word: str, keys: Iterable[str]) -> dict[str, float]:
@@ -130,7 +121,7 @@ def _run(*command: str) -> None:
 _START_SERVER = """
 import sys
 from pathlib import Path
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 
 class ReachableServer(Server):
     def _options(self):  # an embedded server listens on 127.0.0.1 only, and there is no setting for that
@@ -164,7 +155,7 @@ def test_a_leader_whose_cable_is_pulled_knows_before_another_leads(distant_serve
     keys = [str(LockKey.pair(1, number)) for number in range(4)]
     rounds: list[tuple[float, float]] = []
     dsn = make_conninfo(distant_server.tcp_dsn, host=SERVER_ADDRESS)
-    with contenders(dsn, keys, "unshare", "--net") as leader, contenders(distant_server.dsn, keys) as follower:
+    with candidates(dsn, keys, "unshare", "--net") as leader, candidates(distant_server.dsn, keys) as follower:
         leader.wait_for("ready")
         assert distant_server.pid is not None
         cable = Cable(distant_server.pid, leader.pid)
@@ -455,7 +446,7 @@ def test_a_frozen_leader_is_replaced_and_when_thawed_its_first_answer_is_no(post
     delays_s: list[float] = []
     with (
         Process(sys.executable, "-c", _FREEZABLE, postgres.dsn, str(key), str(LEASE_S)) as leader,
-        contenders(postgres.dsn, [str(key)]) as follower,
+        candidates(postgres.dsn, [str(key)]) as follower,
     ):
         while min(delays_s, default=LEASE_S) >= 0.1:
             assert len(delays_s) < 3, delays_s  # a machine with other things to do is late once, and not every time

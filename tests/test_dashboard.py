@@ -4,13 +4,12 @@ import asyncio
 import json
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,56 +18,31 @@ from typing import Any
 import httpx
 import pytest
 
-from pgleaderlock import (
-    ConnectionError,
-    FixedInterval,
-    Holder,
-    LeaderLock,
-    LockError,
-    LockKey,
-    LockState,
-    MissingExtra,
-    open_backend,
-)
-from pgleaderlock import dashboard as dashboard_package
+from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LockError, LockKey, LockState, open_backend
 from pgleaderlock.cli.watch import _beside
-from pgleaderlock.config import ConfigError, load_config
-from pgleaderlock.dashboard import Dashboard, RegistrySource, StoreSource, _sources
-from pgleaderlock.dashboard._alerts import alert_records
-from pgleaderlock.dashboard._board import Board
-from pgleaderlock.dashboard._exposition import exposition
-from pgleaderlock.dashboard._picture import Look, event_record, node_records, past_record, standing_record
-from pgleaderlock.dashboard._sources import _History
-from pgleaderlock.dashboard._streams import Streams, TooManyListeners
-from pgleaderlock.node import Node
-from pgleaderlock.registry import Registry
-from pgleaderlock.registry.asking import AskRefused, Target
-from pgleaderlock.registry.audit import Line
-from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
+from pgleaderlock.errors import MissingExtra
+from pgleaderlock.models import Holder
+from pgleaderlock.ops import dashboard as dashboard_package
+from pgleaderlock.ops.config import ConfigError, load_config
+from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, StoreSource, _sources
+from pgleaderlock.ops.dashboard._alerts import alert_records
+from pgleaderlock.ops.dashboard._board import Board
+from pgleaderlock.ops.dashboard._exposition import exposition
+from pgleaderlock.ops.dashboard._picture import Look, event_record, node_records
+from pgleaderlock.ops.dashboard._sources import _History
+from pgleaderlock.ops.dashboard._streams import Streams, TooManyListeners
+from pgleaderlock.ops.node import Node
+from pgleaderlock.ops.registry import Registry
+from pgleaderlock.ops.registry.asking import Target
+from pgleaderlock.ops.registry.audit import Line
+from pgleaderlock.ops.registry.reading import Leader, RoleStatus
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.processes import Process
-from tests.test_registry import drop
+from tests.support.dashboard import TOKEN, FixedSource, candidate, leader, line, record, until_true
+from tests.support.registry import drop
 
-TOKEN = "a-token-that-nobody-guesses"
 XSS = "<script>alert(1)</script>"
-
-
-def line(event: str, at: float, node: str = "a", token: int | None = 1, lock: str = "l", **more: Any) -> Line:
-    return Line(lock, "role", node, node, event, more.pop("cause", None), token, at, **more)
-
-
-def leader(node: str = "a", token: int = 1, at: float = 100.0, **more: Any) -> Leader:
-    alive = more.pop("is_alive", True)
-    return Leader(node, node, token, at, at, at + 10, 1, "host", 2, "0", {}, is_alive=alive, read_at=at)
-
-
-def candidate(node: str, state: str = "follower", *, is_alive: bool = True, seen_at: float = 100.0) -> Candidate:
-    return Candidate(node, node, state, 50.0, seen_at, "host", 2, "0", {}, is_alive=is_alive)
-
-
-def record(role: RoleStatus, lines: list[Line], since: float = 0.0, at: float = 200.0) -> dict[str, Any]:
-    return {**standing_record(role), **past_record(role, lines, since=since, at=at)}
 
 
 # --- The picture -------------------------------------------------------------------------------------------------
@@ -385,36 +359,13 @@ def test_a_terminal_shows_what_the_page_has_beside_its_roles():
     board.show(Look(200.0, 0.0, roles, {"l": lines}))
     text = "\n".join(each.plain for each in _beside(board))
     assert "last hour: 0 failovers, 50" in text
-    assert "firing: nobody leads role" in text
+    assert "firing: role has no leader" in text
     assert "and 4 more" in text
     assert "lost (silenced)" in text
     assert "\x1b" not in text
 
 
 # --- Over HTTP ---------------------------------------------------------------------------------------------------
-
-
-class Looks:
-    """A queue that is filled by the test, and emptied on the dashboard's thread."""
-
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Look | Exception] = queue.SimpleQueue()
-        self._news = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def put_nowait(self, look: Look | Exception) -> None:
-        self._items.put(look)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._news.set)
-
-    async def get(self) -> Look | Exception:
-        self._loop = asyncio.get_running_loop()
-        while True:
-            self._news.clear()
-            try:
-                return self._items.get_nowait()
-            except queue.Empty:
-                await self._news.wait()
 
 
 async def on_server(dashboard: Dashboard, call: Any) -> Any:
@@ -430,32 +381,6 @@ async def open_listener(dashboard: Dashboard) -> Any:
         return listener
 
     return await on_server(dashboard, open_it())
-
-
-class FixedSource:
-    """A source that shows what the test gives it."""
-
-    kind, where, can_ask = "registry", "a test", True
-
-    def __init__(self, *roles: RoleStatus) -> None:
-        self.looks = Looks()
-        self.asked: list[tuple[str, Target]] = []
-        self.looks.put_nowait(Look(200.0, 0.0, roles))
-
-    async def follow(self) -> AsyncGenerator[tuple[Look, list[Line]], None]:
-        while True:
-            look = await self.looks.get()
-            if isinstance(look, Exception):
-                raise look
-            yield look, []
-
-    async def ask_to_step_down(self, lock: str, leader: Target) -> str:
-        if lock == "broken":
-            raise ConnectionError("cannot ask")
-        if lock == "unwilling":
-            raise AskRefused("the leader refused: it is too soon")
-        self.asked.append((lock, leader))
-        return "the node that answered"
 
 
 @asynccontextmanager
@@ -945,7 +870,7 @@ async def test_a_node_serves_it_and_answers_for_itself(postgres: Postgres, key: 
 
 
 def test_the_page_needs_its_extra_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pgleaderlock.dashboard.server", None)
+    monkeypatch.setitem(sys.modules, "pgleaderlock.ops.dashboard.server", None)
     with pytest.raises(MissingExtra, match=r"pgleaderlock\[dashboard\]"):
         _ = dashboard_package.Dashboard
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
@@ -962,10 +887,3 @@ def test_a_node_without_a_registry_has_nothing_to_show():
     sets = ["cluster.leader_election.roles=a", "registry.enabled=false", "dashboard.enabled=true"]
     with pytest.raises(ConfigError, match="the dashboard shows the registry"):
         Node(load_config(None, environ={}, sets=sets), dsn="postgresql://x/x")
-
-
-def until_true(condition: Any, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -17,16 +17,18 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from pgleaderlock.dashboard import RegistrySource
-from pgleaderlock.registry.asking import Target
+from pgleaderlock.ops.dashboard import RegistrySource
+from pgleaderlock.ops.registry.asking import Target
 from tests.conftest import Postgres
 from tests.page_server import TOKEN, PageServer, Stage, StagedSource, many_roles, one_role
 from tests.processes import Process
 from tests.programs import find_program
 from tests.scenes_node import SIZE
-from tests.test_registry import drop
+from tests.support.registry import drop
 
 ROLE = "billing/scheduler"
+pytestmark = pytest.mark.slow  # a browser
+
 SECOND_MS = 1000
 PATIENT_MS = 15_000
 LIVE = "body[data-link=live]:not([data-mode=empty])"
@@ -145,7 +147,6 @@ def is_within_width(page: Page) -> bool:
 # --- Who leads ---
 
 
-@pytest.mark.slow
 def test_the_page_says_who_leads_for_how_long_and_who_else_would(server, visitor):
     show(server, one_role())
     page = visitor.open(server.url)
@@ -191,7 +192,7 @@ def test_a_role_without_a_leader_is_named_in_words_and_seen_as_a_gap(server, vis
     expect(page.locator("#facts")).to_contain_text("Last leader")
     expect(page.locator("#health")).to_have_text("No leader")
     expect(page.locator("#plot")).to_have_attribute("data-gaps", "5")
-    expect(page.locator("#alerts li")).to_contain_text("nobody leads billing/scheduler")
+    expect(page.locator("#alerts li")).to_contain_text("billing/scheduler has no leader")
     expect(page.locator("#lease")).to_be_hidden()
 
 
@@ -250,7 +251,6 @@ def test_hostile_names_stay_text_and_inside_their_boxes(server, visitor):
 # --- Gone and back ---
 
 
-@pytest.mark.slow
 def test_a_server_that_goes_away_is_shown_and_recovered_from(server, visitor):
     stage = one_role()
     show(server, stage)
@@ -301,7 +301,6 @@ def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, 
     page.wait_for_selector("body[data-link=live]")
 
 
-@pytest.mark.slow
 def test_a_page_that_was_open_before_the_store_answered_shows_everything_once_it_does(server, visitor):
     source = StagedSource(one_role())
     source.is_broken = True
@@ -585,10 +584,24 @@ def test_failover_and_leaderless_are_explained_where_both_are_shown(server, visi
     expect(page.locator("#demo-figures .hint")).to_be_visible()
 
 
+def test_the_time_for_which_a_role_is_led_is_counted_on_while_nothing_happens(server, visitor):
+    stage = Stage()
+    stage.term("demo", "node-a", 1.5, 0.5)
+    stage.term("demo", "node-b", 0.25, None)
+    stage.stand("demo", "node-a", "node-b")
+    show(server, stage)
+    page = visitor.open(server.url)
+    led = page.locator("#figures > *", has_text="Led")
+    shares = [float(re.sub(r"[^0-9.]", "", led.inner_text()))]
+    for _ in range(2):
+        page.wait_for_timeout(500)
+        shares.append(float(re.sub(r"[^0-9.]", "", led.inner_text())))
+    assert shares == sorted(set(shares))  # each greater than the one before
+
+
 # --- The demo's page ---
 
 
-@pytest.mark.slow
 def test_measurements_and_what_is_being_measured_survive_a_reload_and_are_on_every_page(server, visitor):
     show(server, one_role(), "kill", "freeze", "cut", "step_down")
     page = visitor.open(f"{server.url}#token={TOKEN}")
@@ -748,7 +761,6 @@ def take_picture(page: Page, path: Path, scheme: Any, size: Any, *, full_page: b
     page.screenshot(path=path, full_page=full_page)
 
 
-@pytest.mark.slow
 def test_both_themes_a_phone_and_many_roles_are_kept_as_pictures(server, visitor, screenshots):
     wide, phone = {"width": 1280, "height": 900}, {"width": 320, "height": 700}
     show(server, one_role(), "kill", "freeze", "cut", "step_down")
@@ -777,7 +789,6 @@ def test_the_theme_that_was_chosen_is_kept(server, visitor):
     assert page.evaluate(ground) == dark
 
 
-@pytest.mark.slow
 def test_two_hundred_roles_are_painted_within_a_second_and_change_within_a_frame_or_six(server, visitor):
     stage = many_roles()
     assert len(stage.roles) == 200
@@ -837,7 +848,6 @@ def node_process(name: str, dsn: str, schema: str, folder: Path) -> Process:
     return Process(sys.executable, "-m", "tests.scenes_node", str(config), str(seen))
 
 
-@pytest.mark.slow
 def test_kill_9_of_a_real_leader_moves_on_screen_and_a_frozen_one_is_not_shown_as_healthy(
     postgres: Postgres, tmp_path, server, visitor
 ):

@@ -28,12 +28,12 @@ from pgleaderlock.cli import demo_show, exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.demo import parse_script
 from pgleaderlock.cli.demo_show import DemoOptions, _Demo
-from pgleaderlock.demo import ActionResult, Failover, Said, Stage, Tally, _node, _place
-from pgleaderlock.demo._ledger import Ledger
-from pgleaderlock.demo._relay import Relay
+from pgleaderlock.testing.demo import ActionResult, Failover, Said, Stage, Tally, _node, _place
+from pgleaderlock.testing.demo._ledger import Ledger
+from pgleaderlock.testing.demo._relay import Relay
 from tests.conftest import Postgres
 from tests.processes import Process
-from tests.test_cli import CLI
+from tests.support.cli import CLI
 
 _numbers = count(1)
 HEADER = "X-Pgleaderlock-Token"
@@ -91,7 +91,7 @@ def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
         assert played["from"] != played["to"]
         assert result["min_ms"] == result["median_ms"] == result["max_ms"] == played["failover_ms"] > 0
     by_action = {result["action"]: result["measured"][0] for result in results}
-    # Nobody may take over from the silent before they have ceased to believe: two thirds of the lease have to pass.
+    # A follower may take over from a silent leader only when that has stopped: two thirds of the lease have to pass.
     assert by_action["freeze"]["failover_ms"] > 300
     assert by_action["cut"]["failover_ms"] > by_action["cut"]["stopped_ms"] > 0
     assert by_action["step_down"]["failover_ms"] > by_action["step_down"]["stopped_ms"]
@@ -231,9 +231,9 @@ def eventually(is_so: Any, what: str) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--script", "kill,dance"], "'dance' is nothing that can be done"),
-        (["--rounds", "2"], "go with --script"),
-        (["--json"], "go with --script"),
+        (["--script", "kill,dance"], "there is no action 'dance'"),
+        (["--rounds", "2"], "need --script"),
+        (["--json"], "need --script"),
         (["--nodes", "1"], "1 is not in the range"),
         (["--lease", "0.1"], "--lease must be at least 0.5"),
         (["--port", "65536"], "not in the range"),
@@ -266,7 +266,7 @@ def test_a_folder_whose_sockets_would_have_too_long_names_is_not_used(monkeypatc
     assert _place._root() == Path("/tmp")
 
 
-# --- Who believed when -----------------------------------------------------------------------------------------------
+# --- Who claimed to lead when ----------------------------------------------------------------------------------------
 
 
 def test_one_after_the_other_is_no_overlap():
@@ -277,27 +277,27 @@ def test_one_after_the_other_is_no_overlap():
     ledger.began("b", 2, 11, 2.0)
     ledger.ceased(2, 11, 3.0)
     assert ledger.overlaps == []
-    assert ledger.believer() is None
+    assert ledger.current() is None
 
 
 @pytest.mark.parametrize("how", ["ceased", "worked"])
-def test_whoever_believed_after_another_had_begun_is_an_overlap(how: str):
+def test_a_leader_that_acts_after_the_next_term_has_begun_is_an_overlap(how: str):
     ledger = Ledger()
     ledger.began("a", 1, 10, 1.0)
     ledger.began("b", 2, 11, 2.0)
     assert ledger.overlaps == []
-    getattr(ledger, how)(1, 10, 2.004)  # said late, as by one who was frozen
+    getattr(ledger, how)(1, 10, 2.004)  # reported late, as by a node that was frozen
     [overlap] = ledger.overlaps
     assert str(overlap) == "TWO LEADERS AT ONCE: a and b both led for 4.0 ms"
 
 
-def test_the_dead_believe_nothing_and_the_next_term_is_the_successor():
+def test_a_dead_node_does_not_lead_and_the_next_term_is_the_successor():
     ledger = Ledger()
     ledger.began("a", 1, 10, 1.0)
-    assert (believer := ledger.believer()) is not None
-    assert believer.node == "a"
+    assert (claim := ledger.current()) is not None
+    assert claim.node == "a"
     ledger.died(1)
-    assert ledger.believer() is None
+    assert ledger.current() is None
     ledger.began("c", 3, 12, 3.0)
     ledger.began("b", 2, 11, 2.0)
     assert (heir := ledger.successor(10)) is not None
@@ -305,12 +305,12 @@ def test_the_dead_believe_nothing_and_the_next_term_is_the_successor():
     assert ledger.successor(12) is None
 
 
-def test_only_the_last_beliefs_are_remembered():
+def test_only_the_last_claims_are_remembered():
     ledger = Ledger()
     for number in range(200):
         ledger.began("a", number, number, float(number))
         ledger.ceased(number, number, number + 0.5)
-    assert len(ledger._beliefs) == 50
+    assert len(ledger._claims) == 50
 
 
 # --- The way to PostgreSQL -------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ async def test_a_relay_without_a_server_hangs_up(root: Path):
 
 
 class Scene:
-    """A stage whose nodes are played by hand: what they would say is put into their mouths."""
+    """A stage without processes: the tests make the nodes' reports."""
 
     def __init__(self, root: Path, nodes: int = 2) -> None:
         self.said: list[Said] = []
@@ -386,7 +386,7 @@ async def test_what_cannot_be_done_now_is_refused_with_a_reason(root: Path):
     scene = Scene(root)
     with pytest.raises(LockError, match="no node leads at this moment"):
         scene.stage.begin("kill")
-    scene.says("node-a", "believes", token=1, at=1.0)
+    scene.says("node-a", "claims", token=1, at=1.0)
     with pytest.raises(LockError, match="no follower is ready to take over yet: node-b"):
         scene.stage.begin("kill")
     scene.stands_in_line("node-b")
@@ -396,10 +396,10 @@ async def test_what_cannot_be_done_now_is_refused_with_a_reason(root: Path):
     await scene.stage.close()
 
 
-async def test_two_who_believe_at_once_are_an_alarm_said_once(root: Path):
+async def test_two_nodes_that_lead_at_once_raise_one_alarm(root: Path):
     scene = Scene(root)
-    scene.says("node-a", "believes", token=1, at=1.0)
-    scene.says("node-b", "believes", token=2, at=2.0)
+    scene.says("node-a", "claims", token=1, at=1.0)
+    scene.says("node-b", "claims", token=2, at=2.0)
     scene.says("node-a", "worked", token=1, at=2.5)
     scene.says("node-a", "ceased", token=1, at=3.0)
     scene.says("node-a", "nonsense")
@@ -408,23 +408,23 @@ async def test_two_who_believe_at_once_are_an_alarm_said_once(root: Path):
     assert len(scene.stage.overlaps) == 1
 
 
-async def test_nobody_who_takes_over_is_an_alarm_too(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.demo._stage._SLACK_S", -0.9)
+async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pgleaderlock.testing.demo._stage._SLACK_S", -0.9)
     scene = Scene(root)
-    scene.says("node-a", "believes", token=1, at=1.0)
+    scene.says("node-a", "claims", token=1, at=1.0)
     scene.stands_in_line("node-b")
     failover = await scene.stage.act("freeze")
     assert (failover.to_node, failover.failover_ms) == (None, None)
     assert scene.said[-1].is_alarm
     assert "no node has taken over from node-a" in scene.said[-1].text
-    with pytest.raises(LockError, match="for want of node-a"):
+    with pytest.raises(LockError, match="still missing node-a"):
         await scene.stage.wait_until_whole(0.05)
     await scene.stage.close()
 
 
 async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
     scene = Scene(root)
-    scene.says("node-a", "believes", token=1, at=1.0)
+    scene.says("node-a", "claims", token=1, at=1.0)
     scene.stands_in_line("node-b")
     scene.stage.begin("step_down")  # on a server that is not there
     with pytest.raises(PgLeaderLockError, match="schema pgleaderlock could not be made"):
@@ -434,7 +434,7 @@ async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path
 
 
 async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root: Path, monkeypatch):
-    monkeypatch.setattr("pgleaderlock.demo._stage._REPLACED_AFTER_S", 0.01)
+    monkeypatch.setattr("pgleaderlock.testing.demo._stage._REPLACED_AFTER_S", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     scene = Scene(root)
     (root / "nodes" / "node-a.log").write_text("it lacks something\n")
@@ -448,7 +448,7 @@ async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root
 
 
 async def test_a_node_that_does_not_end_when_asked_is_killed(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.demo._stage._LEAVE_S", 0.1)
+    monkeypatch.setattr("pgleaderlock.testing.demo._stage._LEAVE_S", 0.1)
     program = root / "stubborn"
     program.write_text("#!/bin/sh\nwhile true; do sleep 0.05; done\n")
     program.chmod(0o755)
@@ -559,22 +559,22 @@ async def test_a_browser_is_opened_where_there_is_a_window_for_it(environment, b
 # --- A node ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_belief_that_was_over_before_anybody_looked_lasted_no_longer_than_its_beginning(
+def test_a_claim_that_ended_before_the_first_sample_lasted_no_longer_than_its_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ):
     said: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
     monkeypatch.setattr(_node, "say", lambda what, token, at: said.put((what, at)))
     lock: Any = SimpleNamespace(token=None)  # as after a freeze that came with the first word
-    watch = _node.BeliefWatch(lock)
-    watch.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 0.0, token=7))
+    watch = _node.ClaimWatch(lock)
+    watch.on_event(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 0.0, token=7))
     (first, began_at), (second, ceased_at) = said.get(timeout=10), said.get(timeout=10)
-    assert (first, second) == ("believes", "ceased")
+    assert (first, second) == ("claims", "ceased")
     assert ceased_at == began_at
 
 
-def test_a_node_to_which_nobody_listens_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_node_whose_reports_are_not_read_goes_on(monkeypatch: pytest.MonkeyPatch):
     read_end, write_end = os.pipe()
     os.close(read_end)
-    with os.fdopen(write_end, "w") as nobody:
-        monkeypatch.setattr(sys, "stdout", nobody)
+    with os.fdopen(write_end, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
         _node.say("worked", token=1, at=1.0)

@@ -22,36 +22,33 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LockKey
-from pgleaderlock._checks import visible
-from pgleaderlock.backends import (
-    _dsn,
-    _pg_doctor,
-    _pg_doctor_clock,
-    _pg_doctor_lease,
-    _pg_doctor_network,
-    _pg_doctor_room,
-    _pg_doctor_server,
-    _pg_doctor_settings,
-    _pg_doctor_site,
-    _sql,
-)
-from pgleaderlock.backends._pg_advice import advice_for
-from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
-from pgleaderlock.backends._pg_doctor_clock import ClockLook, judge_clock
-from pgleaderlock.backends._pg_doctor_site import Site
-from pgleaderlock.backends._pg_standby import REMEDY
-from pgleaderlock.backends._psycopg_session import PsycopgSession
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.session import end_of
+from pgleaderlock._base.checks import visible
 from pgleaderlock.cli import doctor
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.cli.database import UnreachableError
-from pgleaderlock.embedded import Server
-from pgleaderlock.embedded.programs import poll
+from pgleaderlock.postgres import _dsn, _sql
+from pgleaderlock.postgres import doctor as _pg_doctor
+from pgleaderlock.postgres._advice import advice_for
+from pgleaderlock.postgres._psycopg_session import PsycopgSession
+from pgleaderlock.postgres._standby import REMEDY
+from pgleaderlock.postgres.doctor import Examination, Finding, Verdict, examine
+from pgleaderlock.postgres.doctor import _clock as _pg_doctor_clock
+from pgleaderlock.postgres.doctor import _lease as _pg_doctor_lease
+from pgleaderlock.postgres.doctor import _network as _pg_doctor_network
+from pgleaderlock.postgres.doctor import _room as _pg_doctor_room
+from pgleaderlock.postgres.doctor import _server as _pg_doctor_server
+from pgleaderlock.postgres.doctor import _settings as _pg_doctor_settings
+from pgleaderlock.postgres.doctor import _site as _pg_doctor_site
+from pgleaderlock.postgres.doctor._clock import ClockLook, judge_clock
+from pgleaderlock.postgres.doctor._site import Site
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import end_of
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.embedded.programs import poll
 from tests.conftest import free_port
 from tests.pooler import pgbouncer
 from tests.servers import QuickServer
-from tests.test_refusals import ADVISORY_LOCKS, standby_of
+from tests.support.refusals import ADVISORY_LOCKS, standby_of
 
 OK, INFO, WARNING, PROBLEM = Verdict
 LEASE_S = 15.0
@@ -85,7 +82,7 @@ def new_user(server: Server, *changes: str, dbname: str = "postgres", more: str 
 
 @contextlib.contextmanager
 def new_database(server: Server, options: str = "") -> Iterator[str]:
-    name = f"ward{next(_numbers)}"
+    name = f"client{next(_numbers)}"
     do(server, f"CREATE DATABASE {name} {options}")
     try:
         yield name
@@ -503,7 +500,7 @@ async def test_connections_in_use_and_reserved_are_not_counted_as_room(own_serve
         assert (await found_in(own_server.dsn))["connections"].found.startswith("room for 6 (")
 
 
-def test_contenders_that_are_connected_already_are_no_reason_to_refuse_them():
+def test_candidates_that_are_connected_already_are_no_reason_to_refuse_them():
     limits = [_pg_doctor_room._Limit("max_connections", 100, 0), _pg_doctor_room._Limit("the role's", 3, 3)]
     assert _pg_doctor_room._judge_connections("x", limits, 0).verdict is PROBLEM
     here = _pg_doctor_room._judge_connections("x", limits, 3)
@@ -661,7 +658,7 @@ async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, 
     assert held.verdict is INFO
 
 
-async def test_contenders_that_do_not_agree_are_warned_about(clinic: Server, key: LockKey):
+async def test_candidates_that_do_not_agree_are_warned_about(clinic: Server, key: LockKey):
     name = "pgleaderlock somewhere:1 5s wf"
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True, application_name=name) as rival:
         await rival.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
@@ -930,13 +927,13 @@ def test_warnings_alone_do_not_forbid_an_election(monkeypatch: pytest.MonkeyPatc
     assert Examination("", findings).is_fit
     assert not Examination("", (*findings, Finding("c", PROBLEM, "p"))).is_fit
     last = shown(monkeypatch, io.StringIO(), findings).splitlines()[-1]
-    assert last == "0 problems, 2 warnings: this database and user can carry an election"
+    assert last == "0 problems, 2 warnings: elections can run on this database with this user"
 
 
 async def test_a_hostile_name_of_a_database_reaches_the_screen_as_text(
     clinic: Server, capsys: pytest.CaptureFixture[str]
 ):
-    name = 'ward \x1b[31m[bold] "quoted"'
+    name = 'client \x1b[31m[bold] "quoted"'
     quoted = sql.Identifier(name).as_string()
     do(clinic, f"CREATE DATABASE {quoted} CONNECTION LIMIT 1")
     try:
@@ -946,4 +943,4 @@ async def test_a_hostile_name_of_a_database_reaches_the_screen_as_text(
         do(clinic, f"DROP DATABASE {quoted} WITH (FORCE)")
     out, _ = capsys.readouterr()
     assert "\x1b" not in out
-    assert 'of database "ward \\x1b[31m[bold] ""quoted""" 1' in out
+    assert 'of database "client \\x1b[31m[bold] ""quoted""" 1' in out

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from pgleaderlock import ConnectionError, Grant, LockState
+from pgleaderlock import ConnectionError, LockState
+from pgleaderlock.models import Grant
 from tests.doubles import ScriptedBackend, Witness, make_election, until, until_state
 
 pytestmark = pytest.mark.virtual_time

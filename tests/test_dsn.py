@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from pgleaderlock import LeaderLock
-from pgleaderlock.backends import _dsn
-from pgleaderlock.backends._dsn import (
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.postgres._dsn import (
     agreement_of,
     check_dsn,
     database,
@@ -291,7 +291,7 @@ def test_silence_ends_a_connection_in_the_time_that_the_lease_allows() -> None:
     assert conninfo_to_dict(with_defaults({"tcp_user_timeout": "5"}, lease_s=15))["tcp_user_timeout"] == "5"
 
 
-def test_the_name_of_a_session_ends_with_what_contenders_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_session_ends_with_what_candidates_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "x" * 100 + "end")
     name = default_application_name("15s wf")
     assert len(name) == 63

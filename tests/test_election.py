@@ -16,16 +16,15 @@ from pgleaderlock import (
     EventKind,
     ExponentialBackoff,
     FixedInterval,
-    Grant,
     LeaderGroup,
     LeaderLock,
     LeadershipLost,
     LockError,
     LockState,
-    LossCause,
     RetryContext,
     ShutdownError,
 )
+from pgleaderlock.models import Grant, LossCause
 from tests.doubles import HANG, ScriptedBackend, Witness, make_election, until, until_state
 
 pytestmark = pytest.mark.virtual_time

@@ -19,13 +19,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderElectionService, LockError
-from pgleaderlock.backends._dsn import statement_timeout_s
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.embedded import Server
+from pgleaderlock.postgres._dsn import statement_timeout_s
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
 from tests.silent_proxy import SilentProxy
-from tests.test_sync import until
+from tests.support.sync import until
 
 _ids = count(1)
 
@@ -220,7 +220,7 @@ def test_a_database_that_is_not_there_is_an_error_that_says_so(node):
 def test_a_database_that_does_not_answer_is_an_error_in_bounded_time(
     node, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.election_service._ATTEMPT_S", 1.5)
+    monkeypatch.setattr("pgleaderlock.compat.election_service._ATTEMPT_S", 1.5)
     with SilentProxy(postgres.tcp_dsn) as proxy:
         proxy.say("mute")
         proxy.wait_for("mute")
@@ -329,7 +329,7 @@ def test_a_release_in_a_callback_only_asks(node):
 
 @pytest.mark.slow
 def test_leadership_counts_although_on_acquired_takes_its_time(node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.election_service._ATTEMPT_S", 0.5)
+    monkeypatch.setattr("pgleaderlock.compat.election_service._ATTEMPT_S", 0.5)
     service, go_on = node(), threading.Event()
     service.on_acquired(lambda: go_on.wait(20))
     assert service.try_acquire_leadership() is True

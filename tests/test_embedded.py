@@ -14,14 +14,15 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from pgleaderlock.embedded import Server, find_binaries, folders, shared, shared_folder, shared_server
-from pgleaderlock.embedded import programs as pg_programs
-from pgleaderlock.embedded import server as one_server
 from pgleaderlock.errors import EmbeddedServerError
+from pgleaderlock.testing.embedded import Server, find_binaries, folders, shared, shared_folder, shared_server
+from pgleaderlock.testing.embedded import programs as pg_programs
+from pgleaderlock.testing.embedded import server as one_server
 from tests.programs import needs
 
 IS_ROOT = os.geteuid() == 0
@@ -31,7 +32,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:Depreca
 USER = """
 import sys
 from pathlib import Path
-from pgleaderlock.embedded import shared_server
+from pgleaderlock.testing.embedded import shared_server
 with shared_server(Path(sys.argv[1])) as server:
     print(server.pid, flush=True)
     sys.stdin.read()
@@ -39,7 +40,7 @@ with shared_server(Path(sys.argv[1])) as server:
 STARTER = """
 import sys
 from pathlib import Path
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 Server(Path(sys.argv[1]), binaries=Path(sys.argv[2])).start()
 """
 
@@ -413,6 +414,19 @@ def test_being_killed_while_the_data_are_made_does_not_harm_the_next_start(place
     server.init()
     assert (folder / "data" / "PG_VERSION").exists()
     assert list(folder.glob("data.new-*")) == []
+
+
+def test_ctrl_c_between_the_start_of_a_program_and_our_knowing_of_it_waits_for_its_end(tmp_path, monkeypatch):
+    class SlowToReturn(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.2)  # the main thread has the time to raise it
+
+    monkeypatch.setattr(subprocess, "Popen", SlowToReturn)
+    with pytest.raises(KeyboardInterrupt):
+        pg_programs.run_program("/bin/sh", "-c", f"sleep 0.4; touch '{tmp_path}/done'")
+    assert (tmp_path / "done").exists()
 
 
 def test_ctrl_c_while_starting_leaves_nothing_half_started(server, place, programs):

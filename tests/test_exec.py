@@ -13,20 +13,20 @@ import psycopg
 import pytest
 
 from pgleaderlock import LockKey
-from pgleaderlock.backends._pg_status import look_at_lock
-from pgleaderlock.backends.lease import witness_key
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.config.settings import SETTINGS
-from pgleaderlock.supervise import family
+from pgleaderlock.ops.config.settings import SETTINGS
+from pgleaderlock.postgres._status import look_at_lock
+from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.work.exec import family
 from tests import exec_torture
 from tests.conftest import Postgres
 from tests.exec_torture import one_round
 from tests.processes import Process
+from tests.support.guardian import is_alive
 from tests.sweeps import sweep
 from tests.terminals import until
-from tests.test_guardian import is_alive
 
 CLI = (sys.executable, "-m", "pgleaderlock.cli", "exec")
 QUICK = ("--settle", "0", "--lease", "3", "--health-interval", "1")
@@ -328,7 +328,7 @@ def test_a_program_that_only_the_kernel_refuses_is_told_when_it_is_tried(postgre
     script.chmod(0o755)
     done = run(*words(postgres, role, str(script), options=("-q",)))
     assert done.returncode == exit_codes.NOT_FOUND
-    assert "was not found by the system, although it is there" in done.stderr
+    assert "exists, but the system did not find it" in done.stderr
 
 
 def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]):

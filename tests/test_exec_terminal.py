@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pgleaderlock import LockKey
-from pgleaderlock.backends._pg_status import look_at_lock
-from pgleaderlock.supervise import family
+from pgleaderlock.postgres._status import look_at_lock
+from pgleaderlock.work.exec import family
 from tests.conftest import Postgres
 from tests.terminals import Session, Shell, ended, state, until
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from pgleaderlock import EventKind, LockState
+from pgleaderlock.engine.fsm import ROWS, Input, Row, table_for
 from pgleaderlock.errors import IllegalTransition
-from pgleaderlock.fsm import ROWS, Input, Row, table_for
 from pgleaderlock.testing import exhaustive
 from pgleaderlock.testing.exhaustive import MUTATIONS, Mutation, Rules, Scope, explore
 from pgleaderlock.testing.exhaustive import _rules as rules_module
@@ -78,18 +78,18 @@ def test_every_rule_has_a_mutation():
 def test_a_story_is_told_from_the_beginning_with_names_that_stay():
     seen = explore(Scope(faults=1, restarts=0, crashes=0, begins_led=True), Rules(witness=False))
     assert told(seen).splitlines() == [
-        "  1. A leads, with token 1, and B stands in line.",
-        "  2. FAULT: somebody has the server end A's session for the lock.",
-        "  3. B hears that it has the lock, with token 2. It renews both.",
+        "  1. A leads, with token 1, and B is queued.",
+        "  2. FAULT: A's lock session is killed.",
+        "  3. B reads that it holds the lock, with token 2. It renews both.",
         "  4. B's renewal reaches the server.",
-        "  5. B leads, with token 2. (A and B believe)",
-        "     So two nodes believe that they lead.",
+        "  5. B leads, with token 2. (A and B claim to lead)",
+        "     So two nodes claim to lead.",
     ]
 
 
 @pytest.mark.parametrize(("rates", "is_safe"), [((0.9,), True), ((0.6,), False), ((1.0, 1 / 0.6), True)])
 def test_clocks_may_differ_by_as_much_as_is_promised_and_no_more(rates: tuple[float, ...], is_safe: bool):
-    """A fast clock harms nobody's trust; a slow one does."""
+    """A fast clock shortens validity, which is safe; a slow one prolongs it."""
     seen = explore(dataclasses.replace(LED, rates=rates), limit=3_000)
     assert (seen.violations == ()) is is_safe
 
@@ -119,12 +119,12 @@ def test_the_products_own_table_is_played_by_a_row_that_does_not_close_is_found(
     """After a renewal that failed, the witness would be kept by a follower."""
     rows = [dataclasses.replace(row, closes=row.closes and EventKind.ERROR not in row.emits) for row in ROWS]
     with_rows(monkeypatch, *rows)
-    assert "does not know it" in told(explore(ALONE))
+    assert "without knowing it" in told(explore(ALONE))
 
 
 def test_a_loss_without_a_word_for_it_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pgleaderlock.testing.exhaustive._facts._named", lambda fact, cause: False)
-    assert "So A lost its leadership by health_failed, and there is no word for why." in told(explore(ALONE))
+    assert "So A lost its leadership by health_failed, and the engine names no cause." in told(explore(ALONE))
 
 
 @pytest.mark.parametrize("nonsense", [{"nodes": 0}, {"lease_ticks": 0}, {"rates": ()}])
@@ -148,12 +148,12 @@ def test_the_command_prints_what_it_saw(capsys: pytest.CaptureFixture[str]):
 def test_the_command_tells_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
     words = "--lease-ticks 2 --begins-led --no-give-ups --faults 1 --restarts 0 --without witness"
     assert main(words.split()) == 1
-    assert "So two nodes believe that they lead." in capsys.readouterr().out
+    assert "So two nodes claim to lead." in capsys.readouterr().out
 
 
 def test_the_command_says_when_there_is_more_to_see(capsys: pytest.CaptureFixture[str]):
     assert main(["--limit", "100", "--no-step-downs"]) == 3
-    assert "more to see" in capsys.readouterr().out
+    assert "the limit ended the search" in capsys.readouterr().out
 
 
 def test_the_command_tells_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,6 @@
 """How long it takes until another leads, and what the others cost meanwhile: the figures of the README, as tests.
 
-Each contender is a process of its own, so that it can be killed and frozen. All are forked from one that has imported
+Each candidate is a process of its own, so that it can be killed and frozen. All are forked from one that has imported
 everything, which makes fifty of them cheap. Times are medians, because the machine has other things to do.
 """
 
@@ -20,18 +20,21 @@ from typing import Any, NamedTuple, Self
 import psycopg
 import pytest
 
-from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LossCause, suspend_aware_clock
-from pgleaderlock.embedded import Server
+from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.models import LossCause
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.processes import Process
-from tests.test_lease import LEASE_S, make_leased, query, until_in_line
-from tests.test_postgres import holders
+from tests.support.lease import LEASE_S, make_leased, query, until_in_line
+from tests.support.postgres import holders
 
 _CROWD = """
 import asyncio, json, os, signal, sys, traceback
 import psycopg
-from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, suspend_aware_clock
+from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey
+from pgleaderlock._base.clock import suspend_aware_clock
 
 def tell(token):
     os.write(1, f"leads {os.getpid()} {suspend_aware_clock()} {token}\\n".encode())  # at once, so that no lines mix
@@ -79,7 +82,7 @@ class Term(NamedTuple):
 
 
 class Crowd:
-    """Contenders for one lock in processes of their own, which end with their block at the latest."""
+    """Candidates for one lock in processes of their own, which end with their block at the latest."""
 
     def __init__(
         self, dsn: str, key: LockKey, retry_interval_s: float = 5.0, *, bare: bool = False, **settings: float
@@ -231,12 +234,12 @@ async def moments(seconds: float) -> AsyncIterator[float]:
 # --- No room for a witness ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contenders", [1, 3])
+@pytest.mark.parametrize("candidates", [1, 3])
 async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_once_there_is(
-    own_server: Server, key: LockKey, contenders: int
+    own_server: Server, key: LockKey, candidates: int
 ):
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")
-    locks, errors = narrow_contenders(own_server, key, contenders)
+    locks, errors = narrow_candidates(own_server, key, candidates)
     async with contextlib.AsyncExitStack() as stack:
         for lock in locks:
             await stack.enter_async_context(lock)
@@ -251,7 +254,7 @@ async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_
 async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_leads(own_server: Server, key: LockKey):
     """Each of them has its one connection and none could have a second, until the first that is granted lets go."""
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 5")
-    locks, errors = narrow_contenders(own_server, key, 5)
+    locks, errors = narrow_candidates(own_server, key, 5)
     async with contextlib.AsyncExitStack() as stack:
         async with await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as outsider:
             await outsider.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
@@ -263,8 +266,8 @@ async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_l
         assert_the_limit_is_named(errors)
 
 
-def narrow_contenders(server: Server, key: LockKey, number: int) -> tuple[list[LeaderLock], list[Exception]]:
-    """Contenders who are not superusers, for whom no limit holds; and everything that goes wrong with them."""
+def narrow_candidates(server: Server, key: LockKey, number: int) -> tuple[list[LeaderLock], list[Exception]]:
+    """Candidates who are not superusers, for whom no limit holds; and everything that goes wrong with them."""
     dsn = psycopg.conninfo.make_conninfo(server.tcp_dsn, user="narrow")
     locks = [make_leased(dsn, key, retry_strategy=FixedInterval(0.1))[0] for _ in range(number)]
     errors: list[Exception] = []

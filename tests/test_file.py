@@ -1,7 +1,6 @@
 """The lock in a file: crash, freeze, fork, full disks, other people's files, and steps that cross."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -17,93 +16,20 @@ from typing import Any
 import pytest
 
 from pgleaderlock import open_backend
-from pgleaderlock._files import place
-from pgleaderlock._files.watch import Watch
-from pgleaderlock.backends import _file_record
-from pgleaderlock.backends._file_folder import Folder
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.file import FileStore, open_file
-from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock._base.files.watch import Watch
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
-from pgleaderlock.models import Grant
+from pgleaderlock.stores import place
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.file import _record as _file_record
+from pgleaderlock.stores.file._folder import Folder
+from pgleaderlock.stores.file.backend import FileStore, open_file
+from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing import BackendContract
 from tests.file_torture import Group, kill_renewers, overlaps_in, simulate, tokens_out_of_order
 from tests.processes import Process
+from tests.support.file import LEASE_S, RENEW, acquired, candidates, names, path, process, taken_over
 
-LEASE_S = 1.5
-
-_PROCESS = """
-import asyncio, os, subprocess, sys, time
-from pgleaderlock._files import place
-from pgleaderlock.backends.file import open_file
-from pgleaderlock.errors import PgLeaderLockError
-
-def say(*words):
-    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())  # in one piece, whoever else writes
-
-async def acquired(backend):
-    while (grant := await backend.try_acquire()) is None:
-        await backend.wait(60)
-    return grant
-
-async def main(path, lease_s):
-    backend = open_file(path, lease_s=float(lease_s))
-    await backend.open()
-    say("open")
-    grant = await acquired(backend)
-    say("leads", grant.token)
-    {deed}
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-RENEW = """
-    while True:
-        try:
-            grant = await backend.renew(grant)
-        except PgLeaderLockError as error:
-            say("lost", error)
-            break
-        await asyncio.sleep(float(lease_s) / 10)
-    time.sleep(60)
-"""
-
-
-def process(path: Path, deed: str = "time.sleep(60)", lease_s: float = LEASE_S) -> Process:
-    """A leader in a process of its own."""
-    return Process(sys.executable, "-c", _PROCESS.replace("{deed}", deed.strip()), str(path), str(lease_s))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "leader.json"
-
-
-@contextlib.asynccontextmanager
-async def contenders(path: Path, number: int, lease_s: float = LEASE_S):
-    backends = [open_file(path, lease_s=lease_s) for _ in range(number)]
-    try:
-        for backend in backends:
-            await backend.open()
-        yield backends
-    finally:
-        for backend in backends:
-            await backend.close()
-
-
-async def acquired(backend: Backend) -> Grant:
-    grant = await backend.try_acquire()
-    assert grant is not None
-    return grant
-
-
-async def taken_over(backend: Backend, timeout_s: float = 20) -> float:
-    """Wait as a follower does, and return how long it took."""
-    start = time.monotonic()
-    while await backend.try_acquire() is None:
-        assert time.monotonic() - start < timeout_s
-        await backend.wait(timeout_s)
-    return time.monotonic() - start
+__all__ = ["path"]  # fixtures
 
 
 def store_of(backend: RecordBackend) -> FileStore:
@@ -114,11 +40,11 @@ def store_of(backend: RecordBackend) -> FileStore:
 
 def die(backend: RecordBackend) -> None:
     """End as a killed process does: the kernel closes what was open, and that is all."""
-    store_of(backend)._let_go()
+    store_of(backend)._close_term()
 
 
 def before(backend: RecordBackend, step: str, what: Any) -> None:
-    """Do something once, just before this contender takes that step on the files."""
+    """Do something once, just before this candidate takes that step on the files."""
     folder: Any = store_of(backend)._folder
     original = getattr(folder, step)
 
@@ -146,10 +72,6 @@ def now(coroutine: Any) -> Any:
     return result[0]
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
-
-
 class TestContract(BackendContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -163,7 +85,7 @@ class TestContract(BackendContract):
 
 
 async def test_the_record_can_be_read_by_people_and_other_programs(path):
-    async with contenders(path, 1, lease_s=15) as (only,):
+    async with candidates(path, 1, lease_s=15) as (only,):
         grant = await acquired(only)
         await only.renew(grant)
         fields = json.loads(path.read_bytes())
@@ -240,7 +162,7 @@ def test_whatever_cannot_be_read_is_unknown(text):
 @pytest.mark.parametrize("text", [b"", b"{", b"\0" * 300])
 async def test_an_unreadable_record_is_waited_out_for_a_whole_lease_and_kept(path, text):
     path.write_bytes(text)
-    async with contenders(path, 1, lease_s=0.6) as (only,):
+    async with candidates(path, 1, lease_s=0.6) as (only,):
         holder = await only.holder()
         assert holder is not None
         assert holder.name == "(unreadable)"
@@ -251,22 +173,22 @@ async def test_an_unreadable_record_is_waited_out_for_a_whole_lease_and_kept(pat
 
 async def test_a_record_that_nobody_would_read_is_not_written(path):
     backend = open_backend(f"file://{path}", identity="x" * 70_000)
-    with pytest.raises(LockError, match="the name of the contender is too long"):
+    with pytest.raises(LockError, match="the name of the candidate is too long"):
         await acquired(backend)
     await backend.close()
-    async with contenders(path, 1) as (after,):
+    async with candidates(path, 1) as (after,):
         await acquired(after)
 
 
 async def test_a_record_of_another_program_is_waited_out_by_its_own_lease(path):
     path.write_text('{"holder": "go", "renewTime": "2020-01-01T00:00:00Z", "leaseDuration": "900ms"}')
-    async with contenders(path, 1, lease_s=0.3) as (only,):
+    async with candidates(path, 1, lease_s=0.3) as (only,):
         assert await only.try_acquire() is None
         assert 0.85 <= await taken_over(only) < 2
 
 
 async def test_a_leader_repairs_its_record_and_is_not_replaced_meanwhile(path):
-    async with contenders(path, 1, lease_s=6) as (leader,), contenders(path, 1, lease_s=0.3) as (hasty,):
+    async with candidates(path, 1, lease_s=6) as (leader,), candidates(path, 1, lease_s=0.3) as (hasty,):
         grant = await acquired(leader)
         path.write_bytes(b"{")
         assert await hasty.try_acquire() is None
@@ -301,7 +223,7 @@ async def test_leaders_that_are_killed_while_renewing_are_replaced_at_once(path)
 
 
 async def test_a_follower_that_waits_is_woken_by_the_leaders_death(path):
-    async with contenders(path, 1, lease_s=30) as (follower,):
+    async with candidates(path, 1, lease_s=30) as (follower,):
         with process(path, lease_s=30) as leader:
             leader.wait_for("leads")
             assert await follower.try_acquire() is None
@@ -316,7 +238,7 @@ async def test_a_follower_that_waits_is_woken_by_the_leaders_death(path):
 
 
 async def test_a_frozen_leader_is_replaced_after_its_lease_and_learns_of_it(path):
-    async with contenders(path, 2) as (follower, third):
+    async with candidates(path, 2) as (follower, third):
         with process(path, RENEW) as leader:
             leader.wait_for("leads 0")
             leader.signal(signal.SIGSTOP)
@@ -332,7 +254,7 @@ async def test_a_frozen_leader_is_replaced_after_its_lease_and_learns_of_it(path
 
 
 async def test_the_death_of_a_former_leader_says_nothing_about_its_successor(path):
-    async with contenders(path, 3, lease_s=0.5) as (frozen, successor, third):
+    async with candidates(path, 3, lease_s=0.5) as (frozen, successor, third):
         await acquired(frozen)
         await taken_over(successor)
         assert await third.try_acquire() is None
@@ -343,7 +265,7 @@ async def test_the_death_of_a_former_leader_says_nothing_about_its_successor(pat
 
 
 async def test_of_another_boot_only_the_lease_counts(path, monkeypatch):
-    async with contenders(path, 2, lease_s=0.6) as (other, ours):
+    async with candidates(path, 2, lease_s=0.6) as (other, ours):
         with monkeypatch.context() as patched:
             patched.setattr(place, "boot_id", lambda: "another")
             await acquired(other)
@@ -354,7 +276,7 @@ async def test_of_another_boot_only_the_lease_counts(path, monkeypatch):
 
 @pytest.mark.parametrize("which", ["leader.json", "leader.json.live.0"])
 async def test_either_file_may_tell_of_another_boot(path, which):
-    async with contenders(path, 2, lease_s=60) as (other, ours):
+    async with candidates(path, 2, lease_s=60) as (other, ours):
         await acquired(other)
         die(other)
         file = path.with_name(which)
@@ -365,7 +287,7 @@ async def test_either_file_may_tell_of_another_boot(path, which):
 
 async def test_where_the_boot_is_unknown_only_the_lease_counts(path, monkeypatch):
     monkeypatch.setattr(place, "boot_id", lambda: None)
-    async with contenders(path, 2, lease_s=60) as (other, ours):
+    async with candidates(path, 2, lease_s=60) as (other, ours):
         await acquired(other)
         die(other)
         assert await ours.try_acquire() is None
@@ -376,7 +298,7 @@ def test_this_boot_has_a_name():
 
 
 async def test_the_next_leader_tidies_up(path):
-    async with contenders(path, 2) as (first, second):
+    async with candidates(path, 2) as (first, second):
         await acquired(first)
         path.with_name("leader.json.tmp.0123456789abcdef").write_bytes(b"left by the dead")
         strange = ["leader.json.tmp.x", "leader.json.live.x", "leader.json.live.01", "leader.jsonx.live.7", "other"]
@@ -388,7 +310,7 @@ async def test_the_next_leader_tidies_up(path):
 
 
 async def test_a_leader_that_is_forgotten_keeps_nothing(path):
-    async with contenders(path, 1, lease_s=60) as (follower,):
+    async with candidates(path, 1, lease_s=60) as (follower,):
         forgotten = open_file(path, lease_s=60)
         await acquired(forgotten)
         assert await follower.try_acquire() is None
@@ -401,7 +323,7 @@ async def test_a_leader_that_is_forgotten_keeps_nothing(path):
 
 @pytest.mark.parametrize("collects", [True, False])
 async def test_a_renewal_that_crosses_a_take_over_does_not_count(path, collects):
-    async with contenders(path, 3, lease_s=0.4) as (old, new, third):
+    async with candidates(path, 3, lease_s=0.4) as (old, new, third):
         grant = await acquired(old)
         assert await new.try_acquire() is None
         await asyncio.sleep(0.5)
@@ -424,7 +346,7 @@ async def test_a_renewal_that_crosses_a_take_over_does_not_count(path, collects)
 
 
 async def test_a_take_over_that_crosses_a_renewal_does_not_count(path):
-    async with contenders(path, 2, lease_s=0.4) as (old, new):
+    async with candidates(path, 2, lease_s=0.4) as (old, new):
         grant = await acquired(old)
         assert await new.try_acquire() is None
         await asyncio.sleep(0.5)
@@ -435,7 +357,7 @@ async def test_a_take_over_that_crosses_a_renewal_does_not_count(path):
 
 
 async def test_whoever_dies_while_taking_over_does_not_speak_for_the_leader(path):
-    async with contenders(path, 3, lease_s=0.4) as (old, new, third):
+    async with candidates(path, 3, lease_s=0.4) as (old, new, third):
         grant = await acquired(old)
         assert await new.try_acquire() is None
         await asyncio.sleep(0.5)
@@ -451,8 +373,8 @@ async def test_whoever_dies_while_taking_over_does_not_speak_for_the_leader(path
         await acquired(third)
 
 
-async def test_a_contender_that_slept_through_many_terms_takes_nothing(path):
-    async with contenders(path, 3, lease_s=60) as (sleeper, first, second):
+async def test_a_candidate_that_slept_through_many_terms_takes_nothing(path):
+    async with candidates(path, 3, lease_s=60) as (sleeper, first, second):
 
         def many_terms() -> None:
             for backend in (first, second, first):
@@ -467,7 +389,7 @@ async def test_a_contender_that_slept_through_many_terms_takes_nothing(path):
 
 
 async def test_a_draft_that_was_collected_is_a_race_that_was_lost(path):
-    async with contenders(path, 2, lease_s=60) as (slow, quick):
+    async with candidates(path, 2, lease_s=60) as (slow, quick):
         before(slow, "claim", lambda: store_of(quick)._folder.collect(0))
         assert await slow.try_acquire() is None
         grant = await acquired(slow)
@@ -526,7 +448,7 @@ def child_of(leader: Process) -> int:
 
 
 async def test_a_forked_child_does_not_keep_a_dead_leaders_lock(path):
-    async with contenders(path, 1, lease_s=30) as (follower,):
+    async with candidates(path, 1, lease_s=30) as (follower,):
         with process(path, _IN_CHILD.format(deed="pass"), lease_s=30) as leader:
             child = child_of(leader)
             try:
@@ -540,7 +462,7 @@ async def test_a_forked_child_does_not_keep_a_dead_leaders_lock(path):
 
 async def test_an_executed_program_does_not_keep_it_either(path):
     deed = """say("forked", subprocess.Popen(["sleep", "30"], close_fds=False).pid); time.sleep(60)"""
-    async with contenders(path, 1, lease_s=30) as (follower,):
+    async with candidates(path, 1, lease_s=30) as (follower,):
         with process(path, deed, lease_s=30) as leader:
             child = child_of(leader)
             try:
@@ -563,7 +485,7 @@ async def test_a_forked_child_holds_nothing_and_takes_nothing_away(path):
         sys.stdin.readline()
         asyncio.run(try_everything())
     """
-    async with contenders(path, 1, lease_s=30) as (follower,):
+    async with candidates(path, 1, lease_s=30) as (follower,):
         with process(path, _IN_CHILD.format(deed=deed.strip()), lease_s=30) as leader:
             child = child_of(leader)
             try:
@@ -593,7 +515,7 @@ def news(request, monkeypatch):
 
 @pytest.mark.slow
 async def test_no_release_is_missed_however_close_to_the_wait(path, news):
-    async with contenders(path, 2, lease_s=60) as (first, second):
+    async with candidates(path, 2, lease_s=60) as (first, second):
         rounds = 60 if news == "inotify" else 6
         for number in range(rounds):
             grant = await acquired(first)
@@ -611,7 +533,7 @@ async def test_no_release_is_missed_however_close_to_the_wait(path, news):
 
 @pytest.mark.slow
 async def test_a_wait_sees_renewals_and_goes_on(path, news):
-    async with contenders(path, 2) as (leader, follower):
+    async with candidates(path, 2) as (leader, follower):
         grant = await acquired(leader)
         assert await follower.try_acquire() is None
         waiting = asyncio.create_task(follower.wait(30))
@@ -626,7 +548,7 @@ async def test_a_wait_sees_renewals_and_goes_on(path, news):
 
 
 async def test_waits_leave_no_thread_and_no_descriptor_behind(path):
-    async with contenders(path, 2, lease_s=60) as (leader, follower):
+    async with candidates(path, 2, lease_s=60) as (leader, follower):
         grant = await acquired(leader)
         assert await follower.try_acquire() is None
         await follower.wait(0.01)
@@ -649,7 +571,7 @@ async def test_waits_leave_no_thread_and_no_descriptor_behind(path):
 
 @pytest.mark.slow
 async def test_many_changes_of_leaders_leave_no_watch_behind(path):
-    async with contenders(path, 3, lease_s=60) as (first, second, watcher):
+    async with candidates(path, 3, lease_s=60) as (first, second, watcher):
         for _ in range(10):
             for backend in (first, second):
                 grant = await acquired(backend)
@@ -660,7 +582,7 @@ async def test_many_changes_of_leaders_leave_no_watch_behind(path):
 
 
 async def test_noise_in_the_folder_wakes_nobody(path):
-    async with contenders(path, 2, lease_s=60) as (leader, follower):
+    async with candidates(path, 2, lease_s=60) as (leader, follower):
         await acquired(leader)
         assert await follower.try_acquire() is None
         waiting = asyncio.create_task(follower.wait(30))
@@ -687,13 +609,13 @@ async def test_noise_in_the_folder_wakes_nobody(path):
 async def test_a_folder_that_is_removed_or_moved_is_an_error_and_not_a_hang(tmp_path):
     folder = tmp_path / "locks"
     folder.mkdir()
-    async with contenders(folder / "leader.json", 2, lease_s=60) as (leader, follower):
+    async with candidates(folder / "leader.json", 2, lease_s=60) as (leader, follower):
         grant = await acquired(leader)
         assert await follower.try_acquire() is None
         waiting = asyncio.create_task(follower.wait(30))
         await asyncio.sleep(0.1)
         folder.rename(tmp_path / "elsewhere")
-        with pytest.raises(ConnectionError, match="was removed under us"):
+        with pytest.raises(ConnectionError, match="was removed meanwhile"):
             await asyncio.wait_for(waiting, 5)
         (tmp_path / "elsewhere").rename(folder)
         await leader.renew(grant)
@@ -709,7 +631,7 @@ async def test_a_folder_that_is_removed_or_moved_is_an_error_and_not_a_hang(tmp_
 
 
 async def test_a_leader_whose_files_were_removed_does_not_mistake_anothers_for_its_own(path):
-    async with contenders(path, 2, lease_s=60) as (first, second):
+    async with candidates(path, 2, lease_s=60) as (first, second):
         grant = await acquired(first)
         for each in path.parent.iterdir():
             each.unlink()
@@ -721,7 +643,7 @@ async def test_a_leader_whose_files_were_removed_does_not_mistake_anothers_for_i
 
 
 async def test_a_leader_whose_term_was_removed_learns_of_it(path):
-    async with contenders(path, 2, lease_s=0.5) as (first, second):
+    async with candidates(path, 2, lease_s=0.5) as (first, second):
         grant = await acquired(first)
         path.with_name("leader.json.live.0").unlink()
         assert await second.try_acquire() is None
@@ -812,7 +734,7 @@ async def test_a_place_that_is_no_folder_is_refused(tmp_path, name, what):
 
 _AS_ANOTHER = """
 import asyncio, os, sys
-from pgleaderlock.backends.file import open_file
+from pgleaderlock.stores.file.backend import open_file
 from pgleaderlock.errors import ConnectionError
 
 async def main(path):
@@ -863,7 +785,7 @@ async def test_a_folder_that_may_not_be_written_to_is_refused(open_folder):
 async def test_files_of_another_user_are_an_error_that_says_so_and_nothing_is_lost(open_folder):
     open_folder.chmod(0o1777)
     path = open_folder / "leader.json"
-    async with contenders(path, 1, lease_s=60) as (leader,):
+    async with candidates(path, 1, lease_s=60) as (leader,):
         await leader.release(await acquired(leader))
     before_it, files = path.read_bytes(), names(open_folder)
     if os.geteuid() == 0:  # else it is our own user
@@ -878,7 +800,7 @@ async def test_files_of_another_user_are_an_error_that_says_so_and_nothing_is_lo
 
 _WITHOUT_ROOM = """
 import asyncio, os, resource, sys
-from pgleaderlock.backends.file import open_file
+from pgleaderlock.stores.file.backend import open_file
 from pgleaderlock.errors import PgLeaderLockError
 
 def room(size):
@@ -923,7 +845,7 @@ def test_without_room_nothing_is_lost_and_nothing_left(path):
     assert json.loads(path.read_bytes())["token"] == 0
 
     async def take_over() -> None:
-        async with contenders(path, 1, lease_s=60) as (follower,):
+        async with candidates(path, 1, lease_s=60) as (follower,):
             await acquired(follower)  # at once: the release left the term's file free
 
     asyncio.run(take_over())
@@ -937,7 +859,7 @@ def test_without_room_nothing_is_lost_and_nothing_left(path):
 )
 async def test_odd_names_are_names(tmp_path, name):
     path = tmp_path / name
-    async with contenders(path, 2) as (first, second):
+    async with candidates(path, 2) as (first, second):
         await first.release(await acquired(first))
         await acquired(second)
         assert names(tmp_path) == sorted([name, f"{name}.live.1"])
@@ -1010,7 +932,7 @@ def test_a_sync_that_fails_gives_the_term_up(path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     async def attempt() -> None:
-        async with contenders(path, 2, lease_s=60) as (first, second):
+        async with candidates(path, 2, lease_s=60) as (first, second):
             with monkeypatch.context() as patched:
                 patched.setattr(os, "fsync", broken)
                 with pytest.raises(ConnectionError, match="cannot sync"):
@@ -1029,7 +951,7 @@ async def test_an_attempt_that_is_cancelled_while_the_disk_is_slow_gives_the_ter
         go_on.wait(10)
         original(self, token)
 
-    async with contenders(path, 2, lease_s=60) as (first, second):
+    async with candidates(path, 2, lease_s=60) as (first, second):
         with monkeypatch.context() as patched:
             patched.setattr(Folder, "make_durable", slowly)
             attempt = asyncio.create_task(first.try_acquire())

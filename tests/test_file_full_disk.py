@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock.backends import _file_record
-from pgleaderlock.backends._file_folder import Folder, Live
-from pgleaderlock.backends.file import FileStore, open_file
-from pgleaderlock.backends.record import Claim
 from pgleaderlock.errors import ConnectionError, LeadershipLost
+from pgleaderlock.stores.file import _record as _file_record
+from pgleaderlock.stores.file._folder import Folder, Live
+from pgleaderlock.stores.file.backend import FileStore, open_file
+from pgleaderlock.stores.record import Claim
 from tests.file_torture import fill, free, simulate, tiny_disk
 from tests.programs import skip_without
-from tests.test_file import RENEW, acquired, contenders, names, process, taken_over
+from tests.support.file import RENEW, acquired, candidates, names, process, taken_over
 
 
 @pytest.fixture(params=["size=16k", "size=64k,nr_inodes=8"], ids=["no pages", "no inodes"])
@@ -37,7 +37,7 @@ def without_ballast(folder: Path) -> list[str]:
 
 async def test_a_leader_renews_on_a_full_disk(disk):
     path = disk / "leader.json"
-    async with contenders(path, 2, lease_s=0.6) as (leader, follower):
+    async with candidates(path, 2, lease_s=0.6) as (leader, follower):
         grant = await acquired(leader)
         fill(disk)
         seen = {path.read_bytes()}
@@ -56,7 +56,7 @@ async def test_a_leader_renews_on_a_full_disk(disk):
 
 async def test_a_full_disk_is_an_error_that_says_so_and_is_over_when_there_is_room(disk):
     path = disk / "leader.json"
-    async with contenders(path, 2, lease_s=0.6) as (first, second):
+    async with candidates(path, 2, lease_s=0.6) as (first, second):
         fill(disk)
         for _ in range(3):
             with pytest.raises(ConnectionError, match=r"No space left.*df -i"):
@@ -75,7 +75,7 @@ async def test_a_full_disk_is_an_error_that_says_so_and_is_over_when_there_is_ro
 async def test_a_release_on_a_full_disk_frees_the_lock_for_other_boots_too(disk, monkeypatch):
     """Of another host's locks the kernel knows nothing: there the record alone says that the term is over."""
     path = disk / "leader.json"
-    async with contenders(path, 2, lease_s=3) as (leader, follower):
+    async with candidates(path, 2, lease_s=3) as (leader, follower):
         grant = await acquired(leader)
         assert await follower.try_acquire() is None
         fill(disk)
@@ -89,7 +89,7 @@ async def test_a_release_on_a_full_disk_frees_the_lock_for_other_boots_too(disk,
 @pytest.mark.slow
 async def test_a_leader_that_is_frozen_on_a_full_disk_is_replaced_once_there_is_room(disk):
     path = disk / "leader.json"
-    async with contenders(path, 1, lease_s=0.6) as (follower,):
+    async with candidates(path, 1, lease_s=0.6) as (follower,):
         with process(path, RENEW, lease_s=0.6) as leader:
             leader.wait_for("leads 0")
             fill(disk)
@@ -126,7 +126,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE])
 async def test_a_leader_renews_and_releases_where_no_file_can_grow(path, number, caplog):
-    async with contenders(path, 2, lease_s=3) as (leader, follower):
+    async with candidates(path, 2, lease_s=3) as (leader, follower):
         grant = await acquired(leader)
         next_term = Claim(follower.identity, 1, 3.0, is_new_term=True)
         with no_room(number):
@@ -150,7 +150,7 @@ async def test_a_leader_renews_and_releases_where_no_file_can_grow(path, number,
 
 async def test_a_record_that_is_not_ours_any_more_is_not_touched_without_room(path):
     """Overwriting goes to the file that we published; another's, under the same name, stays as it is."""
-    async with contenders(path, 1, lease_s=0.3) as (leader,), contenders(path, 1, lease_s=0.3) as (other,):
+    async with candidates(path, 1, lease_s=0.3) as (leader,), candidates(path, 1, lease_s=0.3) as (other,):
         grant = await acquired(leader)
         await asyncio.sleep(0.1)
         another = path.with_name("another")
@@ -166,7 +166,7 @@ async def test_a_record_that_is_not_ours_any_more_is_not_touched_without_room(pa
 
 
 async def test_a_record_that_somebody_made_longer_is_whole_again_without_room(path):
-    async with contenders(path, 1, lease_s=60) as (leader,):
+    async with candidates(path, 1, lease_s=60) as (leader,):
         grant = await acquired(leader)
         with path.open("ab") as file:
             file.write(b"garbage")

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pgleaderlock import fsm
+from pgleaderlock.engine import fsm
+from pgleaderlock.engine.fsm import ROWS, Input, Machine, Policy, Row, Transition, table_for
 from pgleaderlock.errors import IllegalTransition
-from pgleaderlock.fsm import ROWS, Input, Machine, Policy, Row, Transition, table_for
 from pgleaderlock.models import EventKind, LockState
 
 
@@ -539,5 +539,7 @@ def test_no_module_but_the_table_decides_by_the_state():
     """A comparison of the state elsewhere is a column that is missing here."""
     package = Path(fsm.__file__).parent
     pattern = re.compile(r"\.(?:state|to|source) (?:is|in|not in|==|!=) |is (?:not )?LockState")
-    engine = [package / name for name in ("election.py", "gate.py", "_run.py", "_bodies.py", "gated.py")]
+    engine = [
+        package / name for name in ("election.py", "leader_tasks.py", "_run.py", "_leader_task.py", "while_leader.py")
+    ]
     assert [line for path in engine for line in path.read_text("utf-8").splitlines() if pattern.search(line)] == []

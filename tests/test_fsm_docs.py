@@ -1,28 +1,16 @@
 """The documented table is the table that runs; and the check that says so is able to fail."""
 
-import importlib.util
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pgleaderlock.fsm import ROWS
+from pgleaderlock.engine.fsm import ROWS
 from pgleaderlock.models import LockState
+from tests.support.fsm_docs import ROOT, load_tool
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "state-machine.md"
-
-
-def load_tool(name: str) -> Any:
-    """Import it from its file: tools are no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 fsm_docs = load_tool("fsm_docs")

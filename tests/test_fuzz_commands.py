@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example
 from hypothesis import strategies as st
 
-from pgleaderlock.backends import _file_record
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.stores.file import _record as _file_record
 from tests.fuzzing import SECRET, damaged, fuzzed, texts
 
 pytestmark = pytest.mark.proof

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from pgleaderlock.backends import _file_record, open_backend
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.file import open_file
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.nfs import _claim
-from pgleaderlock.nfs._inspect import inspect
+from pgleaderlock.stores import open_backend
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.file import _record as _file_record
+from pgleaderlock.stores.file.backend import open_file
+from pgleaderlock.stores.nfs import _claim
+from pgleaderlock.stores.nfs._inspect import inspect
 from tests.fuzzing import LEASE_S, Clock, asked, check_words, damaged, fuzzed, opened, play, refused_in_words, texts
 
 pytestmark = pytest.mark.proof
@@ -51,7 +52,7 @@ def test_any_claim_is_somebody_s_or_nobody_s_that_is_known(first: bytes, second:
             assert {type(claimant.name), type(claimant.host), type(claimant.boot_id or "")} == {str}
 
 
-# --- What contenders make of it ---------------------------------------------------------------------------------------
+# --- What candidates make of it ---------------------------------------------------------------------------------------
 
 
 class Scene:
@@ -62,7 +63,7 @@ class Scene:
         self.path = folder / "lock"
         self._url = f"{scheme}://{self.path}"
 
-    def contender(self) -> Backend:
+    def candidate(self) -> Backend:
         return open_backend(self._url, lease_s=LEASE_S, clock=self.clock)
 
     def damage(self, which: str, text: bytes) -> None:
@@ -88,14 +89,14 @@ NFS_HARM = damaged(_claim.encode(CLAIMANT)).filter(lambda text: not says_somethi
 def test_a_lock_file_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "file")
-        asyncio.run(play(scene.contender, scene.clock, lambda: scene.damage(which, text)))
+        asyncio.run(play(scene.candidate, scene.clock, lambda: scene.damage(which, text)))
 
 
 @fuzzed(st.sampled_from(["epoch", "claim"]), NFS_HARM, examples=20)
 def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(which: str, text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), "nfs")
-        asyncio.run(play(scene.contender, scene.clock, lambda: scene.damage(which, text)))
+        asyncio.run(play(scene.candidate, scene.clock, lambda: scene.damage(which, text)))
 
 
 @fuzzed(
@@ -113,7 +114,7 @@ def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twi
 ) -> None:
     async def come_after_them(scene: Scene) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            heir = await opened(stack, scene.contender)
+            heir = await opened(stack, scene.candidate)
             for _ in range(4):
                 grant = await asked(heir.try_acquire())
                 with refused_in_words():

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example
 from hypothesis import strategies as st
 
-from pgleaderlock.backends.kubernetes import ApiError, KubernetesBackend, LeaseStore
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.cluster import Cluster
-from pgleaderlock.backends.kubernetes.lease import LeaseVersion, claimed_lease, read_lease
-from pgleaderlock.backends.kubernetes.refusals import explain
-from pgleaderlock.backends.record import Claim
 from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.stores.kubernetes import ApiError, KubernetesBackend, LeaseStore
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.cluster import Cluster
+from pgleaderlock.stores.kubernetes.lease import LeaseVersion, claimed_lease, read_lease
+from pgleaderlock.stores.kubernetes.refusals import explain
+from pgleaderlock.stores.record import Claim
 from pgleaderlock.testing import VirtualTimeLoop
 from pgleaderlock.testing._lease_api import LeaseApi, Refusal
 from tests.fuzzing import (
@@ -82,7 +82,7 @@ def test_any_refusal_is_explained(status: int, body: Any) -> None:
         check_words(said)
 
 
-# --- Contenders for it ------------------------------------------------------------------------------------------------
+# --- Candidates for it ------------------------------------------------------------------------------------------------
 
 
 class Client:
@@ -132,7 +132,7 @@ def test_a_lease_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(lease
     """Whatever the API server answers to a reading, and to a writing, that it may have done all the same."""
     api, clock, clients = LeaseApi(), Clock(), []
 
-    def contender() -> KubernetesBackend:
+    def candidate() -> KubernetesBackend:
         clients.append(Client(api))
         return KubernetesBackend(LeaseStore(clients[-1], "default", "a"), lease_s=LEASE_S, clock=clock)
 
@@ -140,7 +140,7 @@ def test_a_lease_that_is_damaged_while_it_is_held_is_neither_free_nor_ours(lease
         for client in clients if also_when_written else clients[1:]:
             client.replaced_by = lease
 
-    asyncio.run(play(contender, clock, harm))
+    asyncio.run(play(candidate, clock, harm))
 
 
 async def test_a_lease_at_the_end_of_all_numbers_says_so() -> None:

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from pgleaderlock._sighting import Record, Sighting
-from pgleaderlock.backends import open_backend
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.terms import Past, past_s
 from pgleaderlock.cli import audit as cli_audit
 from pgleaderlock.cli import history as cli_history
 from pgleaderlock.cli import roles as cli_roles
 from pgleaderlock.cli import ticks as cli_ticks
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.dashboard._board import dumps
-from pgleaderlock.dashboard._picture import node_records, past_record, shown_events, standing_record
-from pgleaderlock.registry.audit import Line, audit
-from pgleaderlock.registry.reading import Candidate, Leader, RoleStatus
-from pgleaderlock.ticks.reading import RecordedTick
+from pgleaderlock.ops.dashboard._board import dumps
+from pgleaderlock.ops.dashboard._picture import node_records, past_record, shown_events, standing_record
+from pgleaderlock.ops.registry.audit import Line, audit
+from pgleaderlock.ops.registry.reading import Candidate, Leader, RoleStatus
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.terms import Past, past_s
+from pgleaderlock.stores import open_backend
+from pgleaderlock.stores.lease_observation import LeaseObservation, Record
+from pgleaderlock.work.schedule.reading import RecordedTick
 from tests.conftest import Postgres
 from tests.fuzzing import LEASE_S, asked, fuzzed, texts, values
 
@@ -114,12 +114,12 @@ def test_any_ticks_are_shown(ticks: list[RecordedTick]) -> None:
 @fuzzed(SPANS, NUMBERS, examples=15)
 @example(0.0, 1)
 def test_a_lease_that_makes_no_sense_is_taken_to_be_as_long_as_ours(lease_s: float, token: int) -> None:
-    sighting = Sighting(LEASE_S)
-    sighting.note(Record("somebody", token, lease_s, "v"), 100.0)
-    assert not sighting.is_free(100.0), "held by somebody, and taken for free"
+    observation = LeaseObservation(LEASE_S)
+    observation.note(Record("somebody", token, lease_s, "v"), 100.0)
+    assert not observation.is_free(100.0), "held by somebody, and taken for free"
     if not 0 < lease_s < math.inf:
-        assert not sighting.is_free(100.0 + LEASE_S - 0.001)
-        assert sighting.is_free(100.0 + LEASE_S)
+        assert not observation.is_free(100.0 + LEASE_S - 0.001)
+        assert observation.is_free(100.0 + LEASE_S)
 
 
 @fuzzed(SPANS, st.booleans(), examples=15)

@@ -5,11 +5,11 @@ from hypothesis import example
 from hypothesis import strategies as st
 
 from pgleaderlock import LockKey, open_backend
-from pgleaderlock._durations import parse_duration, show_duration
-from pgleaderlock._files import place
-from pgleaderlock.backends import _dsn
-from pgleaderlock.nfs import Lock
-from pgleaderlock.ticks.cron import Cron
+from pgleaderlock._base.durations import parse_duration, show_duration
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.stores import place
+from pgleaderlock.stores.nfs import Lock
+from pgleaderlock.work.schedule.cron import Cron
 from tests.fuzzing import SECRET, fuzzed, refused_in_words, texts
 
 pytestmark = pytest.mark.proof

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.supervise import family, guardian, ward
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.work.exec import family, guardian
+from pgleaderlock.work.exec import guardian_client as client
+from tests.support.guardian import is_alive
 
 # Not with -I -S, as it is started otherwise: so that its lines can be counted.
-LAUNCH = (sys.executable, ward.LAUNCH[-1])
+LAUNCH = (sys.executable, client.LAUNCH[-1])
 PATIENCE_S = 20.0
 STUBBORN = """
 import os, signal, sys, time
@@ -99,13 +101,6 @@ def python(program: str) -> tuple[str, ...]:
     return sys.executable, "-I", "-S", "-c", program
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def until_dead(pid: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while is_alive(pid):
@@ -128,7 +123,7 @@ def test_the_command_gets_what_is_ours_and_what_was_added_and_its_status_is_told
 
 @pytest.mark.parametrize(
     "link",
-    [ward.LAUNCH, (sys.executable, "-c", "from pgleaderlock.supervise._launch import launch; launch()")],
+    [client.LAUNCH, (sys.executable, "-c", "from pgleaderlock.work.exec._launch import launch; launch()")],
     indirect=True,
 )
 def test_however_it_is_launched_it_does_its_work(link: Link):

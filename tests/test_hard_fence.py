@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import Grant, LockError, LockKey, LockState, hard_fence
-from pgleaderlock.hard_fence import HardFence
+from pgleaderlock import LockError, LockKey, LockState
+from pgleaderlock.engine import hard_fence
+from pgleaderlock.engine.hard_fence import HardFence
+from pgleaderlock.models import Grant
 from tests.conftest import Postgres
 from tests.doubles import ScriptedBackend, make_election, until
 from tests.processes import Process
-from tests.test_lease import LEASE_S, make_leased, open_descriptors
+from tests.support.lease import LEASE_S, make_leased, open_descriptors
 
 # A call through PyDLL keeps the interpreter's lock, so no Python code runs in this process until it returns.
 _PROGRAM = """

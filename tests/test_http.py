@@ -16,17 +16,17 @@ import httpx
 import pytest
 
 from pgleaderlock import LockState
-from pgleaderlock._http import HttpLimits, HttpServer, Visit, limits_for, listen
-from pgleaderlock._http._acceptor import Acceptor
-from pgleaderlock._http._processor_time import ProcessorTime
-from pgleaderlock._http._rare_log import FailedRequestFilter, RareLog
-from pgleaderlock._http._waiting_room import WaitingRoom
 from pgleaderlock._logging import get_logger
-from pgleaderlock.dashboard import Dashboard
-from pgleaderlock.dashboard._security import classify
-from pgleaderlock.registry.reading import RoleStatus
+from pgleaderlock.ops.dashboard import Dashboard
+from pgleaderlock.ops.dashboard._security import classify
+from pgleaderlock.ops.http import HttpLimits, HttpServer, Visit, limits_for, listen
+from pgleaderlock.ops.http._acceptor import Acceptor
+from pgleaderlock.ops.http._processor_time import ProcessorTime
+from pgleaderlock.ops.http._rare_log import FailedRequestFilter, RareLog
+from pgleaderlock.ops.http._waiting_room import WaitingRoom
+from pgleaderlock.ops.registry.reading import RoleStatus
 from tests.doubles import make_election, until, until_state
-from tests.test_dashboard import TOKEN, FixedSource, leader
+from tests.support.dashboard import TOKEN, FixedSource, leader
 
 FEW = replace(limits_for(8, 1024), processor_share=100.0)
 ANSWER = b"pgleaderlock test"  # the name of the server's thread

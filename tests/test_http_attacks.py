@@ -18,9 +18,9 @@ import pytest
 from tests.conftest import Postgres
 from tests.http_attacks import KINDS
 from tests.processes import Process
+from tests.support.dashboard import until_true
+from tests.support.registry import drop
 from tests.sweeps import sweep
-from tests.test_dashboard import until_true
-from tests.test_registry import drop
 
 LEASE_S = 1.5
 LONG_LEASE_S = 15.0  # for what is looked at beside all other tests, on a machine that may be busy

@@ -13,13 +13,15 @@ import click
 import psycopg
 import pytest
 
-from pgleaderlock import LockKey, nfs
+from pgleaderlock import LockKey
 from pgleaderlock.cli.commands import cli
+from pgleaderlock.stores import nfs
 from pgleaderlock.sync import LeaderLock
 from tests.json_shapes import assert_shape, documented, samples
 from tests.processes import Process
-from tests.test_cli import CLI
-from tests.test_operators import Hand, hand, records, run, schema
+from tests.support.cli import CLI
+from tests.support.operators import Hand, hand, records, run
+from tests.support.registry import schema
 
 pytestmark = pytest.mark.asyncio_loop  # the commands demo and torture run on no other: tests/test_demo.py
 __all__ = ["hand", "schema"]  # fixtures
@@ -291,7 +293,12 @@ REAL: dict[str, Callable[[Scene], Records]] = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+_LONG = {"demo", "torture"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow) if each in _LONG else each for each in REAL]
+)
 def test_real_output_has_the_shape_of_its_sample(scene: Scene, name: str):
     found = REAL[name](scene)
     assert found

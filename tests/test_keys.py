@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgleaderlock.cli.options import LockName
-from pgleaderlock.config.model import RoleConfig
-from pgleaderlock.keys import LockKey
+from pgleaderlock.ops.config.model import RoleConfig
+from pgleaderlock.postgres.keys import LockKey
 
 INT4_MIN, INT4_MAX = -(2**31), 2**31 - 1
 INT8_MIN, INT8_MAX = -(2**63), 2**63 - 1

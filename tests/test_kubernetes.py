@@ -15,24 +15,16 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import (
-    ConnectionError,
-    Event,
-    EventKind,
-    FixedInterval,
-    LeadershipLost,
-    LockError,
-    LockState,
-    LossCause,
-)
-from pgleaderlock.backends.kubernetes import ApiError, KubernetesBackend, LeaseClient, LeaseObject, LeaseStore
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster
-from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential
-from pgleaderlock.backends.kubernetes.lease import LeaseVersion, claimed_lease, micro_time, read_lease
-from pgleaderlock.backends.kubernetes.refusals import explain
-from pgleaderlock.backends.record import Claim, RecordBackend
-from pgleaderlock.election import Election
+from pgleaderlock import ConnectionError, Event, EventKind, FixedInterval, LeadershipLost, LockError, LockState
+from pgleaderlock.engine.election import Election
+from pgleaderlock.models import LossCause
+from pgleaderlock.stores.kubernetes import ApiError, KubernetesBackend, LeaseClient, LeaseObject, LeaseStore
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster
+from pgleaderlock.stores.kubernetes.credentials import Credential, FixedCredential
+from pgleaderlock.stores.kubernetes.lease import LeaseVersion, claimed_lease, micro_time, read_lease
+from pgleaderlock.stores.kubernetes.refusals import explain
+from pgleaderlock.stores.record import Claim, RecordBackend
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 from tests.doubles import Witness, until
 
@@ -65,7 +57,7 @@ def skewed(seconds: float) -> Any:
     return lambda: datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-def contender(
+def candidate(
     server: FakeKubernetes,
     identity: str = "me",
     *,
@@ -111,8 +103,8 @@ async def closed(*backends: RecordBackend) -> None:
 async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_on_the_wall_say(
     server: FakeKubernetes, holder_skew_s: float, follower_skew_s: float
 ) -> None:
-    holder = contender(server, "holder", lease_s=2, skew_s=holder_skew_s)
-    follower = contender(server, "follower", lease_s=2, skew_s=follower_skew_s)
+    holder = candidate(server, "holder", lease_s=2, skew_s=holder_skew_s)
+    follower = candidate(server, "follower", lease_s=2, skew_s=follower_skew_s)
     first = await holder.try_acquire()
     assert first is not None
     written_at = time.monotonic()
@@ -130,9 +122,9 @@ async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_
 async def test_a_leader_that_renews_is_left_alone_by_a_follower_whose_clock_is_a_minute_ahead(
     server: FakeKubernetes,
 ) -> None:
-    async with running(contender(server, "leader", lease_s=2)) as (leader, heard):
+    async with running(candidate(server, "leader", lease_s=2)) as (leader, heard):
         await leader.wait_for_leadership(5)
-        async with running(contender(server, "follower", lease_s=1, skew_s=60)) as (follower, _):
+        async with running(candidate(server, "follower", lease_s=1, skew_s=60)) as (follower, _):
             await asyncio.sleep(3.5)
             assert leader.is_leader
             assert not follower.is_leader
@@ -141,7 +133,7 @@ async def test_a_leader_that_renews_is_left_alone_by_a_follower_whose_clock_is_a
 
 @pytest.mark.slow
 async def test_the_records_own_duration_counts_and_not_the_followers(server: FakeKubernetes) -> None:
-    holder, follower = contender(server, "holder", lease_s=3), contender(server, "follower", lease_s=1)
+    holder, follower = candidate(server, "holder", lease_s=3), candidate(server, "follower", lease_s=1)
     await holder.try_acquire()
     began = time.monotonic()
     while await follower.try_acquire() is None:
@@ -154,8 +146,8 @@ async def test_the_records_own_duration_counts_and_not_the_followers(server: Fak
 async def test_a_follower_that_just_started_waits_one_lease_though_the_renewal_is_years_old(
     server: FakeKubernetes,
 ) -> None:
-    await contender(server, "holder", lease_s=1, skew_s=-1e8).try_acquire()
-    follower = contender(server, "follower", lease_s=1)
+    await candidate(server, "holder", lease_s=1, skew_s=-1e8).try_acquire()
+    follower = candidate(server, "follower", lease_s=1)
     assert await follower.try_acquire() is None
     await closed(follower)
 
@@ -199,7 +191,7 @@ async def test_the_first_lease_a_renewal_a_release_and_a_takeover_are_written_as
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": ""}, {"leaseDurationSeconds": 30}], ids=str)
 async def test_a_lease_that_names_nobody_is_free_at_once(server: FakeKubernetes, spec: dict[str, Any]) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
-    backend = contender(server)
+    backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 1
@@ -207,9 +199,9 @@ async def test_a_lease_that_names_nobody_is_free_at_once(server: FakeKubernetes,
 
 
 async def test_another_process_of_our_own_name_is_another(server: FakeKubernetes) -> None:
-    """Names of pods come again; only what this very contender wrote is its own."""
-    assert await contender(server, "me").try_acquire() is not None
-    backend = contender(server, "me")
+    """Names of pods come again; only what this very candidate wrote is its own."""
+    assert await candidate(server, "me").try_acquire() is not None
+    backend = candidate(server, "me")
     assert await backend.try_acquire() is None
     await closed(backend)
 
@@ -224,7 +216,7 @@ async def test_a_holder_that_did_not_say_for_how_long_is_given_what_others_have_
 
 
 async def test_holder_says_who_and_since_when(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     assert await backend.holder() is None
     grant = await backend.try_acquire()
     holder = await backend.holder()
@@ -238,9 +230,9 @@ async def test_holder_says_who_and_since_when(server: FakeKubernetes) -> None:
 
 @pytest.mark.parametrize("namespace", ["default", "missing"])
 async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKubernetes, namespace: str) -> None:
-    backend = contender(server, namespace=namespace)
+    backend = candidate(server, namespace=namespace)
     assert await backend.holder() is None
-    assert f"no Lease job in namespace {namespace} (nobody has led it yet, or the namespace does not exist)" in (
+    assert f"no Lease job in namespace {namespace} (no leader yet, or the namespace does not exist)" in (
         await backend.explain_absence()
     )
     assert set(server.asked) == {"get"}  # which needs no more permissions than an election does
@@ -249,7 +241,7 @@ async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKuber
 
 async def test_a_lease_that_was_released_is_free_and_nothing_more_is_said(server: FakeKubernetes) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})
-    backend = contender(server)
+    backend = candidate(server)
     assert await backend.holder() is None
     assert await backend.explain_absence() == ""
     await closed(backend)
@@ -279,7 +271,7 @@ async def test_labels_and_unknown_fields_and_the_uid_go_back_as_they_came(server
     server.api.create("default", {"metadata": labelled, "spec": {}})
     before = server.api.get("default", "job")
     client = Tampering(server)
-    backend = contender(server, client=client)
+    backend = candidate(server, client=client)
     grant = await backend.try_acquire()
     assert client.sent[0]["metadata"] == before["metadata"]
     assert client.sent[0]["spec"]["fromTheFuture"] == {"x": 1}
@@ -293,7 +285,7 @@ async def test_labels_and_unknown_fields_and_the_uid_go_back_as_they_came(server
 
 
 async def test_a_leader_whose_lease_is_deleted_does_not_bring_it_back_to_life(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
     server.api.delete("default", "job")
@@ -304,7 +296,7 @@ async def test_a_leader_whose_lease_is_deleted_does_not_bring_it_back_to_life(se
 
 
 async def test_a_leader_whose_lease_was_made_anew_by_another_has_lost(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
     server.api.delete("default", "job")
@@ -318,7 +310,7 @@ async def test_a_leader_whose_lease_was_made_anew_by_another_has_lost(server: Fa
 
 
 async def test_somebody_who_only_labels_the_lease_costs_nothing(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
     lease = server.api.get("default", "job")
@@ -329,8 +321,8 @@ async def test_somebody_who_only_labels_the_lease_costs_nothing(server: FakeKube
     await closed(backend)
 
 
-async def test_of_many_contenders_for_a_new_or_a_free_lease_one_wins(server: FakeKubernetes) -> None:
-    backends = [contender(server, f"p{n}") for n in range(8)]
+async def test_of_many_candidates_for_a_new_or_a_free_lease_one_wins(server: FakeKubernetes) -> None:
+    backends = [candidate(server, f"p{n}") for n in range(8)]
     for token in range(3):
         grants = await asyncio.gather(*(backend.try_acquire() for backend in backends))
         assert [grant.token for grant in grants if grant is not None] == [token]
@@ -345,7 +337,7 @@ async def test_of_many_contenders_for_a_new_or_a_free_lease_one_wins(server: Fak
 
 
 async def test_a_leader_renews_with_a_put_and_nothing_else_beside_one_stream(server: FakeKubernetes) -> None:
-    async with running(contender(server), health_interval_s=0.1) as (leader, _):
+    async with running(candidate(server), health_interval_s=0.1) as (leader, _):
         await leader.wait_for_leadership(5)
         await until(lambda: "watch" in server.asked, 5)
         server.asked.clear()
@@ -356,7 +348,7 @@ async def test_a_leader_renews_with_a_put_and_nothing_else_beside_one_stream(ser
 async def test_a_frozen_api_server_ends_leadership_by_the_lease_and_a_thawed_one_begins_it_anew(
     server: FakeKubernetes,
 ) -> None:
-    async with running(contender(server)) as (leader, heard):
+    async with running(candidate(server)) as (leader, heard):
         await leader.wait_for_leadership(5)
         server.freeze()
         frozen_at = time.monotonic()
@@ -369,7 +361,7 @@ async def test_a_frozen_api_server_ends_leadership_by_the_lease_and_a_thawed_one
 
 
 async def test_a_leader_outlasts_a_restart_of_the_api_server_and_dropped_connections(server: FakeKubernetes) -> None:
-    async with running(contender(server)) as (leader, heard):
+    async with running(candidate(server)) as (leader, heard):
         await leader.wait_for_leadership(5)
         await server.stop()
         await asyncio.sleep(0.4)
@@ -383,7 +375,7 @@ async def test_a_leader_outlasts_a_restart_of_the_api_server_and_dropped_connect
 
 
 async def test_an_api_server_that_stays_away_ends_leadership_and_is_come_back_to(server: FakeKubernetes) -> None:
-    async with running(contender(server)) as (leader, heard):
+    async with running(candidate(server)) as (leader, heard):
         await leader.wait_for_leadership(5)
         await server.stop()
         await until(lambda: "on_lost" in heard.words, 5)
@@ -394,7 +386,7 @@ async def test_an_api_server_that_stays_away_ends_leadership_and_is_come_back_to
 
 
 async def test_a_renewal_whose_answer_was_lost_is_recognised(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
     server.lose_answers(1)
@@ -405,7 +397,7 @@ async def test_a_renewal_whose_answer_was_lost_is_recognised(server: FakeKuberne
 
 
 async def test_an_acquisition_whose_answer_was_lost_is_made_again(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     assert await backend.holder() is None
     server.forbidden = set()
     lost = asyncio.ensure_future(backend.try_acquire())
@@ -421,7 +413,7 @@ async def test_an_acquisition_whose_answer_was_lost_is_made_again(server: FakeKu
 
 
 async def test_a_throttled_renewal_waits_as_told(server: FakeKubernetes) -> None:
-    backend = contender(server, lease_s=15, client=client_of(server, request_timeout_s=3))
+    backend = candidate(server, lease_s=15, client=client_of(server, request_timeout_s=3))
     grant = await backend.try_acquire()
     assert grant is not None
     server.throttle(1, retry_after_s=1)
@@ -435,10 +427,10 @@ async def test_a_throttled_renewal_waits_as_told(server: FakeKubernetes) -> None
 
 
 async def handover_s(server: FakeKubernetes) -> float:
-    leader = contender(server, "leader", lease_s=30)
+    leader = candidate(server, "leader", lease_s=30)
     grant = await leader.try_acquire()
     assert grant is not None
-    async with running(contender(server, "follower", lease_s=30), retry_strategy=FixedInterval(25)) as (
+    async with running(candidate(server, "follower", lease_s=30), retry_strategy=FixedInterval(25)) as (
         follower,
         heard,
     ):
@@ -463,8 +455,8 @@ async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
 
 async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> None:
     """Not before the lease is over that it knew of, because the holder may still believe; and the tokens go on."""
-    await contender(server, "leader").try_acquire()
-    async with running(contender(server, "follower"), retry_strategy=FixedInterval(25)) as (follower, _):
+    await candidate(server, "leader").try_acquire()
+    async with running(candidate(server, "follower"), retry_strategy=FixedInterval(25)) as (follower, _):
         await until(lambda: "watch" in server.asked, 5)
         server.api.delete("default", "job")
         server.touch()
@@ -485,7 +477,7 @@ async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
     with caplog.at_level(logging.WARNING, "pgleaderlock"):
         seen = None
         if verb == "watch":
-            await contender(server, "leader", lease_s=30).try_acquire()
+            await candidate(server, "leader", lease_s=30).try_acquire()
             seen = await store.read()
         began = time.monotonic()
         await store.changed(seen, 10)
@@ -511,7 +503,7 @@ async def test_a_follower_that_polls_takes_over_within_a_poll(server: FakeKubern
 async def test_a_change_between_looking_and_watching_is_not_missed(server: FakeKubernetes) -> None:
     store = LeaseStore(client_of(server), "default", "job")
     assert await store.read() is None
-    await contender(server, "first").try_acquire()
+    await candidate(server, "first").try_acquire()
     await asyncio.wait_for(store.changed(None, 30), 2)
     seen = await store.read()
     edit(server, holderIdentity="second")
@@ -529,7 +521,7 @@ async def test_a_change_between_looking_and_watching_is_not_missed(server: FakeK
 
 
 async def test_a_version_that_the_server_has_forgotten_is_looked_up_in_a_list(server: FakeKubernetes) -> None:
-    await contender(server, "leader").try_acquire()
+    await candidate(server, "leader").try_acquire()
     store = LeaseStore(client_of(server), "default", "job")
     seen = await store.read()
     server.api.create("default", {"metadata": {"name": "other"}, "spec": {}})
@@ -542,7 +534,7 @@ async def test_a_version_that_the_server_has_forgotten_is_looked_up_in_a_list(se
 
 
 async def test_a_dead_stream_is_given_up_after_a_wait_without_what_was_seen(server: FakeKubernetes) -> None:
-    await contender(server, "leader").try_acquire()
+    await candidate(server, "leader").try_acquire()
     client = client_of(server)
     store = LeaseStore(client, "default", "job")
     await store.changed(await store.read(), 0.2)
@@ -557,7 +549,7 @@ async def test_a_dead_stream_is_given_up_after_a_wait_without_what_was_seen(serv
 
 
 async def test_a_stream_that_breaks_is_a_poll_and_is_opened_again(server: FakeKubernetes) -> None:
-    await contender(server, "leader", lease_s=30).try_acquire()
+    await candidate(server, "leader", lease_s=30).try_acquire()
     store = LeaseStore(client_of(server), "default", "job")
     seen = await store.read()
     waiting = asyncio.ensure_future(store.changed(seen, 30))
@@ -604,7 +596,7 @@ async def test_a_leader_whose_lease_is_changed_by_hand_stops_long_before_its_nex
     The event is waited for, not ``is_leader``: a Lease that was emptied or deleted is free, so the same candidate leads
     a new term a few milliseconds after its loss, between two looks.
     """
-    backend = contender(server, "leader", lease_s=600)
+    backend = candidate(server, "leader", lease_s=600)
     settings = {"health_interval_s": 200.0, "retry_strategy": FixedInterval(200)}
     async with running(backend, **settings) as (leader, heard):
         await leader.wait_for_leadership(30)
@@ -626,7 +618,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
             await asyncio.get_running_loop().create_future()
             raise NotImplementedError
 
-    backend = contender(server, "leader", lease_s=30, client=Slow(client_of(server)))
+    backend = candidate(server, "leader", lease_s=30, client=Slow(client_of(server)))
     async with running(backend, health_interval_s=0.5, retry_strategy=FixedInterval(60)) as (leader, _):
         await leader.wait_for_leadership(5)
         await until(lambda: "hanging" in server.asked, 5)
@@ -636,7 +628,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
 
 @pytest.mark.slow
 async def test_a_leader_keeps_its_lease_when_somebody_else_only_labels_it(server: FakeKubernetes) -> None:
-    async with running(contender(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
+    async with running(candidate(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
         await leader.wait_for_leadership(5)
         await until(lambda: "watch" in server.asked, 5)
         for number in range(3):
@@ -654,7 +646,7 @@ async def test_a_leader_that_may_not_watch_leads_all_the_same_and_says_once_what
 ) -> None:
     server.forbidden = {"watch"}
     with caplog.at_level(logging.WARNING, "pgleaderlock"):
-        async with running(contender(server, lease_s=3), health_interval_s=0.2) as (leader, heard):
+        async with running(candidate(server, lease_s=3), health_interval_s=0.2) as (leader, heard):
             await leader.wait_for_leadership(5)
             await until(lambda: len(heard.renewals) > 5, 10)
             assert leader.is_leader
@@ -664,7 +656,7 @@ async def test_a_leader_that_may_not_watch_leads_all_the_same_and_says_once_what
 
 
 async def test_a_leaders_stream_that_fell_silent_is_replaced_after_two_renewals(server: FakeKubernetes) -> None:
-    async with running(contender(server, lease_s=30), health_interval_s=0.2) as (leader, heard):
+    async with running(candidate(server, lease_s=30), health_interval_s=0.2) as (leader, heard):
         await leader.wait_for_leadership(5)
         await until(lambda: server.asked.count("watch") == 1, 5)
         touch, server.touch = server.touch, lambda: None  # type: ignore[method-assign]
@@ -684,9 +676,9 @@ async def candidate_that_is_told_to(
     server: FakeKubernetes, patch: str, *words: str, **spec: Any
 ) -> AsyncIterator[Election]:
     """Have a candidate before a Lease that was edited so, which has reported these words and the command to mend it."""
-    await contender(server, "first").try_acquire()
+    await candidate(server, "first").try_acquire()
     edit(server, **spec)
-    async with running(contender(server, "me")) as (election, heard):
+    async with running(candidate(server, "me")) as (election, heard):
         await until(lambda: bool(heard.errors), 5)
         assert isinstance(heard.errors[0], LockError)
         advice = f"kubectl -n default patch lease job --type=merge -p '{patch}'"
@@ -708,9 +700,9 @@ async def test_after_the_last_term_a_candidate_says_what_to_do_and_goes_on_when_
 
 
 async def test_a_leader_may_have_the_last_term_and_renews_it(server: FakeKubernetes) -> None:
-    await contender(server, "first").try_acquire()
+    await candidate(server, "first").try_acquire()
     edit(server, holderIdentity="", leaseTransitions=LAST_TERM - 1)
-    backend = contender(server, "me")
+    backend = candidate(server, "me")
     grant = await backend.try_acquire()
     assert grant is not None
     assert (await backend.renew(grant)).token == LAST_TERM
@@ -733,9 +725,9 @@ async def test_a_lease_that_lasts_for_decades_is_reported_and_goes_to_us_once_it
 async def test_a_lease_that_lasts_for_decades_is_waited_out_for_one_of_ours_once_it_is_deleted(
     server: FakeKubernetes,
 ) -> None:
-    await contender(server, "first").try_acquire()
+    await candidate(server, "first").try_acquire()
     edit(server, holderIdentity="gone", leaseDurationSeconds=LAST_TERM)
-    async with running(contender(server, "me", lease_s=1)) as (election, heard):
+    async with running(candidate(server, "me", lease_s=1)) as (election, heard):
         await until(lambda: bool(heard.errors), 5)
         delete_lease(server)
         await until(lambda: election.is_leader, 10)
@@ -756,7 +748,7 @@ async def modern() -> AsyncIterator[FakeKubernetes]:
 async def test_a_lease_with_a_strategy_is_not_ours_to_take(modern: FakeKubernetes, holder: str) -> None:
     coordinated = {"holderIdentity": holder, "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
     modern.api.create("default", {"metadata": {"name": "job"}, "spec": coordinated})
-    async with running(contender(modern, lease_s=1)) as (election, heard):
+    async with running(candidate(modern, lease_s=1)) as (election, heard):
         await until(lambda: len(heard.errors) >= 4, 10)
         assert not election.is_leader
     assert isinstance(heard.errors[0], LockError)
@@ -769,7 +761,7 @@ async def test_a_lease_with_a_strategy_is_not_ours_to_take(modern: FakeKubernete
 async def test_whoever_asks_about_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
     modern.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
-    backend = contender(modern)
+    backend = candidate(modern)
     found = await backend.holder()
     assert (found.name if found is not None else "") == holder
     assert await backend.explain_absence() == ""
@@ -779,7 +771,7 @@ async def test_whoever_asks_about_a_lease_with_a_strategy_gets_an_answer(modern:
 
 
 async def test_a_leader_steps_down_for_a_preferred_holder_and_says_why(modern: FakeKubernetes) -> None:
-    async with running(contender(modern)) as (leader, heard):
+    async with running(candidate(modern)) as (leader, heard):
         await leader.wait_for_leadership(5)
         edit(modern, strategy="OldestEmulationVersion")
         await asyncio.sleep(1)
@@ -796,7 +788,7 @@ async def test_a_leader_steps_down_for_a_preferred_holder_and_says_why(modern: F
 
 
 async def test_being_the_preferred_holder_is_no_reason_to_step_down(modern: FakeKubernetes) -> None:
-    backend = contender(modern)
+    backend = candidate(modern)
     grant = await backend.try_acquire()
     assert grant is not None
     edit(modern, strategy="OldestEmulationVersion", preferredHolder="me")
@@ -895,14 +887,14 @@ async def test_a_missing_permission_is_named(server: FakeKubernetes, verb: str) 
     if verb == "update":
         server.api.create("default", {"metadata": {"name": "job"}, "spec": {}})
     server.forbidden = {verb}
-    backend = contender(server)
+    backend = candidate(server)
     with pytest.raises(ConnectionError, match=f"cannot {verb} lease default/job: RBAC .* verb '{verb}' on leases"):
         await backend.try_acquire()
     await closed(backend)
 
 
 async def test_a_permission_that_is_taken_away_for_a_moment_costs_nothing(server: FakeKubernetes) -> None:
-    async with running(contender(server)) as (leader, heard):
+    async with running(candidate(server)) as (leader, heard):
         await leader.wait_for_leadership(5)
         server.forbidden = {"update"}
         await asyncio.sleep(0.6)
@@ -913,7 +905,7 @@ async def test_a_permission_that_is_taken_away_for_a_moment_costs_nothing(server
 
 
 async def test_a_namespace_that_does_not_exist_is_named(server: FakeKubernetes) -> None:
-    backend = contender(server, namespace="elsewhere")
+    backend = candidate(server, namespace="elsewhere")
     with pytest.raises(ConnectionError, match="namespace elsewhere does not exist; is POD_NAMESPACE right"):
         await backend.try_acquire()
     await closed(backend)
@@ -938,7 +930,7 @@ async def test_a_namespace_that_does_not_exist_is_named(server: FakeKubernetes) 
 )
 async def test_an_answer_that_is_no_lease_is_not_acted_upon(server: FakeKubernetes, body: str) -> None:
     server.answer_next(200, body)
-    backend = contender(server)
+    backend = candidate(server)
     with pytest.raises(ConnectionError, match=r"lease default/job.*something other than the API server"):
         await backend.try_acquire()
     assert server.asked == ["get"]
@@ -949,7 +941,7 @@ WHOLE = '{"metadata": {"uid": "u", "labels": {"ä": "b"}}, "spec": {"holderIdent
 
 
 async def test_an_answer_that_breaks_off_is_called_that_wherever_it_does(server: FakeKubernetes) -> None:
-    backend = contender(server)
+    backend = candidate(server)
     for length in range(1, len(WHOLE)):
         server.answer_next(200, WHOLE[:length])
         with pytest.raises(
@@ -961,9 +953,9 @@ async def test_an_answer_that_breaks_off_is_called_that_wherever_it_does(server:
 
 
 async def test_a_connection_that_ends_in_the_middle_of_an_answer_is_called_that(server: FakeKubernetes) -> None:
-    await contender(server, "first").try_acquire()
+    await candidate(server, "first").try_acquire()
     server.break_off_next()
-    backend = contender(server)
+    backend = candidate(server)
     with pytest.raises(ConnectionError, match=r"ended the connection before its answer was complete"):
         await backend.try_acquire()
     server.lose_answers(1)
@@ -1078,7 +1070,7 @@ async def test_a_list_that_is_none_is_a_poll(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_closing_in_the_middle_of_a_wait_ends_it(server: FakeKubernetes) -> None:
-    await contender(server, "leader").try_acquire()
+    await candidate(server, "leader").try_acquire()
     store = LeaseStore(client_of(server), "default", "job")
     waiting = asyncio.ensure_future(store.changed(await store.read(), 30))
     await until(lambda: "watch" in server.asked, 5)
@@ -1088,7 +1080,7 @@ async def test_closing_in_the_middle_of_a_wait_ends_it(server: FakeKubernetes) -
 
 
 async def test_a_record_of_another_store_is_refused(server: FakeKubernetes) -> None:
-    from pgleaderlock.backends.record import Record
+    from pgleaderlock.stores.record import Record
 
     store = LeaseStore(client_of(server), "default", "job")
     with pytest.raises(TypeError, match="not read from a Kubernetes Lease"):
@@ -1101,7 +1093,7 @@ def test_a_store_that_was_left_open_on_a_closed_loop_can_be_closed_and_used_on_a
     async def first() -> None:
         server = FakeKubernetes()
         await server.start()
-        await contender(server, "leader").try_acquire()
+        await candidate(server, "leader").try_acquire()
         await close_clients()
         store.append(LeaseStore(client_of(server), "default", "job"))
         seen = await store[0].read()
@@ -1124,7 +1116,7 @@ async def test_two_elections_hand_over_and_never_lead_together(server: FakeKuber
     async with contextlib.AsyncExitStack() as stack:
         elections = []
         for name in ("a", "b"):
-            election, _ = await stack.enter_async_context(running(contender(server, name)))
+            election, _ = await stack.enter_async_context(running(candidate(server, name)))
             election.subscribe(lambda event, name=name: events.append((name, event)))
             elections.append(election)
         for _ in range(6):
@@ -1145,7 +1137,7 @@ async def test_a_lease_that_a_coordinated_election_takes_from_us_is_a_loss_and_n
     server: FakeKubernetes,
 ) -> None:
     async with FakeKubernetes(coordinated=True) as coordinated:
-        async with running(contender(coordinated)) as (election, heard):
+        async with running(candidate(coordinated)) as (election, heard):
             await until(lambda: election.is_leader, 5)
             edit(coordinated, strategy="OldestEmulationVersion", holderIdentity="candidate")
             await until(lambda: "on_lost" in heard.words, 10)
@@ -1157,7 +1149,7 @@ async def test_a_lease_that_a_coordinated_election_takes_from_us_is_a_loss_and_n
 async def test_a_follower_rests_while_it_waits_for_a_lease_that_was_deleted_and_made_anew(
     server: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, follower, other = (contender(server, name) for name in ("leader", "follower", "other"))
+    leader, follower, other = (candidate(server, name) for name in ("leader", "follower", "other"))
     await leader.try_acquire()
     assert await follower.try_acquire() is None
     calls, changed = 0, LeaseStore.changed
@@ -1182,7 +1174,7 @@ async def test_a_follower_rests_while_it_waits_for_a_lease_that_was_deleted_and_
 
 @pytest.mark.slow
 async def test_a_dead_stream_is_given_up_while_waiting_for_the_lock(server: FakeKubernetes) -> None:
-    leader, follower = contender(server, "leader"), contender(server, "follower")
+    leader, follower = candidate(server, "leader"), candidate(server, "follower")
     grant = await leader.try_acquire()
     assert grant is not None
     assert await follower.try_acquire() is None

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import kubernetes, open_backend
-from pgleaderlock.backends.kubernetes import exec_plugin, new_from_env, open_kubernetes
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster, find_cluster, in_cluster, read_kubeconfig
-from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential, TokenFile
-from pgleaderlock.backends.kubernetes.exec_plugin import ExecPlugin
-from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.errors import MissingExtra
+from pgleaderlock.stores import kubernetes, open_backend
+from pgleaderlock.stores.kubernetes import exec_plugin, new_from_env, open_kubernetes
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster, find_cluster, in_cluster, read_kubeconfig
+from pgleaderlock.stores.kubernetes.credentials import Credential, FixedCredential, TokenFile
+from pgleaderlock.stores.kubernetes.exec_plugin import ExecPlugin
+from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 from tests.programs import find_program
 
@@ -95,7 +95,7 @@ def told(error: BaseException) -> str:
         (config(cluster={"server": "https://größe"}), "server of cluster 'c'", "xn-- form"),
         (config(cluster={"server": "https://h\n"}), "server of cluster 'c'", "a space or a character beyond ASCII"),
         (config(cluster={"server": f"https://h?token={SECRET}"}), "server of cluster 'c'", "query or a fragment"),
-        (config(cluster={"server": "http://h\ud800"}), "server of cluster 'c'", "a character that is none"),
+        (config(cluster={"server": "http://h\ud800"}), "server of cluster 'c'", "an invalid character"),
         (
             config(cluster={"tls-server-name": "größe"}),
             "tls-server-name of cluster 'c'",
@@ -129,7 +129,7 @@ def told(error: BaseException) -> str:
         (config(cluster={"certificate-authority": "missing"}), "certificate-authority of cluster 'c'", "cannot read"),
         (config(cluster={"certificate-authority": "."}), "certificate-authority of cluster 'c'", "Is a directory"),
         (config(cluster={"certificate-authority": "config"}), "certificate-authority of cluster 'c'", "no certificate"),
-        (config(cluster={"certificate-authority": "a\0b"}), "certificate-authority", "a character that is none"),
+        (config(cluster={"certificate-authority": "a\0b"}), "certificate-authority", "an invalid character"),
         # The user
         (config(user={"token": 7}), "token of user 'u'", "put it in quotes"),
         (config(user={"token": f"{SECRET}é"}), "token of user 'u'", "characters that no token has"),
@@ -144,7 +144,7 @@ def told(error: BaseException) -> str:
         (
             config(user={"client-key-data": encoded(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")}),
             "client-key-data of user 'u'",
-            "nobody is here to type",
+            "a passphrase, which cannot be asked for here",
         ),
         (config(user={SECRET: 1, "as": "root"}), "user 'u'", "uses a key that is not shown here, as, which is not"),
         ("{current-context: c, contexts: [{name: c, context: {cluster: 2024-01-01}}]}", "cluster", "and is a date"),
@@ -157,7 +157,7 @@ def told(error: BaseException) -> str:
         (plugin(command=None), "exec of user 'u'", "names no command"),
         (plugin(args=["x", 7]), r"args\[1\] of exec of user 'u'", "must be a text, and is a number: put it in quotes"),
         (plugin(args="x"), "args of exec of user 'u'", "must be a list"),
-        (plugin(args=["a\0"]), r"args\[0\] of exec of user 'u'", "a character that is none"),
+        (plugin(args=["a\0"]), r"args\[0\] of exec of user 'u'", "an invalid character"),
         (plugin(env=[{"name": "A", "value": 7}]), r"value of env\[0\] of exec of user 'u'", "put it in quotes"),
         (plugin(env=[{"name": "A=", "value": SECRET}]), r"name of env\[0\]", "name of an environment variable"),
         (plugin(env=[{"value": SECRET}]), r"name of env\[0\]", "name of an environment variable"),
@@ -315,7 +315,7 @@ def locked_key(pki: Path) -> str:
 async def test_a_key_under_a_passphrase_does_not_wait_for_somebody_to_type_it(pki: Path, locked_key: str) -> None:
     credential = Credential(None, (pki / "me.crt").read_text(), locked_key)
     client = HttpLeaseClient(Cluster("https://127.0.0.1:1", FixedCredential(credential)))
-    with pytest.raises(ConnectionError, match="under a passphrase, which nobody is here to type"):
+    with pytest.raises(ConnectionError, match="encrypted with a passphrase, which cannot be asked for here"):
         await client.get("default", "job")
     await client.close()
 
@@ -349,7 +349,7 @@ def answer(**status: Any) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-def contender(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBackend:
+def candidate(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBackend:
     return new_from_env("job", environ={"KUBECONFIG": str(written(path, plugin(**settings)))}, lease_s=lease_s)
 
 
@@ -377,7 +377,7 @@ def contender(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBa
 async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
-    backend = contender(tmp_path / "config", **settings)
+    backend = candidate(tmp_path / "config", **settings)
     with pytest.raises(ConnectionError, match=re.escape(f"(exec of user 'u' in {tmp_path}/config)")) as caught:
         await backend.holder()
     assert said in str(caught.value)
@@ -390,7 +390,7 @@ async def test_a_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leav
     tmp_path: Path,
 ) -> None:
     child = tmp_path / "child"
-    backend = contender(tmp_path / "config", lease_s=9, args=["-c", f"sleep 60 & echo $! > {child}; wait"])
+    backend = candidate(tmp_path / "config", lease_s=9, args=["-c", f"sleep 60 & echo $! > {child}; wait"])
     with pytest.raises(ConnectionError, match=rf"'sh' \(exec of user 'u' in {tmp_path}/config\) did not end within"):
         await backend.holder()
     await backend.close()

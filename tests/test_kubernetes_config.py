@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import kubernetes
-from pgleaderlock.backends.kubernetes import ApiError, exec_plugin, new_from_env, open_kubernetes
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster, find_cluster, in_cluster, read_kubeconfig
-from pgleaderlock.backends.kubernetes.credentials import Credential, FixedCredential, TokenFile
-from pgleaderlock.backends.kubernetes.exec_plugin import ExecPlugin
+from pgleaderlock.stores import kubernetes
+from pgleaderlock.stores.kubernetes import ApiError, exec_plugin, new_from_env, open_kubernetes
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster, find_cluster, in_cluster, read_kubeconfig
+from pgleaderlock.stores.kubernetes.credentials import Credential, FixedCredential, TokenFile
+from pgleaderlock.stores.kubernetes.exec_plugin import ExecPlugin
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 
 SECRET = "s3cret-token"
@@ -275,7 +275,7 @@ def test_a_kubeconfig_that_cannot_be_read(tmp_path: Path) -> None:
         ({"client-key": "missing"}, "cannot read .*missing"),
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}, "v1alpha1.*supported are"),
         ({"exec": {"apiVersion": V1}}, "names no command"),
-        ({"exec": {"apiVersion": V1, "command": "x", "interactiveMode": "Always"}}, "nobody is here"),
+        ({"exec": {"apiVersion": V1, "command": "x", "interactiveMode": "Always"}}, "needs a terminal"),
     ],
 )
 def test_a_user_that_we_cannot_be_is_refused_by_name(tmp_path: Path, user: dict[str, Any], said: str) -> None:
@@ -360,7 +360,7 @@ def test_the_namespace_of_the_environment(tmp_path: Path, more: dict[str, str], 
     assert backend.labels == {"namespace": wanted, "lease": "job"}
 
 
-def test_the_identity_begins_with_the_pod_and_is_of_this_contender_alone(tmp_path: Path) -> None:
+def test_the_identity_begins_with_the_pod_and_is_of_this_candidate_alone(tmp_path: Path) -> None:
     environ = environment(tmp_path, POD_NAME="billing-7d9f")
     identities = {new_from_env("job", environ=environ).identity for _ in range(50)}
     assert len(identities) == 50

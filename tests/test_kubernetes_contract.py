@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.kubernetes import KubernetesBackend, LeaseStore
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster, read_kubeconfig
-from pgleaderlock.backends.kubernetes.credentials import Credential
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.kubernetes import KubernetesBackend, LeaseStore
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster, read_kubeconfig
+from pgleaderlock.stores.kubernetes.credentials import Credential
 from pgleaderlock.testing.contract import BackendContract
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 

@@ -21,17 +21,18 @@ from typing import Any
 import httpx
 import pytest
 
-from pgleaderlock import ConnectionError, EventKind, FixedInterval, LeadershipLost, LossCause
-from pgleaderlock.backends.kubernetes import (
+from pgleaderlock import ConnectionError, EventKind, FixedInterval, LeadershipLost
+from pgleaderlock.engine.election import Election
+from pgleaderlock.models import LossCause
+from pgleaderlock.stores.kubernetes import (
     ApiError,
     KubernetesBackend,
     LeaseObject,
     LeaseStore,
     default_request_timeout_s,
 )
-from pgleaderlock.backends.kubernetes.client import HttpLeaseClient
-from pgleaderlock.backends.kubernetes.config import Cluster, read_kubeconfig
-from pgleaderlock.election import Election
+from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
+from pgleaderlock.stores.kubernetes.config import Cluster, read_kubeconfig
 from tests.doubles import until
 from tests.processes import Process
 
@@ -46,7 +47,7 @@ _numbers = count(1)
 
 
 class Peer(Process):
-    """A contender that is client-go."""
+    """A candidate that is client-go."""
 
     def __init__(self, lease: str) -> None:
         super().__init__(

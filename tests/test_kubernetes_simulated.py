@@ -3,16 +3,16 @@
 import pytest
 
 from pgleaderlock import ExponentialBackoff
+from pgleaderlock.testing.simulation.fault_profiles import CALM
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
-from pgleaderlock.testing.simulation.weather import CALM
 
 LEASE_S = 3.0
 
 
 def cluster(seed: int) -> Simulation:
     settings: dict[str, object] = {"retry_strategy": ExponentialBackoff(), "health_interval_s": LEASE_S / 3}
-    return Simulation(seed, weather=CALM, store="kubernetes", lease_s=LEASE_S, settings=settings)
+    return Simulation(seed, profile=CALM, store="kubernetes", lease_s=LEASE_S, settings=settings)
 
 
 class Slow(Cable):
@@ -50,14 +50,14 @@ def test_a_holder_that_is_emptied_by_hand_is_seen_by_the_leader_before_another_l
     """
     with quiet(seed):
         simulation = cluster(seed)
-        monkeypatch.setattr(simulation.checker, "_check_told", lambda _: None)
+        monkeypatch.setattr(simulation.checker, "_check_notified", lambda _: None)
         try:
             simulation.start()
             simulation.run(10 + seed / 7)
             for _ in range(20):
                 assert simulation.checker.is_led
                 terms = simulation.checker.terms
-                simulation.sky.strike("empty_holder", simulation.nodes[0], 0.0)
+                simulation.faults.strike("empty_holder", simulation.nodes[0], 0.0)
                 simulation.run(LEASE_S * 1.1)
                 simulation.checker.raise_failure()
                 assert simulation.checker.terms > terms

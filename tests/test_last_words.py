@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgleaderlock.backends._hangup import HangupProbe
-from pgleaderlock.backends._last_words import announce_end
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres._end_message import announce_end
+from pgleaderlock.postgres._hangup import HangupProbe
+from pgleaderlock.postgres.keys import LockKey
 from tests.conftest import Postgres
-from tests.test_session import open_session, terminate
+from tests.support.session import open_session, terminate
 
 
 def message(kind: bytes, body: bytes) -> bytes:

@@ -8,37 +8,22 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState, LossCause
-from pgleaderlock.backends._pg_status import look_at_lock
-from pgleaderlock.backends._sql import LockStatements
-from pgleaderlock.backends.lease import Lease, settling_level, witness_key
-from pgleaderlock.embedded import Server
+from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState
+from pgleaderlock.models import LossCause
+from pgleaderlock.postgres._sql import LockStatements
+from pgleaderlock.postgres._status import look_at_lock
+from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_key
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
-from tests.doubles import Witness, until
-from tests.processes import Process, contender
-from tests.test_postgres import holders, make, terminate_holder, until_holders
-
-LEASE_S = 1.5
-
-
-def make_leased(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
-    settings.setdefault("lease_s", LEASE_S)
-    settings.setdefault("health_interval_s", LEASE_S / 3)
-    settings.setdefault("retry_strategy", FixedInterval(5.0))  # what is quick here is not quick by polling
-    return make(dsn, key, **settings)
-
-
-async def query(dsn: str, statement: str, *parameters) -> list[tuple[Any, ...]]:
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        cursor = await connection.execute(statement, parameters or None)
-        return await cursor.fetchall() if cursor.description else []
-
+from tests.doubles import until
+from tests.processes import Process, candidate
+from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_in_line
+from tests.support.postgres import holders, terminate_holder, until_holders
 
 # --- What is exposed ------------------------------------------------------------------------------------------------
 
@@ -171,13 +156,6 @@ async def test_a_stop_does_not_wait_for_the_end_of_a_slice(postgres: Postgres, k
         assert time.monotonic() - began < 2
 
 
-async def until_in_line(dsn: str, key: LockKey, number: int = 1) -> None:
-    statement = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = %s AND objid = %s"
-    deadline = time.monotonic() + 20
-    while len(await query(dsn, statement, *key.numbers)) < number:
-        assert time.monotonic() < deadline, "nobody stands in line"
-
-
 # --- A loss is noticed ----------------------------------------------------------------------------------------------
 
 
@@ -263,9 +241,9 @@ async def test_while_reconnecting_our_own_former_session_is_not_another(postgres
 
 
 def test_a_frozen_leader_is_replaced_within_its_lease(postgres: Postgres, key: LockKey):
-    with contender(postgres.dsn, key, lease_s=LEASE_S) as first:
+    with candidate(postgres.dsn, key, lease_s=LEASE_S) as first:
         first.wait_for("acquired")
-        with contender(postgres.dsn, key, retry_interval_s=5, lease_s=LEASE_S) as second:
+        with candidate(postgres.dsn, key, retry_interval_s=5, lease_s=LEASE_S) as second:
             second.wait_for("refused")
             first.signal(signal.SIGSTOP)
             began = time.monotonic()
@@ -335,17 +313,6 @@ async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: 
         assert 1.5 < time.monotonic() - began < 5
 
 
-async def until_answering(dsn: str) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            await query(dsn, "SELECT 1")
-        except psycopg.OperationalError:
-            await asyncio.sleep(0.05)
-        else:
-            return
-
-
 # --- Refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -357,13 +324,13 @@ async def test_an_ordinary_role_may_lead(own_server: Server, key: LockKey):
     assert heard.errors == []
 
 
-# --- Contenders that cannot meet, or do not agree ---------------------------------------------------------------------
+# --- Candidates that cannot meet, or do not agree ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "difference", [{"lease_s": 3.0}, {"witness": False}, {"takeover": "strict", "term_table": True}]
 )
-async def test_a_contender_with_other_rules_than_the_leader_s_is_warned_about(
+async def test_a_candidate_with_other_rules_than_the_leader_s_is_warned_about(
     postgres: Postgres, key: LockKey, difference: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     leader, _ = make_leased(postgres.dsn, key)
@@ -372,12 +339,12 @@ async def test_a_contender_with_other_rules_than_the_leader_s_is_warned_about(
         await leader.wait_for_leadership(10)
         async with other:
             await until(lambda: "on_acquire_failed" in heard.words)
-    (warning,) = [record.getMessage() for record in caplog.records if "contenders_disagree" in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "candidates_disagree" in record.getMessage()]
     assert 'theirs="1.5s wf"' in warning
     assert f'holder="pgleaderlock {socket.gethostname()}:{os.getpid()} 1.5s wf"' in warning
 
 
-async def test_contenders_that_agree_are_not_warned_about(
+async def test_candidates_that_agree_are_not_warned_about(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
     leader, _ = make_leased(postgres.dsn, key)
@@ -386,7 +353,7 @@ async def test_contenders_that_agree_are_not_warned_about(
         await leader.wait_for_leadership(10)
         async with other:
             await until(lambda: heard.words.count("on_acquire_failed") > 1)
-    assert "contenders_disagree" not in caplog.text
+    assert "candidates_disagree" not in caplog.text
 
 
 async def test_a_connection_string_that_names_no_database_is_warned_about_once(
@@ -481,10 +448,6 @@ async def test_attempts_to_connect_that_are_given_up_leave_no_socket_open(key: L
         assert open_descriptors() <= before + 2
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd").iterdir()))
-
-
 async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_leads(postgres: Postgres, key: LockKey):
     first, _ = make_leased(postgres.dsn, key)
     second, heard = make_leased(postgres.dsn, key)
@@ -556,5 +519,5 @@ async def test_of_several_hosts_the_silent_ones_do_not_keep_a_lock_from_the_one_
 
 
 @pytest.mark.parametrize(("left_s", "level"), [(2.9, logging.INFO), (3.0, logging.WARNING)])
-def test_a_long_wait_for_the_past_is_said_so_that_it_is_read(left_s: float, level: int):
-    assert settling_level(left_s) == level
+def test_a_long_quiet_period_is_logged_as_a_warning(left_s: float, level: int):
+    assert quiet_period_log_level(left_s) == level

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, Election, FixedInterval, open_backend
-from pgleaderlock.backends.lease_rows import LeaseRowStore
-from pgleaderlock.backends.record import Claim
-from pgleaderlock.embedded import Server
+from pgleaderlock.postgres.lease_table import LeaseRowStore
+from pgleaderlock.stores.record import Claim
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import Witness, until
 from tests.pooler import pgbouncer
-from tests.test_lease import query
+from tests.support.lease import query
 
 LEASE_S = 1.5
 

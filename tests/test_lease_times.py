@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import pgleaderlock
-from pgleaderlock import consensus, sync
-from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times, effective_interval_s
+from pgleaderlock import sync
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.config import Config
-from pgleaderlock.keys import LockKey
+from pgleaderlock.compat import consensus
+from pgleaderlock.ops.config import Config
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times, effective_interval_s
 from tests.conftest import Postgres
 
 DSN = "postgresql://127.0.0.1:1/none"

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, Grant, LockError, LockKey, LossCause
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.leased import LeasedLockBackend
-from pgleaderlock.backends.session import ServerFacts
+from pgleaderlock import ConnectionError, LockError, LockKey
+from pgleaderlock.models import Grant, LossCause
+from pgleaderlock.postgres.advisory import LeasedLockBackend
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import ServerFacts
 
 pytestmark = pytest.mark.virtual_time
 

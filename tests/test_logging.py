@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import pytest
 
 from pgleaderlock._logging import NDLogger, get_logger
+from pgleaderlock.engine.delivery import CALLBACK_FAILED
+from pgleaderlock.engine.event_log import log_events
 from pgleaderlock.errors import ConnectionError, LockError
-from pgleaderlock.event_log import log_events
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.stream import CALLBACK_FAILED
 
 
 class Recorder(logging.Handler):

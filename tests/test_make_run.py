@@ -96,7 +96,8 @@ def test_the_systems_certificates_are_trusted_as_behind_a_proxy_that_inspects_tl
 
 _IMPORTED = """
 import importlib.metadata, json, sys
-import pgleaderlock.cli.commands, pgleaderlock.cli.demo_show, pgleaderlock.demo._node, pgleaderlock.demo._place
+import pgleaderlock.cli.commands, pgleaderlock.cli.demo_show
+import pgleaderlock.testing.demo._node, pgleaderlock.testing.demo._place
 import psycopg, uvicorn.protocols.http.h11_impl
 owners = importlib.metadata.packages_distributions()
 tops = {name.partition(".")[0] for name in sys.modules}

@@ -18,10 +18,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import pgleaderlock
-from pgleaderlock import ConnectionError, Election, Event, EventKind, Grant, LeadershipLost, LockState, LossCause
+from pgleaderlock import ConnectionError, Election, Event, EventKind, LeadershipLost, LockState
 from pgleaderlock.errors import MissingExtra
-from pgleaderlock.metrics import Metrics, _families, serve_metrics
-from pgleaderlock.metrics._tally import BUCKETS_S, Tally
+from pgleaderlock.models import Grant, LossCause
+from pgleaderlock.ops.metrics import Metrics, _families, serve_metrics
+from pgleaderlock.ops.metrics._tally import BUCKETS_S, Tally
 from tests.doubles import HANG, ScriptedBackend, make_election, until_state
 
 HERE: dict[str, Any] = {"role": "scheduler", "node": "host-1"}
@@ -830,8 +831,8 @@ def test_scrapes_and_events_at_once_lose_no_count():
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("pgleaderlock.metrics")]:
+    for name in [name for name in sys.modules if name.startswith("pgleaderlock.ops.metrics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r'prometheus_client: pip install "pgleaderlock\[metrics\]"'):
-        importlib.import_module("pgleaderlock.metrics")
+        importlib.import_module("pgleaderlock.ops.metrics")

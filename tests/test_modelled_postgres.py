@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends._psycopg_session import PsycopgSession
-from pgleaderlock.backends.group import CHANNEL
-from pgleaderlock.backends.session import Session, end_of
-from pgleaderlock.causes import LossCause
-from pgleaderlock.embedded import Server, StopMode
-from pgleaderlock.keys import LockKey
+from pgleaderlock._base.causes import LossCause
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres._psycopg_session import PsycopgSession
+from pgleaderlock.postgres.group import CHANNEL
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.session import Session, end_of
+from pgleaderlock.testing.embedded import Server, StopMode
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
 from pgleaderlock.testing.simulation._statements import Ask
@@ -566,7 +566,7 @@ def everybody_is_granted_everything(_: Any, *__: Any, **___: Any) -> bool:
 
 @instead(ModelledPostgres, "_hand_over")
 def the_last_in_line_comes_first(hand_over: Any, server: ModelledPostgres, key: str) -> None:
-    server._locks[key].line.reverse()
+    server._locks[key].queue.reverse()
     hand_over(server, key)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgleaderlock import errors
-from pgleaderlock.callbacks import Callbacks
+from pgleaderlock.engine.callbacks import Callbacks
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, Grant, Holder, LockState, RetryContext
 

@@ -17,22 +17,22 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, LeadershipLost, nfs, open_backend
-from pgleaderlock._files import place
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.nfs import NfsStore, open_nfs
-from pgleaderlock.backends.record import RecordBackend
+from pgleaderlock import ConnectionError, LeadershipLost, open_backend
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.models import Grant
-from pgleaderlock.nfs import _acquiring, _inspect
-from pgleaderlock.nfs._claim import Claimant, encode
-from pgleaderlock.nfs._folder import Folder
-from pgleaderlock.nfs._host import hostname
+from pgleaderlock.stores import nfs, place
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.nfs import _acquiring, _inspect
+from pgleaderlock.stores.nfs._claim import Claimant, encode
+from pgleaderlock.stores.nfs._folder import Folder
+from pgleaderlock.stores.nfs._host import hostname
+from pgleaderlock.stores.nfs.backend import NfsStore, open_nfs
+from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing import BackendContract
 from pgleaderlock.testing.contract._tools import token_of
 from tests.doubles import until
-from tests.test_nfs_lock import Clock
+from tests.support.nfs_lock import Clock
 
 
 class TestContract(BackendContract):
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def contender(path: Path, **settings: Any) -> AsyncIterator[RecordBackend]:
+async def candidate(path: Path, **settings: Any) -> AsyncIterator[RecordBackend]:
     backend = open_nfs(path, **{"lease_s": LEASE_S, **settings})
     await backend.open()
     try:
@@ -73,14 +73,14 @@ def names(path: Path) -> list[str]:
 
 
 async def test_a_term_leaves_a_tidy_folder(path: Path):
-    async with contender(path) as backend:
+    async with candidate(path) as backend:
         await backend.release(await acquired(backend))
     assert names(path) == ["epoch.0", "released.0"]
 
 
 async def test_an_election_and_a_lock_with_the_same_path_see_each_other(path: Path):
     lock = nfs.Lock(path)
-    async with contender(path) as backend:
+    async with candidate(path) as backend:
         grant = await acquired(backend)
         with pytest.raises(nfs.TimeOutError):
             lock.lock(timeout=0.05)
@@ -90,7 +90,7 @@ async def test_an_election_and_a_lock_with_the_same_path_see_each_other(path: Pa
 
 
 async def test_another_process_with_our_name_is_another(path: Path):
-    async with contender(path, identity="twin") as first, contender(path, identity="twin") as second:
+    async with candidate(path, identity="twin") as first, candidate(path, identity="twin") as second:
         grant = await acquired(first)
         assert await second.try_acquire() is None
         holder = await second.holder()
@@ -101,10 +101,10 @@ async def test_another_process_with_our_name_is_another(path: Path):
 
 async def test_a_renewal_that_is_answered_too_late_is_a_loss_and_not_a_retry(path: Path):
     clock = Clock()
-    async with contender(path, clock=clock) as backend:
+    async with candidate(path, clock=clock) as backend:
         grant = await acquired(backend)
         clock.now += LEASE_S * 0.95
-        with pytest.raises(LeadershipLost, match="answered too late: another may be taking over"):
+        with pytest.raises(LeadershipLost, match="answered too late: another candidate may be taking over"):
             await backend.renew(grant)
         assert not [name for name in names(path) if name.startswith("claim")]
 
@@ -112,7 +112,7 @@ async def test_a_renewal_that_is_answered_too_late_is_a_loss_and_not_a_retry(pat
 async def test_an_event_loop_that_stood_still_after_a_look_does_not_take_over_by_it(path: Path, monkeypatch):
     """What it has seen was true then. Its clock has gone on since, and so has the leader."""
     clock = Clock()
-    async with contender(path, clock=clock) as leader, contender(path, clock=clock) as follower:
+    async with candidate(path, clock=clock) as leader, candidate(path, clock=clock) as follower:
         grant = await acquired(leader)
         assert await follower.try_acquire() is None
         clock.now += LEASE_S * 0.5
@@ -133,10 +133,10 @@ async def test_an_event_loop_that_stood_still_after_a_look_does_not_take_over_by
 
 
 async def test_a_lock_that_was_broken_by_force_is_lost_at_the_next_renewal(path: Path):
-    async with contender(path) as backend:
+    async with candidate(path) as backend:
         grant = await acquired(backend)
         assert _inspect.break_lock(path) == 0
-        with pytest.raises(LeadershipLost, match="held by nobody in term 1: our term 0 is over"):
+        with pytest.raises(LeadershipLost, match="is free after term 1: our term 0 is over"):
             await backend.renew(grant)
         assert token_of(await acquired(backend)) == 2
         assert sum(name.startswith("claim") for name in names(path)) == 1
@@ -151,7 +151,7 @@ async def test_a_file_server_that_does_not_answer_keeps_threads_and_not_the_even
         return look(folder)
 
     monkeypatch.setattr(Folder, "look", hang)
-    async with contender(path, lease_s=0.15) as backend:
+    async with candidate(path, lease_s=0.15) as backend:
         errors = []
         for _ in range(10):
             with pytest.raises(ConnectionError) as raised:
@@ -177,7 +177,7 @@ async def test_an_attempt_that_is_cancelled_in_its_thread_is_undone_there(path: 
         link(source, target)
 
     monkeypatch.setattr(os, "link", slowly)
-    async with contender(path, lease_s=600.0) as first, contender(path, lease_s=600.0) as second:
+    async with candidate(path, lease_s=600.0) as first, candidate(path, lease_s=600.0) as second:
         attempt = asyncio.create_task(first.try_acquire())
         await begun.wait()
         attempt.cancel()
@@ -219,7 +219,7 @@ async def test_errors_of_the_system_say_what_to_do(path: Path, monkeypatch, numb
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    async with contender(path) as backend:
+    async with candidate(path) as backend:
         monkeypatch.setattr(os, "link", fail)
         with pytest.raises(ConnectionError, match=advice):
             await backend.try_acquire()
@@ -240,7 +240,7 @@ def test_status_of_a_lock_that_nobody_had(path: Path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"there is no lock at {path} yet", f"  on {place.describe(path)}"]
     path.mkdir()
     assert invoke(["nfs", "status", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"{path} is free (nobody has had it yet)"
+    assert capsys.readouterr().out.splitlines()[0] == f"{path} is free (never held yet)"
 
 
 def test_status_names_the_holder_and_its_times(path: Path, capsys):
@@ -265,8 +265,8 @@ def test_status_of_something_that_cannot_be_read(path: Path, capsys):
     os.utime(path / "epoch.3", (1, 1))
     assert invoke(["nfs", "status", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "is held by somebody whose claim cannot be read\n  epoch 3, last sign of life" in shown
-    assert "over since " in shown
+    assert "is held by a process whose claim file cannot be read\n  epoch 3, last sign of life" in shown
+    assert "  expired " in shown
 
 
 class Terminal(io.StringIO):
@@ -279,7 +279,7 @@ def test_break_asks_before_it_breaks(path: Path, capsys, monkeypatch):
     lock.lock()
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     assert invoke(["nfs", "break", str(path)]) == exit_codes.INTERRUPTED
-    assert "beside whoever comes next" in capsys.readouterr().err
+    assert "at the same time as its successor" in capsys.readouterr().err
     assert lock.is_locked
     assert invoke(["nfs", "break", str(path), "--yes"]) == 0
     assert "is free: epoch 0 was broken" in capsys.readouterr().out
@@ -295,7 +295,7 @@ def test_break_without_a_terminal_on_which_to_ask_is_wrong_usage_and_breaks_noth
     monkeypatch.setattr("sys.stdin", stdin)
     with nfs.Lock(path) as lock:
         assert invoke(["nfs", "break", str(path)]) == exit_codes.USAGE
-        assert "say --yes" in capsys.readouterr().err
+        assert "add --yes" in capsys.readouterr().err
         assert lock.is_locked
 
 
@@ -308,7 +308,7 @@ def test_break_and_tidy_answer_in_json_too(path: Path, capsys, monkeypatch):
     assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": 0}
     assert answer("break", "--yes") == {"lockfile": str(path), "broken_epoch": None}
     (path / "claim|lock|dead|1|1").write_bytes(b"")
-    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
     assert "claim|lock|dead|1|1" in answer("tidy")["removed"]
     assert answer("tidy") == {"lockfile": str(path), "removed": []}
 
@@ -338,16 +338,16 @@ def test_status_counts_as_waiting_who_shows_life_and_the_others_as_left_behind(
     monkeypatch.setattr(place, "is_local", lambda _: is_local)
     with nfs.Lock(path):
         waiting = nfs.Lock(path)
-        contender = waiting._ready()[0]
-        contender.lay_claim()
+        candidate = waiting._ready()[0]
+        candidate.lay_claim()
         dead = nfs.Lock(path)
         dead._ready()[0].lay_claim()
-        dead._ready()[0].let_go()
+        dead._ready()[0].drop()
         if is_local:
             monkeypatch.setattr(_inspect, "_YOUNG_S", -1.0)
         else:
             time.sleep(0.4)
-            contender.stay()
+            candidate.stay()
             monkeypatch.setattr(_inspect, "_ALIVE_S", 0.3)
         fields = status_of(path, capsys)
         assert (fields["waiting"], fields["left_behind"]) == (1, 1)
@@ -371,7 +371,7 @@ def test_whoever_waits_touches_its_claim_often_enough_to_count_as_waiting():
 
 
 async def test_status_of_an_election_does_not_count_followers_who_lay_no_claim(path: Path, capsys):
-    async with contender(path, lease_s=60.0, identity="node-7") as backend:
+    async with candidate(path, lease_s=60.0, identity="node-7") as backend:
         await acquired(backend)
         fields = status_of(path, capsys)
         assert fields["waiting"] is None
@@ -385,7 +385,7 @@ async def test_status_of_an_election_does_not_count_followers_who_lay_no_claim(p
 @pytest.mark.parametrize("is_local", [True, False])
 def test_status_says_when_the_holder_is_dead(path: Path, capsys, is_local: bool):
     script = (
-        "import os, sys; from pgleaderlock._files import place; from pgleaderlock.nfs import Lock\n"
+        "import os, sys; from pgleaderlock.stores import place; from pgleaderlock.stores.nfs import Lock\n"
         f"place.is_local = lambda folder: {is_local}\n"
         "lock = Lock(sys.argv[1], lifetime=600); lock.lock(); os._exit(0)"
     )
@@ -403,7 +403,7 @@ def test_status_says_whether_the_holder_lives_and_since_when_its_lock_is_over(pa
         time.sleep(0.2)
         assert status_of(path, capsys)["expired"] is True
         assert invoke(["nfs", "status", str(path)]) == 0
-        assert "\n  over since 0 s: " in capsys.readouterr().out
+        assert "\n  expired 0 s ago: " in capsys.readouterr().out
     assert status_of(path, capsys)["expired"] is None
 
 
@@ -446,13 +446,13 @@ def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys
     path.mkdir()
     monkeypatch.setattr(os, "listdir", refuse)
     assert invoke(["nfs", "status", str(path)]) == exit_codes.UNREACHABLE
-    assert f"Every contender must be able to create and remove files in {path} (uid " in capsys.readouterr().err
+    assert f"Every candidate must be able to create and remove files in {path} (uid " in capsys.readouterr().err
 
 
 def test_tidy_removes_what_the_dead_left(path: Path, capsys, monkeypatch):
     with nfs.Lock(path):
         (path / "claim|lock|dead|1|1").write_bytes(b"")
-        monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+        monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
         assert invoke(["nfs", "tidy", str(path)]) == 0
     shown = capsys.readouterr()
     assert shown.out == "claim|lock|dead|1|1\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock._files import place
-from pgleaderlock.nfs import Lock, TimeOutError, _acquiring, _folder, _lock, _waiting
+from pgleaderlock.stores import place
+from pgleaderlock.stores.nfs import Lock, TimeOutError, _acquiring, _folder, _lock, _waiting
 
 LIFETIME_S = 10.0
 KEPT = {f"{kind}.{number}" for kind in ("epoch", "released") for number in range(100)}
@@ -103,7 +103,7 @@ class World:
             with contextlib.suppress(Died):
                 deed(lock)
         if lock._made is not None:
-            lock._made[0].let_go()
+            lock._made[0].drop()
         return mortal.is_dead
 
 

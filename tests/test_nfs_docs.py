@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock.nfs import LockState
-from tests.test_nfs_lock import names
+from pgleaderlock.stores.nfs import LockState
+from tests.support.nfs_lock import names
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "how-to" / "lock-across-hosts.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.nfs import NotLockedError, TimeOutError
+from pgleaderlock.stores.nfs import NotLockedError, TimeOutError
 from tests.nfs_guest import EATER, EXPORT, FAULTY_HOST, HOSTS, V3, V4, Host, cut_off
 from tests.nfs_reply_eater import Eater
 
@@ -27,8 +27,9 @@ USED_AND_COLLECTED = 20
 # The hosts' part. Their processes answer one question at a time: whatever takes longer is done by a thread.
 _SETUP = """
 import threading
-from pgleaderlock import open_backend, suspend_aware_clock
-from pgleaderlock.nfs import Lock
+from pgleaderlock import open_backend
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.stores.nfs import Lock
 
 class Keeper:
     "Has a lock, and shows signs of life until it is told to stop, or has lost it."
@@ -92,7 +93,7 @@ def trusted_until(lock):
 """
 
 
-class Contender:
+class Candidate:
     """A lock in a process on a host. What is asked of it is an expression, in which it is called ``lock``."""
 
     def __init__(self, host: Host, path: Path, name: str = "lock", lifetime_s: float = LONG_S) -> None:
@@ -158,7 +159,7 @@ def stage(hosts: list[Host], request: pytest.FixtureRequest) -> Stage:
 @pytest.mark.parametrize("operation", ["LINK", "OPEN"])
 def test_a_lock_is_acquired_once_though_the_reply_was_lost(stage: Stage, verb: str, operation: str):
     """The repeated request is answered that the name exists, on NFSv3: by ourselves, as it turns out."""
-    faulty, other = Contender(stage.f, stage.path), Contender(stage.a, stage.path)
+    faulty, other = Candidate(stage.f, stage.path), Candidate(stage.a, stage.path)
     with Eater(EATER, f"{verb} {operation}") as eater:
         faulty.send("lock.lock(timeout=20)")
         eater.wait_for("eaten")
@@ -176,7 +177,7 @@ def test_a_lock_is_acquired_once_though_the_reply_was_lost(stage: Stage, verb: s
 @pytest.mark.parametrize("verb", ["eat", "repeat"])
 def test_a_lock_is_released_though_the_reply_was_lost(stage: Stage, verb: str):
     """The repeated request finds nothing to rename."""
-    faulty, other = Contender(stage.f, stage.path), Contender(stage.a, stage.path)
+    faulty, other = Candidate(stage.f, stage.path), Candidate(stage.a, stage.path)
     faulty("lock.lock(timeout=5)")
     with Eater(EATER, f"{verb} RENAME") as eater:
         faulty.send("lock.unlock()")
@@ -193,7 +194,7 @@ def test_a_lock_is_released_though_the_reply_was_lost(stage: Stage, verb: str):
 
 def test_a_claim_is_withdrawn_though_the_reply_was_lost(stage: Stage):
     """And nothing is left of it, as there would be of a file that is open: a client's kernel would rename it first."""
-    faulty, other = Contender(stage.f, stage.path), Contender(stage.a, stage.path)
+    faulty, other = Candidate(stage.f, stage.path), Candidate(stage.a, stage.path)
     other("lock.lock(timeout=5)")
     with Eater(EATER, "eat REMOVE") as eater:
         faulty.send("lock.lock(timeout=0.2)")
@@ -206,7 +207,7 @@ def test_a_claim_is_withdrawn_though_the_reply_was_lost(stage: Stage):
 
 
 def test_old_epochs_are_collected_though_the_reply_was_lost(stage: Stage):
-    faulty = Contender(stage.f, stage.path)
+    faulty = Candidate(stage.f, stage.path)
     with Eater(EATER, "eat REMOVE") as eater:
         faulty.send(f"take_and_release(lock, {USED_AND_COLLECTED})")
         eater.wait_for("eaten")
@@ -222,7 +223,7 @@ def test_old_epochs_are_collected_though_the_reply_was_lost(stage: Stage):
 @pytest.mark.parametrize("others_before", [0, USED_AND_COLLECTED])
 def test_a_late_link_of_one_who_is_still_there_is_given_up(stage: Stage, others_before: int):
     """Whether its number is in use, or was used, collected, and is made anew by it."""
-    late, other = Contender(stage.f, stage.path), Contender(stage.a, stage.path)
+    late, other = Candidate(stage.f, stage.path), Candidate(stage.a, stage.path)
     with Eater(EATER, "hold LINK") as eater:
         late.send("lock.lock(timeout=0)")
         eater.wait_for("held")
@@ -243,7 +244,7 @@ def test_a_late_link_of_one_who_is_still_there_is_given_up(stage: Stage, others_
 @pytest.mark.parametrize("others_before", [0, USED_AND_COLLECTED])
 def test_a_late_link_of_the_dead_misleads_nobody(stage: Stage, others_before: int):
     """Nobody gives it up, but it is an old number, or there is none."""
-    holder, follower = Contender(stage.a, stage.path), Contender(stage.b, stage.path)
+    holder, follower = Candidate(stage.a, stage.path), Candidate(stage.b, stage.path)
     with Eater(EATER, "hold LINK") as eater:
         doomed = stage.f(f"lock_in_a_child({str(stage.path)!r}, {LONG_S})")
         eater.wait_for("held")
@@ -279,10 +280,10 @@ def test_a_follower_that_was_cut_off_for_longer_than_a_lifetime_takes_nothing(ho
     a, b, _ = hosts
     locks = [(Path(root, f"fault-{next(_numbers)}"), Path(root).name) for root in (V3, V4)]
     for path, name in locks:
-        Contender(a, path, f"held_{name}", lifetime_s)("lock.lock(timeout=5)")
+        Candidate(a, path, f"held_{name}", lifetime_s)("lock.lock(timeout=5)")
     time.sleep(quiet_s)  # the server keeps a file open for a while after a write, and lends nothing meanwhile
     for path, name in locks:
-        Contender(b, path, f"wanted_{name}", lifetime_s)
+        Candidate(b, path, f"wanted_{name}", lifetime_s)
         b(f"waiter_{name} = Waiter(wanted_{name}, {cut_off_s + 2.0})\n")
     time.sleep(0.3)
     with cut_off(b.name):
@@ -302,9 +303,9 @@ def test_a_holder_that_is_cut_off_loses_the_lock_in_time_and_knows_it(hosts: lis
     a, b, _ = hosts
     locks = [(Path(root, f"fault-{next(_numbers)}"), Path(root).name) for root in (V3, V4)]
     for path, name in locks:
-        Contender(a, path, f"held_{name}", lifetime_s)("lock.lock(timeout=5)")
+        Candidate(a, path, f"held_{name}", lifetime_s)("lock.lock(timeout=5)")
         a(f"keeper_{name} = Keeper(held_{name}, 0.2)\n")
-        Contender(b, path, f"wanted_{name}", lifetime_s)
+        Candidate(b, path, f"wanted_{name}", lifetime_s)
         b(f"waiter_{name} = Waiter(wanted_{name}, 20)\n")
     time.sleep(0.5)
     with cut_off(a.name):
@@ -339,7 +340,7 @@ def _released_in_the_tick_of_the_last_look(stage: Stage, looks: str) -> Host:
         path = stage.path.with_name(f"fault-{next(_numbers)}")
         at_server = Path(EXPORT, path.name)
         stage.b(_FOLLOWERS[looks].format(path=str(path), lifetime_s=LONG_S))
-        Contender(stage.a, path)("lock.lock(timeout=5)")
+        Candidate(stage.a, path)("lock.lock(timeout=5)")
         assert not stage.b("is_seen()")
         stamp = at_server.stat().st_mtime_ns
         stage.a("lock.unlock()")
@@ -351,9 +352,9 @@ def _released_in_the_tick_of_the_last_look(stage: Stage, looks: str) -> Host:
 _FOLLOWERS = {
     "lock": """
 lock = Lock({path!r}, lifetime={lifetime_s})
-contender = lock._ready()[0]
-contender.lay_claim()
-is_seen = contender.may_take
+candidate = lock._ready()[0]
+candidate.lay_claim()
+is_seen = candidate.may_take
 """,
     "election": """
 store = open_backend("nfs://" + {path!r}, lease_s={lifetime_s})._store

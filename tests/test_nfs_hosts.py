@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from pgleaderlock import open_backend
-from pgleaderlock.backends.base import Backend
+from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing import BackendContract
 
 

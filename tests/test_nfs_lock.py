@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, nfs, open_backend
-from pgleaderlock._files import place
-from pgleaderlock.nfs import (
+from pgleaderlock import ConnectionError, open_backend
+from pgleaderlock.stores import nfs, place
+from pgleaderlock.stores.nfs import (
     AlreadyLockedError,
     Lock,
     LockError,
@@ -33,53 +33,21 @@ from pgleaderlock.nfs import (
     NotLockedError,
     TimeOutError,
     _acquiring,
-    _contender,
+    _candidate,
     _host,
     _inspect,
     _lock,
 )
-from pgleaderlock.nfs._claim import Claimant, decode, encode, encode_lifetime, is_name
-from pgleaderlock.nfs._contender import Contender
-from pgleaderlock.nfs._folder import Folder
-from pgleaderlock.nfs._host import hostname
-from pgleaderlock.nfs._waiting import Turnstile
+from pgleaderlock.stores.nfs._candidate import Candidate
+from pgleaderlock.stores.nfs._claim import Claimant, decode, encode, encode_lifetime, is_name
+from pgleaderlock.stores.nfs._folder import Folder
+from pgleaderlock.stores.nfs._host import hostname
+from pgleaderlock.stores.nfs._waiting import Turnstile
 from tests.doubles import until
 from tests.programs import find_library, needs
+from tests.support.nfs_lock import LIFETIME_S, Clock, candidate, clock, names, path
 
-LIFETIME_S = 10.0
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "work.lck"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def contender(
-    path: Path, name: str, clock: Clock, *, lifetime_s: float = LIFETIME_S, is_local: bool = False
-) -> Contender:
-    claimfile = f"{path}/claim|lock|{name}|1|1"
-    claimant = Claimant(name, "host", os.getpid(), str(path), lifetime_s, claimfile=claimfile)
-    return Contender(Folder(path), claimfile, claimant, clock, is_local=is_local)
-
-
-def names(path: Path) -> list[str]:
-    return sorted(each.name for each in path.iterdir())
-
+__all__ = ["clock", "path"]  # fixtures
 
 # --- The API ----------------------------------------------------------------------------------------------------------
 
@@ -132,14 +100,14 @@ async def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_nothing_behin
 
 async def test_a_lock_that_a_cancelled_coroutine_is_given_after_all_is_given_back(path: Path, monkeypatch):
     lock, begun = Lock(path), asyncio.Event()
-    loop, take = asyncio.get_running_loop(), Contender.take
+    loop, take = asyncio.get_running_loop(), Candidate.take
 
-    def slowly(self: Contender, epoch: int) -> bool:
+    def slowly(self: Candidate, epoch: int) -> bool:
         loop.call_soon_threadsafe(begun.set)
         time.sleep(0.2)
         return take(self, epoch)
 
-    monkeypatch.setattr(Contender, "take", slowly)
+    monkeypatch.setattr(Candidate, "take", slowly)
     waiting = asyncio.create_task(lock.lock_async())
     await begun.wait()
     waiting.cancel()
@@ -151,12 +119,12 @@ async def test_a_lock_that_a_cancelled_coroutine_is_given_after_all_is_given_bac
 def test_a_lock_that_is_ours_is_not_locked_again(path: Path):
     lock = Lock(path)
     lock.lock()
-    with pytest.raises(AlreadyLockedError, match="this very object"):
+    with pytest.raises(AlreadyLockedError, match="this Lock object already"):
         lock.lock()
     assert lock.is_locked
 
 
-def test_two_objects_of_one_process_are_two_contenders(path: Path):
+def test_two_objects_of_one_process_are_two_candidates(path: Path):
     first, second = Lock(path), Lock(path)
     first.lock()
     assert not second.is_locked
@@ -169,9 +137,9 @@ def test_two_objects_of_one_process_are_two_contenders(path: Path):
 
 def test_what_is_not_ours_cannot_be_unlocked_or_refreshed_unless_unconditionally(path: Path):
     lock = Lock(path)
-    with pytest.raises(NotLockedError, match="not ours to unlock"):
+    with pytest.raises(NotLockedError, match="cannot unlock"):
         lock.unlock()
-    with pytest.raises(NotLockedError, match="not ours to refresh"):
+    with pytest.raises(NotLockedError, match="cannot refresh"):
         lock.refresh()
     lock.unlock(unconditionally=True)
     lock.refresh(unconditionally=True)
@@ -207,7 +175,7 @@ def test_lifetimes_are_seconds_or_timedeltas(path: Path, lifetime: Any):
 def test_float_time_outs_are_time_outs(path: Path, timeout: Any):
     with Lock(path):
         for lock in (Lock(path), Lock(path, default_timeout=timeout)):
-            with pytest.raises(TimeOutError, match="not to be had"):
+            with pytest.raises(TimeOutError, match="not acquired within"):
                 lock.lock() if lock._default_timeout_s is not None else lock.lock(timeout)
             assert not Path(lock.claimfile).exists()
 
@@ -292,7 +260,7 @@ def test_of_another_host_nothing_can_be_told(path: Path):
 
 
 def test_a_breaker_that_pauses_between_its_check_and_the_break_breaks_nothing_live(path: Path, clock: Clock):
-    dead, breaker, quick = (contender(path, name, clock) for name in ("dead", "breaker", "quick"))
+    dead, breaker, quick = (candidate(path, name, clock) for name in ("dead", "breaker", "quick"))
     assert dead.try_take()
     assert not breaker.may_take()
     assert not quick.may_take()
@@ -305,7 +273,7 @@ def test_a_breaker_that_pauses_between_its_check_and_the_break_breaks_nothing_li
 
 
 def test_a_breaker_that_wakes_when_its_number_was_used_and_collected_gives_way(path: Path, clock: Clock):
-    breaker, quick = contender(path, "breaker", clock), contender(path, "quick", clock)
+    breaker, quick = candidate(path, "breaker", clock), candidate(path, "quick", clock)
     assert breaker.may_take()
     for _ in range(20):
         assert quick.try_take()
@@ -320,7 +288,7 @@ def test_a_breaker_that_wakes_when_its_number_was_used_and_collected_gives_way(p
 
 def test_a_breaker_that_is_frozen_after_its_look_does_not_decide_by_it(path: Path, clock: Clock, monkeypatch):
     """What it has seen was true then. Its clock has gone on since, and so has the holder."""
-    alive, breaker = contender(path, "alive", clock), contender(path, "breaker", clock)
+    alive, breaker = candidate(path, "alive", clock), candidate(path, "breaker", clock)
     assert alive.try_take()
     assert not breaker.may_take()
     clock.now += LIFETIME_S * 0.5
@@ -341,7 +309,7 @@ def test_a_breaker_that_is_frozen_after_its_look_does_not_decide_by_it(path: Pat
 
 
 def test_unlocking_too_late_does_not_unlock_another_s(path: Path, clock: Clock):
-    slow, next_one, third = (contender(path, name, clock) for name in ("slow", "next", "third"))
+    slow, next_one, third = (candidate(path, name, clock) for name in ("slow", "next", "third"))
     assert slow.try_take()
     assert not next_one.may_take()
     clock.now += LIFETIME_S
@@ -382,7 +350,7 @@ def test_a_lost_answer_to_the_release_is_not_a_lock_that_stays(path: Path, monke
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_clocks_on_the_wall_are_compared_with_nothing(path: Path, clock: Clock, monkeypatch, step_s: int):
     """A holder an hour ahead or behind is broken after its lifetime, and not before."""
-    alive, follower = contender(path, "alive", clock), contender(path, "follower", clock)
+    alive, follower = candidate(path, "alive", clock), candidate(path, "follower", clock)
     wall = time.time_ns
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: wall() + step_s * 10**9)
@@ -412,7 +380,7 @@ def test_a_host_in_another_time_zone_breaks_nothing_at_the_change_of_the_clocks(
 
 
 def test_a_dead_holder_s_lock_is_broken_after_its_lifetime_without_a_slop_for_clocks(path: Path, clock: Clock):
-    dead, follower = contender(path, "dead", clock, lifetime_s=1.0), contender(path, "follower", clock)
+    dead, follower = candidate(path, "dead", clock, lifetime_s=1.0), candidate(path, "follower", clock)
     assert dead.try_take()
     assert not follower.may_take()
     clock.now += 1.0
@@ -466,7 +434,7 @@ def test_a_relative_path_stays_where_it_was_after_chdir(path: Path, tmp_path: Pa
 
 def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path: Path, clock: Clock):
     """Not refreshed: somebody may be breaking it at this very moment."""
-    slow, breaker = contender(path, "slow", clock), contender(path, "breaker", clock)
+    slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
     clock.now += LIFETIME_S
@@ -478,7 +446,7 @@ def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path
 
 def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock: Clock, monkeypatch):
     """It may have arrived after somebody had looked for it in vain."""
-    slow, breaker = contender(path, "slow", clock), contender(path, "breaker", clock)
+    slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
     clock.now += LIFETIME_S * 0.8
@@ -499,7 +467,7 @@ def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock
 
 @pytest.mark.parametrize("step", ["take", "renew"])
 def test_trust_counts_from_before_the_step_and_not_from_its_answer(path: Path, clock: Clock, monkeypatch, step: str):
-    slow, utime = contender(path, "slow", clock), os.utime
+    slow, utime = candidate(path, "slow", clock), os.utime
 
     def be_a_while_on_the_way(*arguments: Any, **options: Any) -> None:
         utime(*arguments, **options)
@@ -518,7 +486,7 @@ def test_trust_counts_from_before_the_step_and_not_from_its_answer(path: Path, c
 
 
 def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch):
-    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    holder_, follower = candidate(path, "holder", clock), candidate(path, "follower", clock)
     utime = os.utime
 
     def rounded(target: Any, ns: tuple[int, int] | None = None) -> None:
@@ -537,7 +505,7 @@ def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, c
 
 
 def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Path, clock: Clock):
-    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    holder_, follower = candidate(path, "holder", clock), candidate(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
     holder_.change_lifetime(50.0)
@@ -554,7 +522,7 @@ def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Pat
 
 def test_a_shorter_lifetime_is_believed_in_before_others_know_it(path: Path, clock: Clock, monkeypatch):
     """Also when we are frozen in between."""
-    holder_, follower = contender(path, "holder", clock, lifetime_s=50.0), contender(path, "follower", clock)
+    holder_, follower = candidate(path, "holder", clock, lifetime_s=50.0), candidate(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
     holder_.change_lifetime(5.0)
@@ -627,7 +595,7 @@ def test_a_timeout_that_is_over_before_it_begins_is_for_one_try(path: Path, time
 
 @pytest.fixture
 def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgleaderlock.nfs._lock.place.is_local", lambda _: False)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._lock.place.is_local", lambda _: False)
 
 
 def notes_in(path: Path) -> list[Path]:
@@ -664,8 +632,8 @@ def test_a_job_that_never_waits_takes_over_from_a_dead_holder_in_the_end(path: P
 def test_a_note_is_worth_nothing_after_a_sign_of_life_or_on_another_boot(
     path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.nfs._contender.suspend_aware_clock", clock)
-    monkeypatch.setattr("pgleaderlock.nfs._lock.suspend_aware_clock", clock)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._candidate.suspend_aware_clock", clock)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._lock.suspend_aware_clock", clock)
     holder = Lock(path, lifetime=10)
     holder.lock()
     assert tried_once(path) is None
@@ -675,7 +643,7 @@ def test_a_note_is_worth_nothing_after_a_sign_of_life_or_on_another_boot(
     clock.now += 8.0  # 16 s after the first look
     assert tried_once(path) is None
     with monkeypatch.context() as patch:
-        patch.setattr("pgleaderlock.nfs._notes.place.boot_id", lambda: "01234567-89ab-cdef-0123-456789abcdef")
+        patch.setattr("pgleaderlock.stores.nfs._notes.place.boot_id", lambda: "01234567-89ab-cdef-0123-456789abcdef")
         clock.now += 8.0
         assert tried_once(path) is None
     (note,) = (each for each in notes_in(path) if "01234567-89ab" not in each.name)
@@ -743,15 +711,15 @@ def test_a_claim_that_somebody_tidied_away_is_made_again(path: Path):
     with Lock(path):
         waiting = Lock(path)
         patience = waiting._patience(None)
-        contender_, _ = waiting._ready()
-        contender_.lay_claim()
+        candidate_, _ = waiting._ready()
+        candidate_.lay_claim()
         Path(waiting.claimfile).unlink()
-    assert patience.attempt(contender_.try_take) or patience.attempt(contender_.try_take)
+    assert patience.attempt(candidate_.try_take) or patience.attempt(candidate_.try_take)
 
 
 def test_a_lifetime_is_known_to_others_however_often_it_was_changed_before(path: Path, clock: Clock):
     """Each change is a line, because a file of the same size may be shown as it was."""
-    holder_, follower = contender(path, "holder", clock), contender(path, "follower", clock)
+    holder_, follower = candidate(path, "holder", clock), candidate(path, "follower", clock)
     assert holder_.try_take()
     holder_.change_lifetime(1.0)
     with Path(holder_._claimfile).open("ab") as claim:
@@ -766,7 +734,7 @@ def test_a_lifetime_is_known_to_others_however_often_it_was_changed_before(path:
 
 
 def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock):
-    holder_ = contender(path, "holder", clock)
+    holder_ = candidate(path, "holder", clock)
     assert holder_.try_take()
     with Path(holder_._claimfile).open("ab") as claim:
         for size in range(65_500, 65_580):
@@ -781,7 +749,7 @@ def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock)
 
 def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock: Clock):
     with pytest.raises(LockError, match="too long"):
-        contender(path, "n" * 70_000, clock).lay_claim()
+        candidate(path, "n" * 70_000, clock).lay_claim()
 
 
 @pytest.mark.parametrize("step", ["write", "fsync"])
@@ -791,7 +759,7 @@ def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
 ):
     """A full disk takes a part of it. Others may have read the old one, or the new."""
     before_s, after_s = change
-    holder_, follower = contender(path, "holder", clock, lifetime_s=before_s), contender(path, "follower", clock)
+    holder_, follower = candidate(path, "holder", clock, lifetime_s=before_s), candidate(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
     real = os.write
@@ -822,7 +790,7 @@ def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
 def test_a_claim_that_was_written_in_part_is_not_used(path: Path, clock: Clock, monkeypatch):
     monkeypatch.setattr(os, "write", lambda number, text: len(text) - 1)
     with pytest.raises(OSError, match="No space left"):
-        contender(path, "holder", clock).try_take()
+        candidate(path, "holder", clock).try_take()
     assert names(path) == []
 
 
@@ -844,7 +812,7 @@ def clamp_times(latest_s: float, monkeypatch: pytest.MonkeyPatch, grain_ns: int 
 def test_where_times_end_in_2038_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch, grain_ns: int):
     """And shows something that was never shown before: whoever looks rarely must not take it for an old one."""
     clamp_times(time.time() + 3600, monkeypatch, grain_ns)
-    holder_ = contender(path, "holder", clock, lifetime_s=30 * 365 * 86400.0)
+    holder_ = candidate(path, "holder", clock, lifetime_s=30 * 365 * 86400.0)
     assert holder_.try_take()
     shown = [holder_.heartbeat]
     for lifetime_s in (None, None, 2.0, None, None, 10 * 365 * 86400.0, None, None):
@@ -861,11 +829,11 @@ def test_where_times_end_in_2038_every_heartbeat_shows(path: Path, clock: Clock,
 
 
 def test_a_heartbeat_that_does_not_show_is_an_error(path: Path, clock: Clock, monkeypatch):
-    holder_ = contender(path, "holder", clock)
+    holder_ = candidate(path, "holder", clock)
     assert holder_.try_take()
     clamp_times(time.time() - 3600, monkeypatch)
     assert holder_.renew()
-    with pytest.raises(OSError, match="keeps no time that shows a sign of life"):
+    with pytest.raises(OSError, match="stores no time that shows a heartbeat"):
         holder_.renew()
 
 
@@ -906,7 +874,7 @@ def test_of_locks_that_are_over_nothing_is_kept(path: Path):
     [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))],
     ids=["copy", "deepcopy", "pickle"],
 )
-def test_a_copy_is_another_contender_that_holds_nothing(path: Path, tmp_path: Path, monkeypatch, copied: Any):
+def test_a_copy_is_another_candidate_that_holds_nothing(path: Path, tmp_path: Path, monkeypatch, copied: Any):
     monkeypatch.chdir(tmp_path)
     lock = Lock(path.name, lifetime=30, separator="^", default_timeout=0)
     lock.retry_errnos = [errno.EIO]
@@ -963,7 +931,7 @@ async def test_names_are_cut_by_bytes_and_between_characters(tmp_path: Path, lon
     "name", ["claim", "claim-2024-001.pdf", "claims.sqlite", "claimants.csv", "claim|7", "claim|a|7|8"]
 )
 def test_a_folder_of_files_that_only_begin_like_ours_is_refused_and_left_alone(path: Path, monkeypatch, name: str):
-    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
     path.mkdir()
     (path / name).write_text("precious")
     for attempt in (Lock(path).lock, lambda: _inspect.tidy(path)):
@@ -974,8 +942,8 @@ def test_a_folder_of_files_that_only_begin_like_ours_is_refused_and_left_alone(p
 
 @pytest.mark.parametrize("text", ["precious", '{"names": []}', "\n"])
 def test_a_file_that_is_called_like_a_claim_and_is_none_is_never_removed(path: Path, monkeypatch, text: str):
-    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
-    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
     (path / "claim-of-2024-11-05").write_text(text)
     (path / "claim|lock|dead|1|2").write_bytes(encode(CLAIMANT)[:20])
@@ -1010,7 +978,7 @@ def test_whose_claim_is_gone_with_all_its_names_has_lost_the_lock(
     path: Path, clock: Clock, monkeypatch, failure: tuple[str, int], is_late: bool
 ):
     step, number = failure
-    slow = contender(path, "slow", clock)
+    slow = candidate(path, "slow", clock)
     assert slow.try_take()
     clock.now += LIFETIME_S if is_late else 0.0
     real = getattr(os, step)
@@ -1039,7 +1007,7 @@ def test_an_interruption_while_a_claim_is_made_or_removed_breaks_nothing(path: P
         if when == "made":
             real(*arguments, **options)
         else:
-            monkeypatch.setattr(_contender, "remove", be_interrupted_again)
+            monkeypatch.setattr(_candidate, "remove", be_interrupted_again)
         raise KeyboardInterrupt
 
     def be_interrupted_again(_: str) -> None:
@@ -1061,7 +1029,7 @@ def test_an_interruption_after_an_epoch_was_made_gives_it_back(
     path: Path, clock: Clock, step: str, is_late: bool, error: BaseException
 ):
     """Otherwise all would wait for it, and nobody know that it has it."""
-    interrupted, link = contender(path, "interrupted", clock), os.link
+    interrupted, link = candidate(path, "interrupted", clock), os.link
     if is_late:
         assert interrupted.try_take()
         clock.now += LIFETIME_S
@@ -1080,25 +1048,25 @@ def test_an_interruption_after_an_epoch_was_made_gives_it_back(
             interrupted.renew() if is_late else interrupted.take(0)
     assert f"released.{int(is_late)}" in names(path)
     assert interrupted.epoch is None
-    assert contender(path, "next", clock).try_take()
+    assert candidate(path, "next", clock).try_take()
 
 
 def test_an_interruption_after_the_lock_was_taken_releases_it(path: Path, monkeypatch):
-    def be_interrupted(self: Contender) -> None:
+    def be_interrupted(self: Candidate) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Contender, "tidy", be_interrupted)
+    monkeypatch.setattr(Candidate, "tidy", be_interrupted)
     with pytest.raises(KeyboardInterrupt):
         Lock(path, lifetime=600).lock()
     assert names(path) == ["epoch.0", "released.0"]
 
 
 def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: Path, clock: Clock, monkeypatch):
-    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
     for number in range(100):
         (path / f"claim|lock|dead|1|{number}").write_bytes(b"")
-    taker, real = contender(path, "taker", clock), os.open
+    taker, real = candidate(path, "taker", clock), os.open
 
     def slowly(target: Any, *arguments: Any) -> int:
         clock.now += LIFETIME_S * 0.02 if "dead" in str(target) else 0.0
@@ -1117,13 +1085,13 @@ def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: P
 
 
 def test_what_was_over_when_it_was_tidied_up_is_not_returned_as_ours(path: Path, monkeypatch):
-    lock, tidy, slow = Lock(path, lifetime=0.1), Contender.tidy, [0.15]
+    lock, tidy, slow = Lock(path, lifetime=0.1), Candidate.tidy, [0.15]
 
-    def slowly(self: Contender) -> None:
+    def slowly(self: Candidate) -> None:
         tidy(self)
         time.sleep(slow.pop() if slow else 0.0)
 
-    monkeypatch.setattr(Contender, "tidy", slowly)
+    monkeypatch.setattr(Candidate, "tidy", slowly)
     lock.lock()
     assert "[locked" in repr(lock)
     assert lock.token == 1
@@ -1188,7 +1156,7 @@ def test_somebody_who_claims_to_live_for_ever_is_somebody_unknown(path: Path, cl
     path.mkdir()
     text = encode(CLAIMANT).replace(b"15.0", b"1" + b"0" * 400)
     (path / "epoch.0").write_bytes(text)
-    follower = contender(path, "follower", clock)
+    follower = candidate(path, "follower", clock)
     assert not follower.may_take()
     clock.now += LIFETIME_S
     assert follower.try_take()
@@ -1240,22 +1208,22 @@ def test_on_a_local_disk_the_death_of_a_holder_is_seen_at_once(path: Path):
 
 
 def test_on_another_boot_only_the_lifetime_counts(path: Path, clock: Clock, monkeypatch):
-    dead = contender(path, "dead", clock, is_local=True)
+    dead = candidate(path, "dead", clock, is_local=True)
     assert dead.try_take()
-    dead.let_go()
+    dead.drop()
     monkeypatch.setattr(place, "boot_id", lambda: "another")
-    assert not contender(path, "follower", clock, is_local=True).may_take()
+    assert not candidate(path, "follower", clock, is_local=True).may_take()
     monkeypatch.undo()
-    assert contender(path, "follower", clock, is_local=True).may_take()
+    assert candidate(path, "follower", clock, is_local=True).may_take()
 
 
 @pytest.mark.parametrize("boot_id", ["this boot", None])
 def test_of_a_claim_that_was_never_locked_the_kernel_knows_nothing(path: Path, clock: Clock, monkeypatch, boot_id):
     """Such as one that was made through a mount of this very folder, where locks may be local to a host."""
     monkeypatch.setattr(place, "boot_id", lambda: boot_id)
-    alive = contender(path, "alive", clock, is_local=False)
+    alive = candidate(path, "alive", clock, is_local=False)
     assert alive.try_take()
-    assert not contender(path, "follower", clock, is_local=True).may_take()
+    assert not candidate(path, "follower", clock, is_local=True).may_take()
 
 
 @pytest.mark.slow
@@ -1282,12 +1250,12 @@ def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypat
     monkeypatch.setattr(place, "is_local", lambda _: is_local)
     last, waiting = Lock(path), Lock(path)
     last.lock()
-    contender, step_back = waiting._ready()[0], Turnstile.step_back
-    contender.lay_claim()
+    candidate, step_back = waiting._ready()[0], Turnstile.step_back
+    candidate.lay_claim()
     last.unlock()
 
     def be_overtaken(*args: Any) -> None:
-        assert contender.try_take()
+        assert candidate.try_take()
         step_back(*args)
 
     monkeypatch.setattr(Turnstile, "step_back", be_overtaken)
@@ -1317,7 +1285,7 @@ def test_whoever_waits_looks_again_before_long(path: Path, monkeypatch):
 
     first = Lock(path, lifetime=600)
     first.lock()
-    monkeypatch.setattr("pgleaderlock.nfs._waiting.Turnstile.wait", wait)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._waiting.Turnstile.wait", wait)
     Lock(path).lock()
     assert waits[0] <= 2.0
 
@@ -1363,7 +1331,7 @@ def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Pa
         waiting = Lock(path)
         waiting._ready()[0].lay_claim()
         (path / "claim|lock|dead|1|1").write_bytes(b"")
-        monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
+        monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
         assert folder.tidy(is_local=True) == ["claim|lock|dead|1|1"]
         assert Path(held.claimfile).exists()
         assert Path(waiting.claimfile).exists()
@@ -1377,7 +1345,7 @@ def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by
     (path / "claim|lock|old|1|1").write_bytes(b"")
     time.sleep(2.1)
     assert folder.tidy(is_local=False) == []
-    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", 2.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", 2.0)
     (path / "claim|lock|new|1|1").write_bytes(b"")
     assert folder.tidy(is_local=False) == ["claim|lock|old|1|1"]
 
@@ -1414,7 +1382,7 @@ def test_whatever_cannot_be_read_is_somebody_unknown(text: bytes):
 def test_somebody_unknown_is_waited_out_for_our_own_lifetime(path: Path, clock: Clock):
     path.mkdir()
     (path / "epoch.7").write_bytes(b"\0\0")
-    follower = contender(path, "follower", clock)
+    follower = candidate(path, "follower", clock)
     assert not follower.may_take()
     clock.now += LIFETIME_S
     assert follower.try_take()
@@ -1433,7 +1401,7 @@ def test_the_public_names_are_those_that_users_know():
 
 _HOLD = """
 import select, sys, time
-from pgleaderlock.nfs import Lock
+from pgleaderlock.stores.nfs import Lock
 lock = Lock(sys.argv[1], lifetime=float(sys.argv[2]))
 lock.lock(timeout=10)
 print("locked", flush=True)
@@ -1449,7 +1417,7 @@ if words:
 
 _TRY_FOR = """
 import sys
-from pgleaderlock.nfs import Lock, TimeOutError
+from pgleaderlock.stores.nfs import Lock, TimeOutError
 try:
     Lock(sys.argv[1], lifetime=5).lock(timeout=float(sys.argv[2]))
     print("locked")
@@ -1459,7 +1427,7 @@ except TimeOutError:
 
 _COUNT_LOCKS = """
 import sys, time
-from pgleaderlock.nfs import Lock
+from pgleaderlock.stores.nfs import Lock
 lock, count = Lock(sys.argv[1]), 0
 end = time.monotonic() + float(sys.argv[2])
 while time.monotonic() < end:

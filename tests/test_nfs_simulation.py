@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock._files.descriptor import Descriptor
-from pgleaderlock.nfs import Lock, _contender
-from pgleaderlock.nfs._contender import Contender
-from pgleaderlock.nfs._folder import Folder
+from pgleaderlock._base.files.descriptor import Descriptor
+from pgleaderlock.stores.nfs import Lock, _candidate
+from pgleaderlock.stores.nfs._candidate import Candidate
+from pgleaderlock.stores.nfs._folder import Folder
 from tests.nfs_simulation import simulate
 from tests.nfs_torture import Group, intervals_of, tokens_out_of_order
-from tests.nfs_torture_contenders import Note
-from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
+from tests.nfs_torture_candidates import Note
+from tests.support.nfs_lock import LIFETIME_S, Clock, candidate, names
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_simulation_is_decided_by_its_seed_alone():
 
 
 def test_a_holder_that_believes_for_too_long_is_found(monkeypatch):
-    monkeypatch.setattr(_contender, "_TRUSTED", 1.3)
+    monkeypatch.setattr(_candidate, "_TRUSTED", 1.3)
     found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
     assert any("several believe" in problem for problem in found)
 
@@ -68,7 +68,7 @@ def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
 
 def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, clock: Clock, monkeypatch):
     """Otherwise everybody waits for whoever waits, itself among them, and for ever if it shows that it waits."""
-    slow, link = contender(path, "slow", clock), os.link
+    slow, link = candidate(path, "slow", clock), os.link
 
     def be_long_on_the_way(source: str, target: str) -> None:
         link(source, target)
@@ -78,11 +78,11 @@ def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, cloc
         patch.setattr(os, "link", be_long_on_the_way)
         assert not slow.try_take()
     assert names(path) == ["epoch.0", "released.0"]
-    assert contender(path, "next", clock).try_take()
+    assert candidate(path, "next", clock).try_take()
 
 
 def test_whoever_waits_shows_no_sign_of_life_of_an_epoch_that_it_does_not_know_to_be_its_own(path: Path, clock: Clock):
-    waiting = contender(path, "waiting", clock)
+    waiting = candidate(path, "waiting", clock)
     waiting.lay_claim()
     (path / "epoch.0").hardlink_to(waiting._claimfile)
     before = waiting.heartbeat
@@ -91,7 +91,7 @@ def test_whoever_waits_shows_no_sign_of_life_of_an_epoch_that_it_does_not_know_t
 
 
 def test_an_expired_lock_whose_claim_was_tidied_away_is_lost_without_an_error(path: Path, clock: Clock):
-    slow = contender(path, "slow", clock)
+    slow = candidate(path, "slow", clock)
     assert slow.try_take()
     Path(slow._claimfile).unlink()
     clock.now += LIFETIME_S
@@ -113,7 +113,7 @@ def show_until_changed(old: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Clock, monkeypatch):
-    quick, late = contender(path, "quick", clock), Folder(path)
+    quick, late = candidate(path, "quick", clock), Folder(path)
     assert quick.try_take()
     old = names(path)
     assert quick.release()
@@ -127,7 +127,7 @@ def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Cl
 def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_was(
     path: Path, clock: Clock, monkeypatch
 ):
-    slow, quick = contender(path, "slow", clock), contender(path, "quick", clock)
+    slow, quick = candidate(path, "slow", clock), candidate(path, "quick", clock)
     assert slow.try_take()
     assert not quick.may_take()
     clock.now += LIFETIME_S
@@ -140,7 +140,7 @@ def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_wa
 
 def test_whoever_waits_sees_the_release_though_it_lists_the_folder_as_it_was(path: Path, clock: Clock, monkeypatch):
     """On NFS version 3 it would wait for the whole lifetime, and then again."""
-    first, waiting = contender(path, "first", clock), contender(path, "waiting", clock)
+    first, waiting = candidate(path, "first", clock), candidate(path, "waiting", clock)
     assert first.try_take()
     assert not waiting.may_take()
     old = names(path)
@@ -167,9 +167,9 @@ def test_the_mark_of_a_release_that_came_late_is_collected_with_the_others(path:
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, monkeypatch, is_local: bool):
-    monkeypatch.setattr("pgleaderlock._files.place.is_local", lambda _: is_local)
-    monkeypatch.setattr("pgleaderlock.nfs._folder._YOUNG_S", -1.0)
-    monkeypatch.setattr("pgleaderlock.nfs._folder._LEFTOVER_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.place.is_local", lambda _: is_local)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
     (path / "claim|lock|dead|1|1").write_bytes(b"")
     with Lock(path) as lock:
@@ -195,7 +195,7 @@ def test_a_claim_that_did_not_reach_the_file_server_is_not_used(path: Path, cloc
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        contender(path, "holder", clock).try_take()
+        candidate(path, "holder", clock).try_take()
     assert names(path) == []
 
 
@@ -209,7 +209,7 @@ def test_a_file_server_that_does_not_answer_keeps_nobody_else_from_opening_or_fo
         return real(target, flags, mode)
 
     monkeypatch.setattr(os, "open", be_silent)
-    waiting: Contender = contender(path, "waiting", clock)
+    waiting: Candidate = candidate(path, "waiting", clock)
     thread = threading.Thread(target=waiting.lay_claim)
     thread.start()
     assert begun.wait(10)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pgleaderlock.backends.nfs import NfsStore
-from pgleaderlock.backends.record import Claim
+from pgleaderlock.stores.nfs.backend import NfsStore
+from pgleaderlock.stores.record import Claim
 
 LEASE_S = 60.0
 

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 
 from pgleaderlock import LeadershipLost
-from pgleaderlock._files import place
-from pgleaderlock.backends.nfs import open_nfs
-from pgleaderlock.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _host
-from pgleaderlock.nfs._contender import Contender
-from pgleaderlock.nfs._folder import Folder
-from pgleaderlock.nfs._inspect import break_lock
-from pgleaderlock.nfs._texts import lost, not_to_be_had
-from pgleaderlock.nfs._waiting import Turnstile
+from pgleaderlock.stores import place
+from pgleaderlock.stores.nfs import AlreadyLockedError, Lock, LockError, LockState, NotLockedError, TimeOutError, _host
+from pgleaderlock.stores.nfs._candidate import Candidate
+from pgleaderlock.stores.nfs._folder import Folder
+from pgleaderlock.stores.nfs._inspect import break_lock
+from pgleaderlock.stores.nfs._texts import lost, not_acquired
+from pgleaderlock.stores.nfs._waiting import Turnstile
+from pgleaderlock.stores.nfs.backend import open_nfs
 from tests.doubles import until
-from tests.test_nfs_lock import LIFETIME_S, Clock, contender, names
+from tests.support.nfs_lock import LIFETIME_S, Clock, candidate, names
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def claims(path: Path) -> list[str]:
 
 # --- One object, two users --------------------------------------------------------------------------------------------
 
-OWN = "is being acquired by another task or thread through this very object: give each its own Lock"
+OWN = "is being acquired by another task or thread through the same Lock object: give each its own Lock"
 
 
 @pytest.mark.usefixtures("is_local")
@@ -139,7 +139,9 @@ def claims_of(lock: Lock) -> bool:
 
 @pytest.mark.usefixtures("is_local")
 async def test_when_a_cancelled_coroutine_has_ended_neither_lock_nor_claim_is_left(path: Path, monkeypatch):
-    monkeypatch.setattr("pgleaderlock.nfs._lock._UNDONE_WITHIN_S", 40.0)  # a busy machine is no silent file server
+    monkeypatch.setattr(
+        "pgleaderlock.stores.nfs._lock._UNDONE_WITHIN_S", 40.0
+    )  # a busy machine is no silent file server
     for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1):
         for is_held in (False, True):
             lock, holder = Lock(path, lifetime=600), Lock(path)
@@ -168,7 +170,7 @@ async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypa
     attempt = asyncio.create_task(lock.lock_async())
     await until(lambda: claims_of(lock))
     taken: list[str] = []
-    monkeypatch.setattr(Contender, "take", lambda self, epoch: taken.append(self._claimfile))
+    monkeypatch.setattr(Candidate, "take", lambda self, epoch: taken.append(self._claimfile))
     attempt.cancel()
     await asyncio.sleep(0)  # so that it was heard
     holder.unlock()
@@ -177,7 +179,7 @@ async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypa
 
 
 async def test_a_file_server_that_does_not_answer_keeps_a_cancelled_coroutine_for_a_while_only(path: Path, monkeypatch):
-    monkeypatch.setattr("pgleaderlock.nfs._lock._UNDONE_WITHIN_S", 0.1)
+    monkeypatch.setattr("pgleaderlock.stores.nfs._lock._UNDONE_WITHIN_S", 0.1)
     lock, answers, begun, link = Lock(path), threading.Event(), threading.Event(), os.link
 
     def be_silent(source: str, target: str) -> None:
@@ -202,7 +204,8 @@ async def test_a_file_server_that_does_not_answer_keeps_a_cancelled_coroutine_fo
 
 _RUN_AND_CANCEL = """
 import asyncio, sys
-from pgleaderlock.nfs import Lock
+from pgleaderlock.stores.nfs import Lock, _lock
+_lock._UNDONE_WITHIN_S = 40.0  # a busy machine is no silent file server
 async def main():
     task = asyncio.create_task(Lock(sys.argv[1], lifetime=600).lock_async())
     await asyncio.sleep(float(sys.argv[2]))
@@ -264,7 +267,7 @@ def test_whoever_is_interrupted_just_after_locking_leaves_neither_lock_nor_claim
 
 
 def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
-    script = "import sys\nfrom pgleaderlock.nfs import Lock\nLock(sys.argv[1]).lock()"
+    script = "import sys\nfrom pgleaderlock.stores.nfs import Lock\nLock(sys.argv[1]).lock()"
     with Lock(path) as holder:
         process = subprocess.Popen([sys.executable, "-c", script, str(path)], stderr=subprocess.PIPE)
         while len(claims(path)) < 2:
@@ -321,7 +324,7 @@ def test_a_client_that_remembers_a_removed_file_is_not_misled_by_the_number(
     path: Path, clock: Clock, monkeypatch, deed: str
 ):
     """On NFS fstat(2) may tell what was true before."""
-    first, second = contender(path, "first", clock), contender(path, "second", clock)
+    first, second = candidate(path, "first", clock), candidate(path, "second", clock)
     assert first.try_take()
     shutil.rmtree(path)
     assert second.try_take()
@@ -447,7 +450,7 @@ def test_no_heartbeat_is_like_any_before_it_also_when_lifetimes_change(
     path: Path, clock: Clock, monkeypatch, resolution_ns: int, ahead_s: float
 ):
     """Though the base begins anew, and the server, whose clock differs, sets the time when something is written."""
-    holder, seen = contender(path, "holder", clock), []
+    holder, seen = candidate(path, "holder", clock), []
     utime, write = os.utime, os.write
 
     def rounded(target: Any, ns: tuple[int, int] | None = None) -> None:
@@ -475,7 +478,7 @@ def test_no_heartbeat_is_like_any_before_it_also_when_lifetimes_change(
 
 
 def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(path: Path, clock: Clock):
-    holder, follower = contender(path, "holder", clock, lifetime_s=3600.0), contender(path, "follower", clock)
+    holder, follower = candidate(path, "holder", clock, lifetime_s=3600.0), candidate(path, "follower", clock)
     assert holder.try_take()
     assert not follower.may_take()
     holder.change_lifetime(LIFETIME_S)
@@ -495,11 +498,11 @@ def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Pat
     with Lock(path) as holder:
         with pytest.raises(TimeOutError) as raised:
             Lock(path).lock(timeout=0.1)
-        who = f"pid {os.getpid()} on {holder.hostname} has it (epoch 0)"
+        who = f"pid {os.getpid()} on {holder.hostname} holds it (epoch 0)"
         said = str(raised.value)
-        assert said.startswith(f"{path} was not to be had in 0.")
-        assert f" s: {who}, its holder has been silent for 0." in said
-        assert not_to_be_had(Folder(path), 0.1, timeout_s=16.0) == f"was not to be had in 0.1 s: {who}"
+        assert said.startswith(f"{path} was not acquired within 0.")
+        assert f" s: {who}, the last heartbeat was 0." in said
+        assert not_acquired(Folder(path), 0.1, timeout_s=16.0) == f"was not acquired within 0.1 s: {who}"
 
 
 def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_takes_over_from_the_dead(
@@ -508,9 +511,9 @@ def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_take
     monkeypatch.setattr(place, "is_local", lambda _: False)
     with Lock(path, lifetime=3):
         time.sleep(0.3)
-        with pytest.raises(TimeOutError, match=r"has it \(epoch 0\), its holder has been silent for 0\.[3-9] s: "):
+        with pytest.raises(TimeOutError, match=r"holds it \(epoch 0\), the last heartbeat was 0\.[3-9] s ago: "):
             Lock(path).lock(timeout=0)
-        advice = "to take over from a dead holder wait longer than its lifetime, 3 s$"
+        advice = "to take over from a dead holder, wait longer than its lifetime, 3 s$"
         with pytest.raises(TimeOutError, match=advice):
             Lock(path, lifetime=60).lock(timeout=0)
 
@@ -518,7 +521,7 @@ def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_take
 def test_a_time_out_names_also_those_who_cannot_be_named(path: Path):
     path.mkdir()
     (path / "epoch.7").write_bytes(b"\0")
-    with pytest.raises(TimeOutError, match=r"somebody whose claim cannot be read has it \(epoch 7\)"):
+    with pytest.raises(TimeOutError, match=r"it is held \(epoch 7\), and its holder's claim cannot be read"):
         Lock(path).lock(timeout=0)
 
 
@@ -534,7 +537,7 @@ class _BrokenFolder(Folder):
 def test_texts_about_a_lock_whose_server_fails_say_so_instead_of_failing_too(path: Path):
     folder = _BrokenFolder(path)
     path.mkdir()
-    assert not_to_be_had(folder, 2.0, 3.0).endswith("who has it cannot be told ([Errno 5] Input/output error)")
+    assert not_acquired(folder, 2.0, 3.0).endswith("its holder cannot be determined ([Errno 5] Input/output error)")
     late = SimpleNamespace(silent_s=20.0, lifetime_s=15.0, epoch=None, was_in_time=False)
     assert lost(folder, late, 7) == "was lost: its files cannot be read ([Errno 5] Input/output error)"  # type: ignore[arg-type]
     late.epoch = 7
@@ -544,12 +547,12 @@ def test_texts_about_a_lock_whose_server_fails_say_so_instead_of_failing_too(pat
 def test_what_was_never_locked_and_what_was_unlocked_already_are_told_apart(path: Path):
     lock = Lock(path)
     for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
-        with pytest.raises(NotLockedError, match=f"is not ours to {deed}: it was never locked by this object"):
+        with pytest.raises(NotLockedError, match=f"cannot {deed} .*: it was never locked by this object"):
             do()
     with lock:
         pass
     for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
-        with pytest.raises(NotLockedError, match=f"is not ours to {deed}: it was already unlocked"):
+        with pytest.raises(NotLockedError, match=f"cannot {deed} .*: it was already unlocked"):
             do()
 
 
@@ -560,7 +563,7 @@ def test_a_lock_that_was_lost_by_silence_says_how_long_and_to_whom_and_says_it_a
     slow.lock()
     quick.lock(timeout=5)
     lost = (
-        r"was lost: 0\.[2-9] s without refresh\(\), its lifetime is 0\.2 s, and another has it \(epoch 1\): "
+        r"was lost: 0\.[2-9] s without refresh\(\), its lifetime is 0\.2 s, and another process holds it \(epoch 1\): "
         "refresh more often or choose a longer lifetime"
     )
     with pytest.raises(NotLockedError, match=lost):
@@ -578,11 +581,11 @@ def test_a_lock_that_was_broken_by_force_or_whose_files_were_removed_says_so(pat
     lock = Lock(path)
     lock.lock()
     assert break_lock(path) == 0
-    with pytest.raises(NotLockedError, match=r"was lost: it was broken by force, and another had it \(epoch 1\)"):
+    with pytest.raises(NotLockedError, match=r"broken by force, and another process held it \(epoch 1\)"):
         lock.unlock()
     lock.lock()
     shutil.rmtree(path)
-    with pytest.raises(NotLockedError, match=r"was lost: somebody removed its files from .*`pgleaderlock nfs break`"):
+    with pytest.raises(NotLockedError, match=r"was lost: its files were removed from .*`pgleaderlock nfs break`"):
         lock.refresh()
 
 

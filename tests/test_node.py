@@ -17,15 +17,15 @@ import psycopg
 import pytest
 
 from pgleaderlock import LeaderGroup, LeaderLock, LockKey, LockState
-from pgleaderlock.backends._pg_activity import lock_columns
 from pgleaderlock.cli.metrics import served_metrics
-from pgleaderlock.config import ConfigError, load_config
-from pgleaderlock.node import Node
+from pgleaderlock.ops.config import ConfigError, load_config
+from pgleaderlock.ops.node import Node
+from pgleaderlock.postgres._activity import lock_columns
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.processes import Process
-from tests.test_group import END_HOLDER
-from tests.test_registry import drop
+from tests.support.group import END_HOLDER
+from tests.support.registry import drop
 
 NAME = f"node/{os.getpid()}"
 _numbers = count(1)
@@ -78,7 +78,7 @@ def test_keys_are_those_of_the_configuration():
     [
         ({}, "roles: name at least one role"),
         ({"roles": "a", "max_roles": 1, "term_table": "true"}, "max_roles: a limited node"),
-        ({"roles": "a"}, "backend: names no store"),
+        ({"roles": "a"}, "backend: is missing, and no store"),
     ],
 )
 def test_what_a_node_cannot_do_without_is_said(keys: dict[str, Any], words: str):
@@ -162,7 +162,7 @@ def test_a_role_of_the_command_line_takes_the_place_of_those_in_the_file(postgre
     command = ["run", "--set", f"registry.schema={schema}", "--set", "cluster.leader_election.settle=0s", "-q"]
     arguments = [*command, "--role", f"{NAME}/only"]
     with Process(sys.executable, "-m", "pgleaderlock.cli", *arguments, env={"PG_DSN": postgres.dsn}) as process:
-        process.wait_for(f"stands for {NAME}/only;")
+        process.wait_for(f"takes part for {NAME}/only;")
         process.wait_for("this process leads")
         end_sessions(postgres.dsn, f"{NAME}/only")
         process.wait_for("no longer leads")
@@ -212,7 +212,7 @@ def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgre
 
 
 def test_without_the_extra_a_metrics_port_names_it(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.metrics", "prometheus_client"))]:
+    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.ops.metrics", "prometheus_client"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(click.UsageError, match=r"pgleaderlock\[metrics\]"), served_metrics(Mock(), "role", 0):

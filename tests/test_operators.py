@@ -1,6 +1,5 @@
 """The commands on the registry: what people see, and what programs get, in the shape that the documentation shows."""
 
-import asyncio
 import contextlib
 import io
 import json
@@ -10,35 +9,30 @@ import signal
 import socket
 import subprocess
 import threading
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
 from rich.text import Text
 
 from pgleaderlock import LockKey, LockState
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.cli.commands import cli
 from pgleaderlock.cli.tables import fitting_table
 from pgleaderlock.cli.times import Since, duration, iso, parse_since
-from pgleaderlock.registry._sql import ASK_CHANNEL
+from pgleaderlock.ops.registry._sql import ASK_CHANNEL
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.json_shapes import assert_shape, documented
 from tests.processes import Process
+from tests.support.cli import CLI
+from tests.support.operators import HOSTILE, SHOWN_HOSTILE, Hand, file_of, hand, records, run, run_beside
+from tests.support.registry import Node, eventually, reading, schema
 from tests.terminals import Terminal
-from tests.test_cli import CLI
-from tests.test_registry import Node, eventually, reading, schema
 
-__all__ = ["schema"]  # the fixture
-
-HOSTILE = "\x1b[31m<b>[bold red]x[/]\n\x9b2J"
-SHOWN_HOSTILE = r"\x1b[31m<b>[bold red]x[/]\n\x9b2J"
+__all__ = ["file_of", "hand", "schema"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -47,79 +41,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(cli, words)
-
-
-async def run_beside(*words: str) -> Result:
-    """Run a command while this loop goes on: its nodes have work to do."""
-    return await asyncio.to_thread(run, *words)
-
-
-def records(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 # --- A registry written by hand ---------------------------------------------------------------------------------------
-
-
-class Hand:
-    """Writes into a registry what no node would, or what it would take one long to."""
-
-    def __init__(self, dsn: str, schema: str) -> None:
-        self.options = ("--dsn", dsn, "--schema", schema)
-        assert run("schema", "apply", *self.options).exit_code == 0
-        self._schema = schema
-        self.connection = psycopg.connect(dsn, autocommit=True)
-
-    def execute(self, statement: str, *parameters: Any) -> None:
-        self.connection.execute(statement.replace("S.", f'"{self._schema}".').encode(), parameters)
-
-    def line(self, event: str, ago_s: float, node: str = "web-1", token: int | None = 1, **more: Any) -> None:
-        row = {"lock": "pair:1/100", "role": "scheduler", "cause": None, "missing": 0, "within_s": 0.0, **more}
-        self.execute(
-            "INSERT INTO S.history (lock, role, node, instance, event, token, at, cause, missing, within_s, detail)"
-            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() - make_interval(secs => %s), %s, %s, %s, %s)",
-            *(row["lock"], row["role"], node, instance_of(node), event, token, ago_s),
-            *(row["cause"], row["missing"], row["within_s"], row.get("detail")),
-        )
-
-    def node(
-        self, name: str, seen_ago_s: float = 0.0, heartbeat_s: float = 1000.0, instance: str | None = None
-    ) -> None:
-        self.execute(
-            "INSERT INTO S.nodes VALUES (%s, %s, 'host-1', 17, '0.2.0.dev0', '{}', now(),"
-            " clock_timestamp() - make_interval(secs => %s), %s)",
-            *(instance or instance_of(name), name, seen_ago_s, heartbeat_s),
-        )
-
-    def leader(self, node: str, ago_s: float = 0.0, token: int | None = 1, **more: Any) -> None:
-        row = {"lock": "pair:1/100", "role": "scheduler", "left_s": 1000.0, **more}
-        self.execute(
-            "INSERT INTO S.leaders VALUES (%s, %s, %s, %s, %s, clock_timestamp() - make_interval(secs => %s),"
-            " clock_timestamp() - make_interval(secs => %s), clock_timestamp() + make_interval(secs => %s),"
-            " NULL, 'host-1', 17, '0.2.0.dev0', '{}')",
-            *(row["lock"], row["role"], instance_of(node), node, token, ago_s, row.get("renewed_ago_s", ago_s)),
-            row["left_s"],
-        )
-
-    def candidate(self, node: str, **more: Any) -> None:
-        row = {"lock": "pair:1/100", "role": "scheduler", **more}
-        self.execute(
-            "INSERT INTO S.candidates VALUES (%s, %s, %s, 'follower', now())",
-            *(instance_of(node), row["lock"], row["role"]),
-        )
-
-
-def instance_of(node: str) -> str:
-    return str(uuid.uuid5(uuid.NAMESPACE_DNS, ascii(node)))
-
-
-@pytest.fixture
-def hand(postgres: Postgres, schema: str) -> Iterator[Hand]:
-    made = Hand(postgres.dsn, schema)
-    with made.connection:
-        yield made
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +92,7 @@ def test_status_shows_a_role_that_nobody_leads(hand: Hand):
     hand.candidate("web-2")
     result = run("status", *hand.options, "--json")
     assert records(result)[0]["leader"] is None
-    assert re.search(r"scheduler +nobody +- +- +- +1 alive, 1 dead: web-2", run("status", *hand.options).stdout)
+    assert re.search(r"scheduler +no leader +- +- +- +1 alive, 1 dead: web-2", run("status", *hand.options).stdout)
 
 
 def test_status_counts_a_silent_node_as_silent_and_not_as_alive(hand: Hand):
@@ -210,21 +132,21 @@ def test_status_says_of_a_leader_that_it_is_silent(hand: Hand):
     hand.leader("web-2", ago_s=100, renewed_ago_s=12, left_s=-2, lock="pair:1/101")
     shown = run("status", *hand.options).stdout
     assert re.search(r"web-1 \(silent for 12 s\) +1 ", shown)
-    assert re.search(r"nobody \(web-2 silent for 12 s\) +- ", shown)
+    assert re.search(r"no leader \(web-2 silent for 12 s\) +- ", shown)
     assert "scheduler (pair:1/100)" in shown  # two have this role: their locks tell them apart
 
 
 def test_status_of_an_empty_registry_says_so(hand: Hand):
     result = run("status", *hand.options)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no role. Only nodes that keep a registry are in it" in result.stderr
-    assert "nobody leads" not in result.stderr  # which an empty registry cannot know
+    assert "no role. It has only nodes that use a registry" in result.stderr
+    assert "no leader" not in result.stderr  # which an empty registry cannot know
     assert run("status", *hand.options, "--json").stdout == ""
 
 
 def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
     with Process(*CLI, "watch", *hand.options) as process:
-        process.wait_for("Only nodes that keep a registry are in it")
+        process.wait_for("It has only nodes that use a registry")
 
 
 @pytest.mark.parametrize("command", ["status", "history", "watch", "audit", "step-down"])
@@ -282,21 +204,6 @@ def test_an_empty_url_is_refused_and_that_of_another_store_gives_way(hand: Hand,
 # --- Where a configuration says -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def file_of(hand: Hand, tmp_path: Path) -> Callable[..., str]:
-    """Writes the configuration of a node whose registry is the one that was written by hand."""
-
-    def write(roles: str, backend: str | None = None, registry: str = "") -> str:
-        path = tmp_path / "node.toml"
-        path.write_text(
-            f"[cluster.leader_election]\nbackend = {json.dumps(backend or hand.options[1])}\nroles = {roles}\n"
-            f"[registry]\nschema = {json.dumps(hand.options[3])}\n{registry}"
-        )
-        return str(path)
-
-    return write
-
-
 def fill(hand: Hand) -> None:
     for number, role in enumerate(("a", "b", "c")):
         hand.leader("web-1", role=role, lock=f"pair:9/{number}")
@@ -334,7 +241,7 @@ def test_step_down_asks_the_leader_of_the_only_role_of_a_configuration(hand: Han
     words = ("step-down", "--json", "--wait", "0.1", "--config")
     (record,) = records(run(*words, file_of('["b"]')))
     assert (record["role"], record["outcome"]) == ("b", "not_heard")
-    assert "say whose leader" in run(*words, file_of('["a", "b"]')).stderr
+    assert "name the role whose leader is meant" in run(*words, file_of('["a", "b"]')).stderr
 
 
 def test_status_of_one_lock_finds_its_key_and_its_store_in_a_configuration(
@@ -426,7 +333,7 @@ def test_the_history_is_limited_by_time_and_number_and_says_so(hand: Hand):
     assert "newest" not in run("history", *hand.options, "--limit", "3").stderr
     nothing = run("history", *hand.options, "--since", "1s")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert "nothing since 2" in nothing.stderr
+    assert "no lines since 2" in nothing.stderr
     future = run("history", *hand.options, "--since", "2999-01-01")
     assert future.exit_code == exit_codes.USAGE
     assert "in the future" in future.stderr
@@ -502,15 +409,13 @@ def test_a_role_is_found_by_its_name_and_by_its_lock(hand: Hand):
     assert "--lock pair:7/1, --lock pair:7/2" in both.stderr
     unknown = run("audit", *hand.options, "--role", "scheduler", "--lock", "pair:7/2")
     assert unknown.exit_code == exit_codes.USAGE
-    assert (
-        "no role scheduler and lock pair:7/2. It knows invoices, k8s://default/job, scheduler, twin." in unknown.stderr
-    )
+    assert "no role scheduler and lock pair:7/2. It has invoices, k8s://default/job, scheduler, twin." in unknown.stderr
 
 
 def test_an_empty_registry_knows_no_role(hand: Hand):
     result = run("step-down", *hand.options, "--role", "scheduler")
     assert result.exit_code == exit_codes.USAGE
-    assert "It knows none yet." in result.stderr
+    assert "It has no roles yet." in result.stderr
 
 
 # --- step-down --------------------------------------------------------------------------------------------------------
@@ -559,7 +464,9 @@ async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_ove
         shown = await run_beside(*words)
         result = await run_beside(*words, "--json")
     assert shown.exit_code == result.exit_code == exit_codes.NOT_HANDED_OVER
-    assert re.search(r"one stepped down and took scheduler .* again in [\d.]+ m?s .*nobody else did", shown.stderr)
+    assert re.search(
+        r"one stepped down and acquired scheduler .* again in [\d.]+ m?s .*no other candidate did", shown.stderr
+    )
     (record,) = records(result)
     assert (record["outcome"], record["from"], record["to"]) == ("same_node", "one", "one")
 
@@ -624,13 +531,13 @@ def answering(dsn: str, hand: Hand, *lines: tuple[Any, ...]) -> Iterator[None]:
         (
             [("step_down_asked", 0, "web-1", 7), ("released", 0, "web-1", 7)],
             ("nobody", None),
-            "web-1 released scheduler (pair:1/100), but nobody took over within 2.0 s",
+            "web-1 released scheduler (pair:1/100), but no candidate took over within 2.0 s",
         ),
-        ([("step_down_asked", 0, "web-1", 7)], ("nobody", None), "web-1 heard it, but had not released"),
+        ([("step_down_asked", 0, "web-1", 7)], ("nobody", None), "web-1 received the ask, but had not released"),
         (
             [("vanished", 50, "web-1", 7), ("acquired", 0, "web-2", 9)],
             ("handed_over", None),
-            "web-1 handed over to web-2 without saying when it ended (token 7 -> 9)",
+            "web-1 handed over to web-2 without writing when it ended (token 7 -> 9)",
         ),
         (
             [("acquired", 0.1, "web-2", 9), ("released", 0.6, "web-1", 7)],
@@ -789,7 +696,7 @@ def test_a_role_is_found_by_each_name_that_its_lock_ever_had(hand: Hand):
 def test_where_there_is_nothing_to_judge_it_is_said(hand: Hand):
     result = run("audit", *hand.options)
     assert result.exit_code == exit_codes.CLEAN
-    assert "nothing to judge" in result.stderr
+    assert "nothing to audit" in result.stderr
 
 
 # --- watch ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from pgleaderlock.torture._faulty_relay import Allowance, Target
+from pgleaderlock.testing.torture._faulty_relay import Allowance, Target
 from tests.outage_torture import Return, SilentNetwork, Store, allowed_s, main, tell
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from pgleaderlock import Election, ExponentialBackoff, FixedInterval, LeaderLock, RetryStrategy
-from pgleaderlock.backends.lease_rows import LeaseRowStore
-from pgleaderlock.backends.record import RecordBackend
-from pgleaderlock.embedded import Server
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease_table import LeaseRowStore
+from pgleaderlock.stores.record import RecordBackend
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.simulation.fault_profiles import CALM
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
-from pgleaderlock.testing.simulation.weather import CALM
 from tests.sweeps import sweep
 
 LEASE_S = 3.0
@@ -43,7 +43,7 @@ class Outage:
             "health_interval_s": LEASE_S / 3,
             "reconnect_grace_s": grace_s,
         }
-        self.simulation = Simulation(seed, weather=CALM, store=store, lease_s=LEASE_S, settings=settings)
+        self.simulation = Simulation(seed, profile=CALM, store=store, lease_s=LEASE_S, settings=settings)
         self.simulation.start()
         self.simulation.run(20 + seed / 7)
         assert self.simulation.checker.is_led

@@ -15,19 +15,19 @@ from psycopg.conninfo import make_conninfo
 
 import pgleaderlock
 from pgleaderlock import ConnectionError, Election, FixedInterval, LockKey, Tick, open_backend
-from pgleaderlock.backends._ownership import check_owner
-from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.embedded import Server
-from pgleaderlock.registry import Registry
-from pgleaderlock.registry.reading import open_reader
-from pgleaderlock.ticks.reading import open_ledger
+from pgleaderlock.ops.registry import Registry
+from pgleaderlock.ops.registry.reading import open_reader
+from pgleaderlock.postgres._ownership import check_owner
+from pgleaderlock.postgres.terms import schema_sql
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.schedule.reading import open_ledger
 from tests.conftest import free_port
 from tests.doubles import Witness, until
 from tests.planted import CAUGHT, STRANGER
 from tests.pooler import pgbouncer
 from tests.servers import QuickServer
-from tests.test_lease import LEASE_S, make_leased
+from tests.support.lease import LEASE_S, make_leased
 
 _numbers = itertools.count(1)
 TABLES = ("terms", "leases", "nodes", "candidates", "leaders", "history", "tick_jobs", "ticks")
@@ -306,4 +306,4 @@ def test_connections_are_opened_in_two_places_only():
         if isinstance(node, ast.Attribute) and node.attr == "connect"
         and ast.unparse(node.value).removeprefix("psycopg.") in ("psycopg", "AsyncConnection", "Connection")
     }  # fmt: skip
-    assert found == {"backends/_connector.py", "backends/_search_path.py"}
+    assert found == {"postgres/_connector.py", "postgres/_search_path.py"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends._admission import Admission, Admitted
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.session import OnEnd, ServerFacts
+from pgleaderlock.postgres._session_setup import ReadySession, SessionSetup
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import OnEnd, ServerFacts
 
 pytestmark = pytest.mark.virtual_time
 
@@ -68,15 +68,15 @@ class PoolerModel:
         return lent
 
 
-async def admit(pooler: PoolerModel, *, with_facts: bool = True, **settings: Any) -> Admitted:
+async def set_up(pooler: PoolerModel, *, with_facts: bool = True, **settings: Any) -> ReadySession:
     clock = asyncio.get_running_loop().time
-    admission = Admission(pooler.open, Lease(LEASE_S, **settings), clock, "lock x", "the model")
-    return await admission.admit(5.0, with_facts=with_facts)
+    setup = SessionSetup(pooler.open, Lease(LEASE_S, **settings), clock, "lock x", "the model")
+    return await setup.set_up(5.0, with_facts=with_facts)
 
 
 async def refusal(pooler: PoolerModel) -> str:
     with pytest.raises(ConnectionError, match="connection pooler") as refused:
-        await admit(pooler, allow_pooler=True)
+        await set_up(pooler, allow_pooler=True)
     assert all(client.closed for client in pooler.clients)
     assert "set" not in pooler.clients[0].asked, "behind a pooler that shares, settings would be other people's"
     return str(refused.value)
@@ -84,22 +84,22 @@ async def refusal(pooler: PoolerModel) -> str:
 
 async def test_on_a_direct_connection_nothing_is_asked_besides():
     direct = PoolerModel(lambda _, __: TOLD_PID)
-    await admit(direct, allow_pooler=True)
+    await set_up(direct, allow_pooler=True)
     assert [client.asked for client in direct.clients] == [["set"]]
 
 
 async def test_a_pooler_that_gives_each_client_its_own_session_is_let_in_and_nothing_stays_open():
     pooler = PoolerModel(lambda client, _: 100 + client)
-    admitted = await admit(pooler, allow_pooler=True)
+    ready = await set_up(pooler, allow_pooler=True)
     ours, *rivals = pooler.clients
-    assert (admitted.pid, ours.closed, ours.asked[-1]) == (100, False, "set")
+    assert (ready.pid, ours.closed, ours.asked[-1]) == (100, False, "set")
     assert len(rivals) == 5
     assert all(rival.closed and rival.asked == ["BEGIN;", "ROLLBACK"] for rival in rivals)
 
 
 async def test_the_session_of_a_witness_comes_through_a_pooler_that_was_looked_at():
     pooler = PoolerModel(lambda client, _: 100 + client)
-    await admit(pooler, with_facts=False, allow_pooler=True)
+    await set_up(pooler, with_facts=False, allow_pooler=True)
     assert [client.asked for client in pooler.clients] == [["introduce", "set"]]
 
 

@@ -22,41 +22,14 @@ from pgleaderlock import (
     LockState,
     RetryContext,
 )
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends.plain import PlainLockBackend
-from pgleaderlock.backends.postgres import Lease, PostgresBackend
-from pgleaderlock.embedded import Server
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.plain import PlainLockBackend
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import DoubleConnection, Witness, connect_to, until, until_state
-from tests.processes import contender
-
-QUICK = FixedInterval(0.05)
-
-
-def make(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
-    settings.setdefault("retry_strategy", QUICK)
-    settings.setdefault("settle_s", 0)  # the servers of these tests have no past
-    lock = LeaderLock(dsn, key=key, **settings)
-    return lock, Witness(lock)
-
-
-async def holders(dsn: str, key: LockKey) -> list[int]:
-    """Ask the server itself, in words that are not the library's."""
-    where = "classid = %s AND objid = %s AND objsubid = 2"
-    async with await psycopg.AsyncConnection.connect(dsn) as connection:
-        rows = await (
-            await connection.execute(
-                f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND {where}",
-                key.numbers,
-            )
-        ).fetchall()
-    return [row[0] for row in rows]
-
-
-async def until_holders(dsn: str, key: LockKey, number: int) -> None:
-    deadline = time.monotonic() + 10
-    while len(await holders(dsn, key)) != number:
-        assert time.monotonic() < deadline
+from tests.processes import candidate
+from tests.support.postgres import QUICK, holders, make, terminate_holder, until_holders
 
 
 async def until_waiting(dsn: str, key: LockKey) -> None:
@@ -65,12 +38,6 @@ async def until_waiting(dsn: str, key: LockKey) -> None:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as observer:
         while not await (await observer.execute(query, key.numbers)).fetchone():
             assert time.monotonic() < deadline
-
-
-async def terminate_holder(dsn: str, key: LockKey) -> None:
-    (pid,) = await holders(dsn, key)
-    async with await psycopg.AsyncConnection.connect(dsn) as connection:
-        await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
 
 # --- One leader -----------------------------------------------------------------------------------------------------
@@ -87,7 +54,7 @@ async def test_of_two_locks_exactly_one_leads(postgres: Postgres, key: LockKey):
             assert len(await holders(postgres.dsn, key)) == 1
 
 
-async def test_ten_contenders_lead_one_after_another_and_never_together(postgres: Postgres, key: LockKey):
+async def test_ten_candidates_lead_one_after_another_and_never_together(postgres: Postgres, key: LockKey):
     terms: list[LeaderLock] = []
 
     async def take_part() -> None:
@@ -176,9 +143,9 @@ async def sessions_named(dsn: str, name: str) -> int:
 
 
 def test_killing_the_leader_process_moves_leadership(postgres: Postgres, key: LockKey):
-    with contender(postgres.dsn, key) as first:
+    with candidate(postgres.dsn, key) as first:
         first.wait_for("acquired")
-        with contender(postgres.dsn, key) as second:
+        with candidate(postgres.dsn, key) as second:
             second.wait_for("refused")
             first.signal(signal.SIGKILL)
             second.wait_for("acquired")

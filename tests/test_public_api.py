@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import pkgutil
+import subprocess
+import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -58,7 +60,7 @@ MODULES = public_modules()
 
 
 def test_the_modules_are_found() -> None:
-    assert {"pgleaderlock", "pgleaderlock.fsm", "pgleaderlock.backends.postgres"} <= set(MODULES)
+    assert {"pgleaderlock", "pgleaderlock.engine.fsm", "pgleaderlock.postgres.backend"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -183,7 +185,75 @@ def test_the_marker_that_makes_our_types_count_is_shipped() -> None:
     assert "exclude" not in wheel
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_the_version_is_written_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert pgleaderlock.__version__ == project["version"]
-    assert importlib.metadata.version("pgleaderlock") == project["version"]
+    assert "version" not in project
+    assert importlib.metadata.version("pgleaderlock") == pgleaderlock.__version__
+
+
+# --- The front: few names, each imported when it is asked for --------------------------------------------------------
+
+SPECIFIED = {
+    "Callback", "ConnectionError", "DecorrelatedJitter", "ErrorCallback", "ExponentialBackoff", "FixedInterval",
+    "LeaderElectionService", "LeaderLock", "LockError", "LockState", "PgLeaderLockError", "RetryContext",
+    "RetryStrategy", "ShutdownError", "StateChangeCallback",
+}  # fmt: skip
+
+
+def test_the_front_has_the_specified_names_and_at_most_ten_more() -> None:
+    assert set(pgleaderlock.__all__) >= SPECIFIED
+    assert len(set(pgleaderlock.__all__) - SPECIFIED) <= 10
+
+
+def test_type_checkers_are_shown_the_names_that_are_imported_when_asked_for() -> None:
+    shown = {
+        alias.asname: node.module
+        for block in tree_of(pgleaderlock).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert shown == pgleaderlock._HOMES
+
+
+def modules_after(program: str) -> set[str]:
+    """Return the modules that a program of its own has loaded at its end."""
+    shown = f"{program}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_an_import_of_the_package_loads_no_driver_no_facade_and_no_schedule() -> None:
+    loaded = modules_after("import pgleaderlock")
+    assert {name for name in loaded if name.startswith("pgleaderlock.")} <= {
+        "pgleaderlock._base",
+        "pgleaderlock._base.version",
+    }
+    assert "asyncio" not in loaded
+    assert "psycopg" not in loaded
+
+
+@pytest.mark.parametrize("url", ["memory://front", "file:///tmp/pgleaderlock-front.lock"])
+def test_an_election_on_another_store_loads_no_database_driver(url: str, tmp_path: Path) -> None:
+    url = url.replace("/tmp", str(tmp_path))
+    loaded = modules_after(
+        "import asyncio\n"
+        "from pgleaderlock import Election, open_backend\n"
+        "async def main():\n"
+        f"    async with Election(open_backend({url!r})) as election:\n"
+        "        assert await election.wait_for_leadership(30)\n"
+        "asyncio.run(main())"
+    )
+    assert not {name for name in loaded if name.startswith(("psycopg", "pgleaderlock.sync", "pgleaderlock.work"))}
+
+
+def test_a_lock_without_jobs_loads_nothing_that_runs_jobs() -> None:
+    loaded = modules_after('from pgleaderlock import LeaderLock; LeaderLock("postgresql://x/y", role="front")')
+    assert "pgleaderlock.work.schedule.scheduler" not in loaded
+    assert "pgleaderlock.sync" not in loaded
+
+
+def test_the_package_has_few_rooms() -> None:
+    top = [path for path in Path(str(pgleaderlock.__file__)).parent.iterdir() if path.name != "__pycache__"]
+    assert len([path for path in top if path.is_dir() or path.suffix == ".py"]) <= 20

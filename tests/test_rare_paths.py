@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock import ConnectionError, LockKey, LockState, hard_fence
-from pgleaderlock._files import descriptor as descriptors
-from pgleaderlock._files import place
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends._pg_listener import Listener
+from pgleaderlock import ConnectionError, LockKey, LockState
+from pgleaderlock._base.files import descriptor as descriptors
+from pgleaderlock.engine import hard_fence
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres._listener import Listener
+from pgleaderlock.stores import place
 from tests.conftest import Postgres
 from tests.doubles import make_election, until
-from tests.test_lease import query
+from tests.support.lease import query
 
 
 def listener(dsn: str) -> Listener:
@@ -24,7 +25,7 @@ async def test_a_listener_without_a_server_hears_nothing_and_says_so_once(caplog
     deaf = listener("postgresql://u@127.0.0.1:1/d")
     for _ in range(3):
         assert not await deaf.listen()
-    await deaf.heard(10)
+    await deaf.wait(10)
     await deaf.close()
     assert sum("Connection refused" in record.getMessage() for record in caplog.records) == 1
 
@@ -32,7 +33,7 @@ async def test_a_listener_without_a_server_hears_nothing_and_says_so_once(caplog
 async def test_a_listener_hears_what_is_meant_for_it_and_nothing_else(postgres: Postgres):
     ours = listener(postgres.dsn)
     assert await ours.listen()
-    hearing = asyncio.create_task(ours.heard(20))
+    hearing = asyncio.create_task(ours.wait(20))
     await query(postgres.dsn, "SELECT pg_notify('rare', 'another')")
     assert not (await asyncio.wait({hearing}, timeout=0.3))[0]
     await query(postgres.dsn, "SELECT pg_notify('rare', 'me')")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Postgres
-from tests.test_fsm_docs import ROOT
+from tests.support.fsm_docs import ROOT
 
 PRELUDE = """\
 async def enqueue_due_invoices(fence: int) -> None:

@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import (
-    ConnectionError,
-    Election,
-    FixedInterval,
-    Grant,
-    LeadershipLost,
-    LockError,
-    LockState,
-    LossCause,
-)
-from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore, default_identity
+from pgleaderlock import ConnectionError, Election, FixedInterval, LeadershipLost, LockError, LockState
+from pgleaderlock.models import Grant, LossCause
+from pgleaderlock.stores.record import Claim, Record, RecordBackend, RecordStore, default_identity
 from tests.doubles import Witness
 
 pytestmark = pytest.mark.virtual_time

@@ -1,12 +1,8 @@
 """Where a lock would not be safe it is refused, with what to do about it: behind a real pooler, on a real standby."""
 
 import asyncio
-import contextlib
-import os
 import random
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +10,22 @@ import psycopg
 import pytest
 
 from pgleaderlock import ConnectionError, FixedInterval, LeaderGroup, LockKey, LockState
-from pgleaderlock.backends._pg_doctor import Verdict, examine
-from pgleaderlock.backends.postgres import Lease, PostgresBackend
 from pgleaderlock.cli import exit_codes
-from pgleaderlock.config import load_config
-from pgleaderlock.embedded import Server
-from pgleaderlock.embedded.programs import run_program
-from pgleaderlock.node import Node
-from tests.conftest import free_port
+from pgleaderlock.ops.config import load_config
+from pgleaderlock.ops.node import Node
+from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.doctor import Verdict, examine
+from pgleaderlock.testing.embedded import Server
 from tests.doubles import until
 from tests.pooler import pgbouncer
 from tests.processes import Process
-from tests.test_cli import CLI
-from tests.test_lease import LEASE_S, make_leased, query
-from tests.test_postgres import holders
+from tests.support.cli import CLI
+from tests.support.lease import LEASE_S, make_leased, query
+from tests.support.postgres import holders
+from tests.support.refusals import ADVISORY_LOCKS, standby_of
 
 QUICK = FixedInterval(0.05)
 START_TIMEOUT_S = 10.0
-ADVISORY_LOCKS = "SELECT pid, classid, objid, granted FROM pg_locks WHERE locktype = 'advisory'"
 
 
 async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str, **settings: Any) -> None:
@@ -153,7 +147,7 @@ async def test_a_transaction_pooler_is_found_beside_its_other_clients(own_server
 
 
 async def refusals(dsn: str, key: LockKey, tries: int) -> int:
-    """How often the admission of a lock session, asked so many times, says that sessions are shared there."""
+    """How often the setup of a lock session, asked so many times, says that sessions are shared there."""
     lease = Lease(LEASE_S, allow_pooler=True)
     count = 0
     for _ in range(tries):
@@ -235,48 +229,6 @@ async def test_a_user_who_lacks_a_right_is_told_which_statement_gives_it(
 # --- A standby ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def standby_of(primary: Server, folder: Path) -> Iterator[Server]:
-    """A second server that streams from the first, as pg_basebackup makes one, or as a copy where that is missing."""
-    standby = Server(folder, tcp_port=free_port())
-    folder.mkdir()
-    folder.chmod(0o755 if primary._account else 0o700)
-    if not (primary._usable_binaries / "pg_basebackup").exists():
-        copy_cold(primary, standby)
-    else:
-        copy_hot(primary, standby)
-    try:
-        standby.start()
-        yield standby
-    finally:
-        standby.stop("immediate")
-
-
-def copy_cold(primary: Server, standby: Server) -> None:
-    primary.stop()
-    shutil.copytree(primary.data, standby.data)
-    primary.start()
-    (standby.data / "standby.signal").touch()
-    with (standby.data / "postgresql.auto.conf").open("a") as settings:
-        settings.write(f"primary_conninfo = '{primary.tcp_dsn}'\n")
-    if account := primary._account:
-        for path in (standby.data, *standby.data.rglob("*")):
-            os.chown(path, account.uid, account.gid)
-
-
-def copy_hot(primary: Server, standby: Server) -> None:
-    standby.data.mkdir(0o700)
-    if account := primary._account:
-        os.chown(standby.data, account.uid, account.gid)
-    code, output = run_program(
-        primary._usable_binaries / "pg_basebackup",
-        *("--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--dbname", primary.tcp_dsn),
-        *("--pgdata", standby.data),
-        account=account,
-    )
-    assert code == 0, output
-
-
 @pytest.mark.slow
 async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
     own_server: Server, key: LockKey, server_folder_root: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,7 +245,7 @@ async def test_a_lock_on_a_standby_is_refused_and_pointed_to_the_primary(
             assert len(await holders(own_server.dsn, key)) == 1
             assert await query(standby.dsn, ADVISORY_LOCKS) == []
         # The refusal is for people. Without it the token refuses: a standby has no transaction ids to hand out.
-        monkeypatch.setattr("pgleaderlock.backends._admission.Admission._refuse_unfit", lambda *_, **__: None)
+        monkeypatch.setattr("pgleaderlock.postgres._session_setup.SessionSetup._refuse_unfit", lambda *_, **__: None)
         misled, heard = make_leased(anyway, key, retry_strategy=QUICK)
         async with misled:
             await until(lambda: len(heard.errors) >= 2)

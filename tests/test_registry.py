@@ -2,43 +2,34 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Self
+from typing import Any
 from unittest.mock import Mock
 
 import psycopg
 import pytest
 
-from pgleaderlock import (
-    ConnectionError,
-    Event,
-    EventKind,
-    FixedInterval,
-    LeaderLock,
-    LockKey,
-    LockState,
-    LossCause,
-)
-from pgleaderlock.embedded import Server
-from pgleaderlock.registry import Registry
-from pgleaderlock.registry._book import Book, Changes, Standing
-from pgleaderlock.registry._outbox import Happening, Outbox
-from pgleaderlock.registry._server_clock import ServerClock
-from pgleaderlock.registry._sql import statements
-from pgleaderlock.registry.asking import AskRefused
-from pgleaderlock.registry.audit import Line, audit, terms_of
-from pgleaderlock.registry.reading import RegistryReader, open_reader
+from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockKey, LockState
+from pgleaderlock.models import LossCause
+from pgleaderlock.ops.registry import Registry
+from pgleaderlock.ops.registry._outbox import Happening, Outbox
+from pgleaderlock.ops.registry._pending_rows import Changes, PendingRows, Standing
+from pgleaderlock.ops.registry._server_clock import ServerClock
+from pgleaderlock.ops.registry._sql import statements
+from pgleaderlock.ops.registry.asking import AskRefused
+from pgleaderlock.ops.registry.audit import Line, audit, terms_of
+from pgleaderlock.ops.registry.reading import RegistryReader, open_reader
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import until
-from tests.test_lease import LEASE_S, query
-from tests.test_postgres import terminate_holder
+from tests.support.lease import LEASE_S, query
+from tests.support.postgres import terminate_holder
+from tests.support.registry import BEAT_S, Node, drop, eventually, leader_of, reading, schema
 
-_numbers = itertools.count(1)
-BEAT_S = 0.2
+__all__ = ["schema"]  # fixtures
+
 BLOCKED = """
 SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%' || %s || '".leaders%%'
 """
@@ -48,72 +39,10 @@ SELECT pid FROM pg_locks
 """
 
 
-@pytest.fixture
-def schema(postgres: Postgres):
-    """A schema for one test alone."""
-    name = f"registry_{os.getpid()}_{next(_numbers)}"
-    yield name
-    drop(postgres.dsn, name)
-
-
-def drop(dsn: str, schema: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
-
-
-class Node:
-    """One contender with its registry."""
-
-    def __init__(
-        self, dsn: str, schema: str, key: LockKey, name: str, *, lease_s: float = LEASE_S, **settings: Any
-    ) -> None:
-        self.registry = Registry(dsn, node=name, schema=schema, heartbeat_s=BEAT_S, about={"zone": "eu-1"}, **settings)
-        self.lock = LeaderLock(
-            dsn, key=key, lease_s=lease_s, health_interval_s=0.3, retry_strategy=FixedInterval(0.2), settle_s=0
-        )
-        self.registry.attach(self.lock, role="scheduler")
-
-    async def __aenter__(self) -> Self:
-        await self.registry.start()
-        await self.lock.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.lock.shutdown()
-        await self.registry.close()
-
-
-async def eventually(condition: Callable[[], Awaitable[object]]) -> Any:
-    """Ask again and again until the answer is true, and return it."""
-    async with asyncio.timeout(20):
-        while not (answer := await condition()):  # noqa: ASYNC110 - of a database
-            await asyncio.sleep(0.02)
-        return answer
-
-
-@contextlib.asynccontextmanager
-async def reading(dsn: str, schema: str) -> AsyncIterator[RegistryReader]:
-    """The registry, as soon as a node has made it."""
-
-    async def is_there() -> bool:
-        with contextlib.suppress(ConnectionError):
-            async with open_reader(dsn, schema):
-                return True
-        return False
-
-    await eventually(is_there)
-    async with open_reader(dsn, schema) as reader:
-        yield reader
-
-
 async def test_a_registry_that_is_not_there_says_how_to_make_it(postgres: Postgres):
     with pytest.raises(ConnectionError, match=r"no registry in schema nowhere.*schema apply"):
         async with open_reader(postgres.dsn, "nowhere"):
             pass
-
-
-async def leader_of(reader: RegistryReader) -> Any:
-    return next((each.leader for each in await reader.status() if each.leader), None)
 
 
 async def events_of(reader: RegistryReader) -> list[tuple[str, str]]:
@@ -267,7 +196,7 @@ async def test_a_late_writer_does_not_overwrite_its_successor(postgres: Postgres
             await eventually(lambda: leader_of(reader))
             late = Registry(postgres.dsn, node="late", schema=schema, heartbeat_s=BEAT_S)
             late.attach(two.lock, role="scheduler")
-            standing = late._book.standings[str(key)]
+            standing = late._pending.standings[str(key)]
             standing.acquired_at, standing.token = 1.0, (two.lock.token or 0) - 1
             await late.start()
             await until(lambda: late.is_up)
@@ -493,7 +422,7 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_by_one_session_at_
     postgres: Postgres, schema: str, key: LockKey, monkeypatch
 ):
     limits = "SELECT set_config('lock_timeout', '200ms', false)"
-    monkeypatch.setattr("pgleaderlock.registry._database._LIMITS", limits)
+    monkeypatch.setattr("pgleaderlock.ops.registry._database._LIMITS", limits)
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)
@@ -590,7 +519,8 @@ def test_what_could_not_be_written_is_in_the_outbox_again_and_so_is_what_was_mis
     assert [(each.event, each.missing) for each in outbox.take(9)] == [("c", 2), ("d", 0), ("e", 0)]
 
 
-# --- The book ---------------------------------------------------------------------------------------------------------
+# --- The pending
+# ---------------------------------------------------------------------------------------------------------
 
 
 def told(kind: EventKind, at: float, **more: Any) -> Event:
@@ -599,11 +529,11 @@ def told(kind: EventKind, at: float, **more: Any) -> Event:
 
 
 def written(*events: Event) -> list[tuple[str, float]]:
-    book, standing = Book(100), Standing("lock", "role", None, Mock())
-    book.standings["lock"] = standing
+    pending, standing = PendingRows(100), Standing("lock", "role", None, Mock())
+    pending.standings["lock"] = standing
     for event in events:
-        book.hear(standing, event)
-    return [(happening.event, happening.at) for happening in book.outbox.take(100)]
+        pending.hear(standing, event)
+    return [(happening.event, happening.at) for happening in pending.outbox.take(100)]
 
 
 def test_a_leader_that_slept_through_its_end_ended_when_it_stopped_believing_and_not_when_it_woke():

@@ -12,18 +12,18 @@ import psycopg
 import pytest
 
 from pgleaderlock import LockKey
-from pgleaderlock.dashboard import Dashboard, RegistrySource
-from pgleaderlock.registry._reading_sql import OPEN_BEFORE, statement
-from pgleaderlock.registry._summing import keys_of_ends
-from pgleaderlock.registry.audit import BEGINS, ENDS, audit
-from pgleaderlock.registry.reading import open_reader
+from pgleaderlock.ops.dashboard import Dashboard, RegistrySource
+from pgleaderlock.ops.registry._reading_sql import OPEN_BEFORE, statement
+from pgleaderlock.ops.registry._summing import keys_of_ends
+from pgleaderlock.ops.registry.audit import BEGINS, ENDS, audit
+from pgleaderlock.ops.registry.reading import open_reader
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.registry_rows import fill_registry
-from tests.test_lease import query
-from tests.test_operators import Hand, hand, instance_of, records, run_beside
-from tests.test_registry import Node, eventually, schema
-from tests.test_registry_truth import alert, page_of
+from tests.support.lease import query
+from tests.support.operators import Hand, hand, instance_of, records, run_beside
+from tests.support.registry import Node, eventually, schema
+from tests.support.registry_truth import alert, page_of
 
 __all__ = ["hand", "schema"]  # the fixtures
 
@@ -132,7 +132,7 @@ async def test_the_audit_of_a_node_reads_all_lines_of_the_last_day(
     hand: Hand, postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
     """An overlap, more than 10,000 lines ago."""
-    monkeypatch.setattr("pgleaderlock.registry.registry._AUDIT_EVERY_S", 0.5)
+    monkeypatch.setattr("pgleaderlock.ops.registry.registry._AUDIT_EVERY_S", 0.5)
     lock = str(key)
     hand.line("acquired", 72_000, "web-1", 1, lock=lock)
     hand.line("acquired", 71_000, "web-2", 2, lock=lock)
@@ -147,8 +147,8 @@ async def test_the_audit_of_a_node_reads_all_lines_of_the_last_day(
 async def test_an_audit_that_is_not_finished_in_time_is_said_and_costs_nothing_else(
     postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("pgleaderlock.registry.registry._AUDIT_EVERY_S", 0.5)
-    monkeypatch.setattr("pgleaderlock.registry.registry._LONGEST_AUDIT_S", 1e-9)
+    monkeypatch.setattr("pgleaderlock.ops.registry.registry._AUDIT_EVERY_S", 0.5)
+    monkeypatch.setattr("pgleaderlock.ops.registry.registry._LONGEST_AUDIT_S", 1e-9)
     async with Node(postgres.dsn, schema, key, "one", lease_s=15.0) as one:
         await until(lambda: "audit_incomplete" in caplog.text, 40)
         await until(lambda: one.registry.is_up and not one.registry.waiting_events, 40)

@@ -1,39 +1,22 @@
 """What the registry says is true, on the page, in a shell and in metrics: leases, dead leaders, roles all have left."""
 
 import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pgleaderlock import LeaderLock, LockKey
-from pgleaderlock.dashboard import RegistrySource
-from pgleaderlock.dashboard._board import Board
-from pgleaderlock.dashboard._exposition import exposition
-from pgleaderlock.registry import Registry
-from pgleaderlock.registry._book import Standing
+from pgleaderlock.ops.dashboard._exposition import exposition
+from pgleaderlock.ops.registry import Registry
+from pgleaderlock.ops.registry._pending_rows import Standing
 from tests.conftest import Postgres
 from tests.doubles import until
-from tests.test_operators import Hand, file_of, hand, records, run_beside
-from tests.test_registry import Node, eventually, leader_of, reading, schema
+from tests.support.operators import Hand, file_of, hand, records, run_beside
+from tests.support.registry import Node, eventually, leader_of, reading, schema
+from tests.support.registry_truth import alert, page_of
 
 __all__ = ["file_of", "hand", "schema"]  # the fixtures
-
-HOUR_S = 3600.0
-
-
-async def page_of(hand: Hand, **settings: Any) -> Board:
-    """The page, after one look."""
-    source = RegistrySource(hand.options[1], hand.options[3], **{"where": "", "window_s": HOUR_S, **settings})
-    board = Board(kind=source.kind, where="", can={})
-    async with contextlib.aclosing(source.follow()) as looks:
-        board.show(*await anext(looks))
-    return board
-
-
-def alert(board: Board, name: str) -> dict[str, Any]:
-    return next(each for each in board.alerts if each["name"] == name)
 
 
 # --- A healthy leader -------------------------------------------------------------------------------------------------
@@ -94,7 +77,7 @@ async def test_a_killed_sole_leader_is_shown_as_dead_once_its_lease_is_over(hand
     assert b'pgleaderlock_dashboard_led{role="scheduler"} 0.0' in exposition(board)[0]
     (status,) = records(await run_beside("status", *hand.options, "--json"))
     assert (status["leader"], status["last_leader"]["node"]) == (None, "web-1")
-    assert "nobody (web-1 silent for 2" in (await run_beside("status", *hand.options)).stdout
+    assert "no leader (web-1 silent for 2" in (await run_beside("status", *hand.options)).stdout
 
 
 async def test_a_leader_whose_node_writes_more_rarely_than_its_lease_lasts_is_judged_by_its_heartbeat(hand: Hand):

@@ -4,13 +4,15 @@ import asyncio
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
 from pgleaderlock import LockState, Term, open_backend
 from pgleaderlock import sync as blocking
+from pgleaderlock.sync._loop_thread import Attempt
 from tests.doubles import until, until_state
-from tests.test_while_leader import Diary, leased, now
+from tests.support.while_leader import Diary, leased, now
 
 PATIENCE_S = 20
 
@@ -134,6 +136,42 @@ def test_an_interrupted_run_while_leader_stops_the_election():
         election.run_while_leader(work)
     assert told.wait(PATIENCE_S)
     assert stopped.wait(PATIENCE_S)
+
+
+def test_ctrl_c_while_the_call_is_being_handed_over_stops_the_election_too(monkeypatch: pytest.MonkeyPatch):
+    election = blocking.Election(open_backend("memory://interrupted-early"))
+    begun, stopped = threading.Event(), threading.Event()
+    election.on_stopped(stopped.set)
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*args: Any) -> None:
+        hand_over(*args)
+        monkeypatch.undo()
+        assert begun.wait(PATIENCE_S)
+        raise KeyboardInterrupt  # before the caller has been given the future of a call that runs already
+
+    def work(term: Term) -> None:
+        begun.set()
+        term.wait(PATIENCE_S)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        election.run_while_leader(work)
+    assert stopped.wait(PATIENCE_S / 2)
+
+
+async def test_a_call_that_is_given_up_before_it_began_is_not_made():
+    made = False
+
+    async def call() -> None:
+        nonlocal made
+        made = True
+
+    attempt = Attempt(call())
+    attempt.give_up()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt.run()
+    assert not made
 
 
 def test_work_that_is_refused_leaves_no_election_behind():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pgleaderlock.backends._server_start import ServerStart
+from pgleaderlock.postgres._server_start import ServerStart
 
 SETTLE_S = 6.0
 

@@ -13,14 +13,14 @@ from pgleaderlock import (
     Election,
     EventKind,
     FixedInterval,
-    Grant,
     LeaderLock,
     LeaderServices,
     LockError,
     LockKey,
     LockState,
-    ServiceFailed,
 )
+from pgleaderlock.errors import ServiceFailed
+from pgleaderlock.models import Grant
 from tests.conftest import Postgres
 from tests.doubles import ScriptedBackend, Witness, make_election, until, until_state
 

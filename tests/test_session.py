@@ -11,20 +11,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgleaderlock import ConnectionError, LossCause
-from pgleaderlock.backends import _driver
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends._psycopg_session import PsycopgSession
-from pgleaderlock.backends.session import end_of
-from pgleaderlock.embedded import Server
-from pgleaderlock.keys import LockKey
+from pgleaderlock import ConnectionError
+from pgleaderlock.models import LossCause
+from pgleaderlock.postgres import _driver
+from pgleaderlock.postgres._psycopg_session import PsycopgSession
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.session import end_of
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
-from tests.test_lease import query
-
-
-async def open_session(dsn: str, key: LockKey) -> PsycopgSession:
-    connector = Connector(key, dsn=dsn, connect_fn=None)
-    return PsycopgSession(await connector.connect(), connector.explain)
+from tests.support.lease import query
+from tests.support.session import open_session, terminate
 
 
 async def test_an_answer_that_does_not_come_in_time_closes_the_session(postgres: Postgres, key: LockKey):
@@ -66,7 +62,7 @@ async def test_a_text_that_is_not_in_its_encoding_is_shown_and_not_an_error(own_
     await query(own_server.dsn, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
     dsn = psycopg.conninfo.make_conninfo(own_server.dsn, dbname="ascii", client_encoding="SQL_ASCII")
     session = await open_session(dsn, key)
-    assert await session.fetch("SELECT E'ward \\xff'", bound_s=5) == ("ward \\xff",)
+    assert await session.fetch("SELECT E'client \\xff'", bound_s=5) == ("client \\xff",)
     await session.close()
 
 
@@ -127,7 +123,7 @@ async def test_a_forked_child_s_copy_of_a_socket_becomes_nothing_and_its_good_by
     """What runs in a child, run here, where it can be seen: the server must see the other end close."""
     session = await open_session(postgres.tcp_dsn, key)
     pid = session.facts.session_pid
-    _driver._let_go_in_child()
+    _driver._close_sockets_in_child()
     with pytest.raises(ConnectionError):
         await session.fetch("SELECT 1", bound_s=1)
     await session.close()
@@ -145,12 +141,6 @@ def ask_in_child(question: Callable[[], bool]) -> bool:
     if child == 0:
         os._exit(int(question()))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
-def terminate(dsn: str, pid: int) -> None:
-    """Without the event loop, which so has no chance to read anything."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
 def has_ended_soon(session: PsycopgSession) -> bool:

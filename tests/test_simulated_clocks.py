@@ -2,14 +2,17 @@
 
 import pytest
 
-from pgleaderlock import LossCause
+from pgleaderlock.models import LossCause
 from pgleaderlock.testing import SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
-from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
+from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
+from pgleaderlock.testing.simulation.postgres import ServerSession
+from tests.support.simulated_clocks import led, postgres_of
 from tests.sweeps import sweep
 
+__all__ = ["led"]  # fixtures
 
-def only(*faults: str) -> Weather:
+
+def only(*faults: str) -> FaultProfile:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=4.0, slow_share=0.0)
 
 
@@ -17,48 +20,35 @@ def only(*faults: str) -> Weather:
 @pytest.mark.slow
 def test_a_clock_set_forward_after_a_restart_gives_no_second_leader(store: str):
     for seed in range(4):
-        assert simulate(seed, weather=only("cut_and_restart_and_step"), store=store, hours=0.1).faults
+        assert simulate(seed, profile=only("cut_and_restart_and_step"), store=store, hours=0.1).faults
 
 
 @pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
 @pytest.mark.slow
 def test_a_clock_set_back_after_a_restart_costs_no_more_than_a_lease(store: str):
     for seed in range(4):
-        assert simulate(seed, weather=only("restart_and_step"), store=store, hours=0.1, lease_s=5).faults
+        assert simulate(seed, profile=only("restart_and_step"), store=store, hours=0.1, lease_s=5).faults
 
 
 @pytest.mark.parametrize("store", sweep(["postgres", "group"], "postgres"))
 @pytest.mark.slow
 def test_statistics_that_are_reset_cost_a_wait_and_no_more(store: str):
     for seed in range(2):
-        assert simulate(seed, weather=only("reset_statistics", "kill_session"), store=store, hours=0.5).terms > 1
+        assert simulate(seed, profile=only("reset_statistics", "kill_session"), store=store, hours=0.5).terms > 1
 
 
 @pytest.mark.slow
 def test_sessions_that_end_early_by_the_wall_clock_let_a_second_one_lead_and_strict_closes_it():
-    weather = WEATHERS["time-outs"]
+    profile = FAULT_PROFILES["time-outs"]
     with pytest.raises(SimulationFailed) as raised:
         for seed in range(20):
-            simulate(seed, weather=weather, hours=0.2)
+            simulate(seed, profile=profile, hours=0.2)
     assert raised.value.kind == "two_leaders"
-    reports = [simulate(seed, weather=weather, store="postgres-strict", hours=0.1) for seed in range(4)]
+    reports = [simulate(seed, profile=profile, store="postgres-strict", hours=0.1) for seed in range(4)]
     assert sum(report.faults["early_time_outs"] for report in reports) > 1
 
 
 # --- The model -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def led() -> Simulation:
-    simulation = Simulation(1, weather="calm", lease_s=10.0, settings={})
-    simulation.start()
-    simulation.run(30)
-    return simulation
-
-
-def postgres_of(simulation: Simulation) -> ModelledPostgres:
-    assert isinstance(simulation.server, ModelledPostgres)
-    return simulation.server
 
 
 def age_of(simulation: Simulation) -> float:
@@ -89,7 +79,7 @@ def test_the_age_of_a_server_is_a_difference_of_wall_clock_times(led: Simulation
 
 @pytest.mark.parametrize(("by_s", "ends_after_s"), [(4.0, 6.0), (0.0, 10.0), (-5.0, 15.0), (60.0, 0.0)])
 def test_an_idle_session_ends_by_the_wall_clock_if_the_fault_says_so(by_s: float, ends_after_s: float):
-    led = Simulation(1, nodes=1, weather="calm", lease_s=10.0, settings={})
+    led = Simulation(1, nodes=1, profile="calm", lease_s=10.0, settings={})
     led.start()
     led.run(30)
     try:
@@ -124,4 +114,4 @@ def _note_ends(sessions: list[ServerSession], simulation: Simulation) -> list[tu
 
 @pytest.mark.parametrize("fault", ["step_clock", "late_time_outs"])
 def test_a_clock_that_is_stepped_without_a_restart_gives_no_second_leader(fault: str):
-    assert simulate(1, weather=only(fault, "step_down"), hours=0.1).faults[fault]
+    assert simulate(1, profile=only(fault, "step_down"), hours=0.1).faults[fault]

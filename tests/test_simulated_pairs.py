@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pgleaderlock import LossCause
-from pgleaderlock.models import Event
+from pgleaderlock.models import Event, LossCause
 from pgleaderlock.testing import SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORM, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
+from tests.support.simulated_clocks import led, postgres_of
 from tests.sweeps import sweep
-from tests.test_simulated_clocks import led, postgres_of
 
 __all__ = ["led"]  # the fixture
 
@@ -19,7 +18,7 @@ PAIR_STORES = ("postgres", "postgres-poll", "postgres-terms", "group")
 FAULTS = ("end_apart", "end_both", "frozen_end_both", "late_answers_and_freeze", "late_answers_and_kill")
 
 
-def only(*faults: str) -> Weather:
+def only(*faults: str) -> FaultProfile:
     return STORM.but("only " + ", ".join(faults), faults=dict.fromkeys(faults, 1.0), every=3.0, slow_share=0.0)
 
 
@@ -28,25 +27,25 @@ def only(*faults: str) -> Weather:
 @pytest.mark.slow
 def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(store: str, fault: str):
     for seed in range(3):
-        assert simulate(seed, weather=only(fault), store=store, hours=0.1).faults[fault]
+        assert simulate(seed, profile=only(fault), store=store, hours=0.1).faults[fault]
 
 
 def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_a_lock_session():
     for seed in range(3):
-        assert simulate(seed, weather=only("flood_and_end_both"), store="group", hours=0.1).faults["flood_and_end_both"]
+        assert simulate(seed, profile=only("flood_and_end_both"), store="group", hours=0.1).faults["flood_and_end_both"]
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("store", [*PAIR_STORES, "postgres-strict"])
 def test_a_leader_without_sessions_leaves_at_once_also_while_it_connects(store: str):
     for seed in range(6):
-        assert simulate(seed, weather=WEATHERS["ended-pairs"], store=store, hours=0.15).faults
+        assert simulate(seed, profile=FAULT_PROFILES["ended-pairs"], store=store, hours=0.15).faults
 
 
 @pytest.mark.slow
 def test_strict_takeover_needs_no_look_at_the_sockets():
     for seed in range(3):
-        report = simulate(seed, weather=only("end_both", "frozen_end_both"), store="postgres-strict", hours=0.15)
+        report = simulate(seed, profile=only("end_both", "frozen_end_both"), store="postgres-strict", hours=0.15)
         assert report.faults
 
 
@@ -61,13 +60,13 @@ def sessions_of(node: Node) -> list[SimulatedSession]:
 
 def test_late_answers_come_late_on_the_connections_that_a_node_has_and_are_punctual_again(led: Simulation):
     node = leader_of(led)
-    led.sky.strike("late_answers_and_kill", node, 60.0)
+    led.faults.strike("late_answers_and_kill", node, 60.0)
     late = [session for session in sessions_of(node) if session.to_client.late_s]
     assert late == sessions_of(node)
     assert not any(session.to_client.is_quick for session in late)
-    led.sky.clear()
+    led.faults.clear()
     assert not any(session.to_client.late_s for session in late)
-    led.run(30)  # what was to strike later does not, in clear weather
+    led.run(30)  # what was to strike later does not, in clear profile
     assert leader_of(led) is node
     led.end()
 
@@ -79,12 +78,12 @@ def test_a_node_with_slow_connects_has_quick_answers_on_the_sessions_that_it_has
         token = node.lock.token
         led.run(60)
         assert leader_of(led).lock.token == token  # it went on renewing
-        led.sky.strike("kill_witness", node, 0.0)
-        witnesses = len(led.sky._sessions_of(node))
+        led.faults.strike("kill_witness", node, 0.0)
+        witnesses = len(led.faults._sessions_of(node))
         led.run(0.5)  # at least 0.3 of 2 s
-        assert len(led.sky._sessions_of(node)) == witnesses
+        assert len(led.faults._sessions_of(node)) == witnesses
         led.run(2)
-        assert len(led.sky._sessions_of(node)) == witnesses + 1
+        assert len(led.faults._sessions_of(node)) == witnesses + 1
     finally:
         led.end()
 
@@ -93,7 +92,7 @@ def test_the_end_of_a_session_shows_before_a_frozen_process_reads_it(led: Simula
     node = leader_of(led)
     try:
         sessions = sessions_of(node)
-        led.sky.strike("frozen_end_both", node, 5.0)
+        led.faults.strike("frozen_end_both", node, 5.0)
         assert not any(session.has_ended for session in sessions)
         led.world.run(led.world.now + 0.002)
         assert all(session.has_ended for session in sessions)
@@ -103,7 +102,7 @@ def test_the_end_of_a_session_shows_before_a_frozen_process_reads_it(led: Simula
 
 
 def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_other():
-    simulation = Simulation(1, weather="calm", store="group", lease_s=10.0, settings={})
+    simulation = Simulation(1, profile="calm", store="group", lease_s=10.0, settings={})
     simulation.start()
     simulation.run(30)
     node, server = leader_of(simulation), postgres_of(simulation)
@@ -111,7 +110,7 @@ def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_othe
         lock, witness = sessions_of(node)
         node.freeze()
         server.flood(12_000_000)
-        assert simulation.sky.end_both(node) is not False
+        assert simulation.faults.end_both(node) is not False
         simulation.world.run(simulation.world.now + 1.0)
         assert lock.has_ended
         assert not node.believes
@@ -125,7 +124,7 @@ def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_othe
 
 def test_where_no_session_listens_nothing_is_flooded(led: Simulation):
     try:
-        assert led.sky.flood_and_end_both(leader_of(led), 5.0) is False
+        assert led.faults.flood_and_end_both(leader_of(led), 5.0) is False
     finally:
         led.end()
 
@@ -140,8 +139,8 @@ def test_a_pair_whose_end_would_not_be_heard_of_is_not_ended(led: Simulation, tr
             sessions_of(node)[0].to_client.send(lambda: None, after_s=3.0)
         else:
             node.sessions[0].vanish()
-        assert led.sky.end_both(node) is False
-        assert led.sky.end_apart(node, 5.0) is False
+        assert led.faults.end_both(node) is False
+        assert led.faults.end_apart(node, 5.0) is False
     finally:
         led.end()
 
@@ -169,11 +168,11 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
         led.run(60)
         events: list[Event] = []
         node.lock.subscribe(events.append)
-        led.sky.strike("cut", node, 30.0)
+        led.faults.strike("cut", node, 30.0)
         led.run(30)
         lost = next(event for event in events if event.loss is not None)
         assert lost.loss is not LossCause.STALLED
-        with pytest.raises(SimulationFailed, match="says that it stood still, and it did not") as raised:
+        with pytest.raises(SimulationFailed, match="reports that it stalled, and it did not") as raised:
             led.checker.heard(node, replace(lost, loss=LossCause.STALLED))
         assert raised.value.kind == "cause"
     finally:
@@ -181,4 +180,4 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
 
 
 def test_a_candidate_whose_sessions_end_before_it_leads_does_not_lead_beside_another():
-    assert simulate(1, weather=only("end_newcomer", "step_down", "busy"), hours=0.1).faults["end_newcomer"]
+    assert simulate(1, profile=only("end_newcomer", "step_down", "busy"), hours=0.1).faults["end_newcomer"]

@@ -3,20 +3,20 @@
 import pytest
 
 from pgleaderlock.testing import SimulationFailed, simulate
-from pgleaderlock.testing.simulation import CALM, WEATHERS, Simulation
+from pgleaderlock.testing.simulation import CALM, FAULT_PROFILES, Simulation
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("store", ["postgres", "group", "postgres-strict"])
 def test_no_lock_stays_with_a_dead_process(store: str):
-    reports = [simulate(seed, weather=WEATHERS["absent-standby"], store=store, hours=0.2) for seed in range(8)]
+    reports = [simulate(seed, profile=FAULT_PROFILES["absent-standby"], store=store, hours=0.2) for seed in range(8)]
     assert sum(report.faults["lose_standby"] for report in reports) > 8
 
 
 @pytest.fixture
 def led() -> Simulation:
-    simulation = Simulation(1, weather=CALM, lease_s=10.0, settings={})
+    simulation = Simulation(1, profile=CALM, lease_s=10.0, settings={})
     simulation.start()
     simulation.run(30)
     return simulation
@@ -67,5 +67,5 @@ def test_a_lock_that_a_dead_process_holds_is_found(led: Simulation, monkeypatch:
 
 def test_elections_go_on_although_a_standby_is_away_now_and_then():
     for seed in range(3):
-        weather = WEATHERS["absent-standby"].but("often absent", every=1.0)
-        assert simulate(seed, weather=weather, hours=0.1).faults["lose_standby"]
+        profile = FAULT_PROFILES["absent-standby"].but("often absent", every=1.0)
+        assert simulate(seed, profile=profile, hours=0.1).faults["lose_standby"]

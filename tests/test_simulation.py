@@ -12,7 +12,7 @@ import pytest
 
 from pgleaderlock import LockState, Term
 from pgleaderlock.testing import Node, SimulationFailed, simulate
-from pgleaderlock.testing.simulation import STORES, STORM, WEATHERS, Simulation, Weather
+from pgleaderlock.testing.simulation import FAULT_PROFILES, STORES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.many import main
@@ -23,17 +23,17 @@ INSIDE = ["calm", "storm", "squalls", "fog", "doldrums"]
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("weather", sweep(INSIDE, "storm"))
-def test_inside_the_promise_there_is_never_a_second_leader(store: str, weather: str):
-    is_quick = weather == "calm" or (store == "file" and weather != "doldrums")  # real files take real time
+@pytest.mark.parametrize("profile", sweep(INSIDE, "storm"))
+def test_inside_the_promise_there_is_never_a_second_leader(store: str, profile: str):
+    is_quick = profile == "calm" or (store == "file" and profile != "doldrums")  # real files take real time
     hours = 0.05 if is_quick else 0.1
-    report = simulate(1000 + len(store), weather=weather, store=store, hours=hours)
+    report = simulate(1000 + len(store), profile=profile, store=store, hours=hours)
     assert report.terms > 0
-    assert weather == "calm" or report.faults
+    assert profile == "calm" or report.faults
 
 
 @pytest.mark.parametrize(
-    ("store", "weather"),
+    ("store", "profile"),
     [
         ("postgres", "double-kills"),
         pytest.param("postgres", "promotions", marks=pytest.mark.proof),
@@ -42,19 +42,19 @@ def test_inside_the_promise_there_is_never_a_second_leader(store: str, weather: 
     ],
 )
 @pytest.mark.slow
-def test_outside_the_promise_the_overlap_is_found_that_the_documentation_predicts(store: str, weather: str):
-    first = 12 if weather == "promotions" else 0  # rare: candidates that were connected before notice a promotion
+def test_outside_the_promise_the_overlap_is_found_that_the_documentation_predicts(store: str, profile: str):
+    first = 12 if profile == "promotions" else 0  # rare: candidates that were connected before notice a promotion
     with pytest.raises(SimulationFailed, match="two leaders at once") as raised:
         for seed in range(first, first + 20):
-            simulate(seed, weather=weather, store=store, hours=0.5)
+            simulate(seed, profile=profile, store=store, hours=0.5)
     assert raised.value.kind == "two_leaders"
     assert raised.value.replay.startswith("simulate(")
 
 
-@pytest.mark.parametrize(("store", "weather"), [("postgres-strict", "double-kills"), ("postgres-terms", "promotions")])
-def test_what_is_bought_for_that_closes_it(store: str, weather: str):
+@pytest.mark.parametrize(("store", "profile"), [("postgres-strict", "double-kills"), ("postgres-terms", "promotions")])
+def test_what_is_bought_for_that_closes_it(store: str, profile: str):
     for seed in range(3):
-        assert simulate(seed, weather=weather, store=store, hours=0.1).terms > 1
+        assert simulate(seed, profile=profile, store=store, hours=0.1).terms > 1
 
 
 @pytest.mark.parametrize("store", ["postgres-strict", "records", "kubernetes", "group", "nfs", "file"])
@@ -66,20 +66,20 @@ def test_the_same_seed_takes_the_same_steps(store: str):
 
 
 @cache
-def first_failure(weather: str, seeds: int = 60) -> int:
-    """Return a seed with which this weather, which is outside the promise, finds something."""
+def first_failure(profile: str, seeds: int = 60) -> int:
+    """Return a seed with which this profile, which is outside the promise, finds something."""
     for seed in range(seeds):
         try:
-            simulate(seed, weather=weather)
+            simulate(seed, profile=profile)
         except SimulationFailed:
             return seed
-    raise AssertionError(f"{seeds} seeds find nothing in {weather}: is it inside the promise by now?")
+    raise AssertionError(f"{seeds} seeds find nothing in {profile}: is it inside the promise by now?")
 
 
 @pytest.mark.slow
 def test_a_failure_tells_its_story_and_how_to_see_it_again():
     with pytest.raises(SimulationFailed) as raised:
-        simulate(first_failure("double-kills"), weather="double-kills")
+        simulate(first_failure("double-kills"), profile="double-kills")
     with pytest.raises(SimulationFailed) as again:
         eval(raised.value.replay, {"simulate": simulate})
     assert str(again.value) == str(raised.value)
@@ -89,25 +89,25 @@ def test_a_failure_tells_its_story_and_how_to_see_it_again():
 
 def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes():
     """Found by this simulation: closed for being slow while the lock's session was killed, it let a second one lead."""
-    simulate(4, weather="doldrums")
+    simulate(4, profile="doldrums")
 
 
 @pytest.mark.slow
 def test_a_leader_that_an_api_server_answered_with_errors_knows_why_it_lost():
     """Found by this simulation: whatever the API server answered, the loss was one without a cause."""
     often_down = STORM.but("often down", faults={"down": 1.0}, every=3.0, lasts=2.0)
-    reports = [simulate(seed, weather=often_down, store="kubernetes", hours=0.1) for seed in range(6)]
+    reports = [simulate(seed, profile=often_down, store="kubernetes", hours=0.1) for seed in range(6)]
     assert sum(report.losses["refused"] for report in reports) > 1
 
 
 def test_whoever_thaws_after_another_took_over_leaves_nobody_without_a_leader():
-    simulation = Simulation(1, weather="calm", store="records", settings={})
+    simulation = Simulation(1, profile="calm", store="records", settings={})
     simulation.start()
     try:
         simulation.run(30)
         frozen = simulation.checker.leader
         assert frozen is not None
-        simulation.sky.strike("freeze", frozen, 40.0)
+        simulation.faults.strike("freeze", frozen, 40.0)
         simulation.run(60)
         assert simulation.checker.leader not in (None, frozen)
         assert simulation.checker.leaderless_since is None
@@ -116,7 +116,7 @@ def test_whoever_thaws_after_another_took_over_leaves_nobody_without_a_leader():
 
 
 def test_each_role_of_a_group_is_elected_and_checked():
-    simulation = Simulation(1, weather="calm", store="group")
+    simulation = Simulation(1, profile="calm", store="group")
     simulation.start()
     try:
         simulation.run(30)
@@ -130,21 +130,21 @@ def test_each_role_of_a_group_is_elected_and_checked():
 
 
 def test_the_folder_of_simulated_files_is_removed():
-    simulation = Simulation(1, weather="calm", store="file")
+    simulation = Simulation(1, profile="calm", store="file")
     assert isinstance(simulation.server, SharedFolder)
     assert simulation.server.path.is_dir()
     simulation.end()
     assert not simulation.server.path.exists()
 
 
-def test_weathers_have_the_names_under_which_they_are_known():
-    assert all(name == weather.name for name, weather in WEATHERS.items())
+def test_profile_have_the_names_under_which_they_are_known():
+    assert all(name == profile.name for name, profile in FAULT_PROFILES.items())
     assert all(name == store.name for name, store in STORES.items())
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_there_are():
-    with pytest.raises(ValueError, match="there is no weather 'sunshine', but there are calm, storm"):
-        simulate(1, weather="sunshine")
+    with pytest.raises(ValueError, match="there is no profile 'sunshine', but there are calm, storm"):
+        simulate(1, profile="sunshine")
     with pytest.raises(ValueError, match="there is no store 'oracle', but there are postgres"):
         simulate(1, store="oracle")
 
@@ -187,27 +187,27 @@ def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
             await touch_the_world()
 
     with pytest.raises(SimulationFailed, match=r"know nothing of virtual time.*something that sleeps") as raised:
-        simulate(1, weather="calm", build=build, hours=0.01)
+        simulate(1, profile="calm", build=build, hours=0.01)
     assert raised.value.kind == "raised"
 
 
 @pytest.mark.slow
 def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):
-    assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--weather", "storm", "--jobs", "1"]) == 0
-    assert "never two leaders" in capsys.readouterr().out
-    words = ["--store", "postgres", "--weather", "double-kills", "--lease", "15", "--jobs", "1"]
+    assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--profile", "storm", "--jobs", "1"]) == 0
+    assert "no split brain" in capsys.readouterr().out
+    words = ["--store", "postgres", "--profile", "double-kills", "--lease", "15", "--jobs", "1"]
     seed = str(first_failure("double-kills"))
     assert main(["--seeds", "1", "--first", seed, *words]) == 1
     out = capsys.readouterr().out
     assert "two leaders at once" in out
     assert "1 FAILED" in out
     assert main(["--first", seed, "--trace", *words]) == 1
-    assert main(["--first", "3", "--leases", "0.5", "--weather", "calm", "--trace", *words[:2]]) == 0
+    assert main(["--first", "3", "--leases", "0.5", "--profile", "calm", "--trace", *words[:2]]) == 0
     assert "LEADS with token" in capsys.readouterr().out
 
 
 def test_the_module_can_be_run():
-    words = [sys.executable, "-m", "pgleaderlock.testing.simulation", "--trace", "--weather", "calm", "--leases", "1"]
+    words = [sys.executable, "-m", "pgleaderlock.testing.simulation", "--trace", "--profile", "calm", "--leases", "1"]
     assert "LEADS with token" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
 
 
@@ -240,13 +240,13 @@ def _stub_node(name: str, token: int) -> Any:
         ({"double_ambush": 1.0}, "none of the faults of 'mine' is inside"),
     ],
 )
-def test_a_weather_that_could_never_strike_is_refused(faults: dict[str, float], complaint: str):
+def test_a_profile_that_could_never_strike_is_refused(faults: dict[str, float], complaint: str):
     with pytest.raises(ValueError, match=complaint):
-        simulate(1, weather=Weather("mine", faults))
+        simulate(1, profile=FaultProfile("mine", faults))
 
 
 def test_a_leader_that_did_not_believe_for_a_moment_is_not_counted_as_absent_ever_since():
-    simulate(70000, weather="doldrums", store="postgres-strict", hours=300 / 3600, lease_s=5)
+    simulate(70000, profile="doldrums", store="postgres-strict", hours=300 / 3600, lease_s=5)
 
 
 def _raises_in_a_callback(node: Node) -> None:
@@ -281,6 +281,6 @@ def _raises_in_a_task_of_its_own(node: Node) -> None:
 )
 def test_what_a_users_code_raises_is_not_swallowed(build, capfd: pytest.CaptureFixture[str]):
     with pytest.raises(SimulationFailed, match="wrong") as raised:
-        simulate(1, weather="calm", hours=0.02, build=build)
+        simulate(1, profile="calm", hours=0.02, build=build)
     assert raised.value.kind == "raised"
     assert "Exception ignored" not in capfd.readouterr().err

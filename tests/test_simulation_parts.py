@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pgleaderlock import ConnectionError, LossCause
-from pgleaderlock.backends import _keys_sql, _sql, terms
-from pgleaderlock.backends._admission import Admission
-from pgleaderlock.backends._pg_activity import holder_query
-from pgleaderlock.backends.group import CHANNEL
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.session import Session
-from pgleaderlock.backends.terms import Terms
-from pgleaderlock.keys import LockKey
+from pgleaderlock import ConnectionError
+from pgleaderlock.models import LossCause
+from pgleaderlock.postgres import _keys_sql, _sql, terms
+from pgleaderlock.postgres._activity import holder_query
+from pgleaderlock.postgres._session_setup import SessionSetup
+from pgleaderlock.postgres.group import CHANNEL
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import Session
+from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._session import SimulatedSession
@@ -260,9 +261,9 @@ def test_a_standby_is_refused_and_nothing_is_set_on_it():
     place = Place(is_standby=True)
 
     async def main() -> None:
-        admission = Admission(place.open, LEASE, asyncio.get_running_loop().time, "a lock", "a model")
+        setup = SessionSetup(place.open, LEASE, asyncio.get_running_loop().time, "a lock", "a model")
         with pytest.raises(ConnectionError, match="is a standby"):
-            await admission.admit(1.0)
+            await setup.set_up(1.0)
         session = await place.open()
         row = await session.fetch(_sql.set_up(LEASE, 170000), (session.facts.session_pid, "1"), bound_s=1.0)
         assert row is not None
@@ -382,13 +383,13 @@ def test_what_nobody_catches_in_a_node_fails_the_simulation():
         raise ValueError("nobody catches this")
 
     with pytest.raises(SimulationFailed, match="nobody catches this") as raised:
-        simulate(1, weather="calm", hours=0.05, build=lambda node: node.loop.call_later(1.0, fail))
+        simulate(1, profile="calm", hours=0.05, build=lambda node: node.loop.call_later(1.0, fail))
     assert raised.value.kind == "raised"
 
 
 def test_who_acts_without_leading_fails_the_simulation():
     with pytest.raises(SimulationFailed, match="'writes', and has never led") as raised:
-        simulate(1, weather="calm", hours=0.05, build=lambda node: node.loop.call_soon(node.act, "writes"))
+        simulate(1, profile="calm", hours=0.05, build=lambda node: node.loop.call_soon(node.act, "writes"))
     assert raised.value.kind == "acted"
 
 
@@ -396,7 +397,7 @@ def test_a_loss_that_has_no_cause_fails_the_simulation():
     def lose_without_a_cause(node: Node) -> None:
         node.lock.subscribe(lambda event: node._watcher.heard(node, replace(event, loss=LossCause.UNKNOWN)))
 
-    with pytest.raises(SimulationFailed, match="nobody knows why") as raised:
+    with pytest.raises(SimulationFailed, match="without a known cause") as raised:
         for seed in range(10):
-            simulate(seed, weather="storm", hours=0.1, build=lose_without_a_cause)
+            simulate(seed, profile="storm", hours=0.1, build=lose_without_a_cause)
     assert raised.value.kind == "cause"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.torture._belief import BeliefWriter
+from pgleaderlock.testing.torture._claim import ClaimWriter
 from tests import soak_judge as judge
 from tests.soak_judge import Led, Process
 from tests.soak_pages import Page
@@ -116,7 +116,7 @@ def test_a_term_that_no_registry_could_write_is_left_out_and_no_other():
 def write_process(folder: Path, node: str, samples: list[tuple[float, int]], events: list[dict[str, Any]]) -> Process:
     folder.mkdir()
     memory = bytearray(24 * 10)
-    writer = BeliefWriter(memory)
+    writer = ClaimWriter(memory)
     for at, token in samples:
         writer.note(at, token, at)
     (folder / "0").write_bytes(memory)

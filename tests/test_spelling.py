@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgleaderlock._spelling import near
+from pgleaderlock._base.spelling import near
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pgleaderlock import LeaderLock, LockKey
-from pgleaderlock.backends._pg_doctor import Finding, Verdict, examine
 from pgleaderlock.cli import exec as exec_command
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres
-from pgleaderlock.embedded import Server
-from pgleaderlock.supervise.supervisor import Policy
-from pgleaderlock.supervise.timing import KillTimes
-from pgleaderlock.supervise.ward import Job
+from pgleaderlock.postgres.doctor import Finding, Verdict, examine
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.exec.guardian_client import Job
+from pgleaderlock.work.exec.supervisor import Policy
+from pgleaderlock.work.exec.timing import KillTimes
 from tests.doubles import until
-from tests.test_lease import query
-from tests.test_operators import Hand, records, run_beside
-from tests.test_registry import Node
+from tests.support.lease import query
+from tests.support.operators import Hand, records, run_beside
+from tests.support.registry import Node
 
 LEASE_S = 15.0
 IN_SYNC_REP = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -193,7 +193,7 @@ async def test_acquire_that_waits_for_the_standby_says_so_instead_of_an_unreacha
     for line in (still, error):
         assert "synchronous_standby_names = 'absent'" in line
         assert TO_DO in line
-    assert still.startswith(f"still asking for {key}")
+    assert still.startswith(f"still waiting for {key}")
     assert "check --dsn" not in error
 
 
@@ -236,7 +236,7 @@ async def test_history_and_audit_say_that_the_registry_is_not_written_without_th
         history, audit = [await run_beside(word, *options, "--json") for word in ("history", "audit")]
     for each in shown:
         assert_said(each.stdout)
-        assert "what it shows is from before" in each.stdout
+        assert "what it shows is outdated" in each.stdout
     assert_said(history.stderr)
     assert_said(records(audit)[0]["note"])
 
@@ -284,7 +284,7 @@ class Executed:
 @pytest.fixture
 def patient_glance(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is."""
-    monkeypatch.setattr("pgleaderlock.supervise.supervisor._SILENT_S", 0.1)
+    monkeypatch.setattr("pgleaderlock.work.exec.supervisor._SILENT_S", 0.1)
     monkeypatch.setattr("pgleaderlock.cli.status._GLANCE_TIMEOUT_S", 60.0)
 
 

@@ -13,22 +13,24 @@ import pytest
 from click.testing import CliRunner
 
 from pgleaderlock import Election, FixedInterval, LeaderLock, LeadershipLost, LockKey, Tick, open_backend
-from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.dashboard._sources import RegistrySource
-from pgleaderlock.registry.asking import Target
-from pgleaderlock.registry.reading import open_reader
-from pgleaderlock.torture import Ground
+from pgleaderlock.ops.dashboard._sources import RegistrySource
+from pgleaderlock.ops.registry.asking import Target
+from pgleaderlock.ops.registry.reading import open_reader
+from pgleaderlock.postgres.terms import schema_sql
+from pgleaderlock.testing.torture import Ground
 from tests.conftest import free_port
 from tests.doubles import Witness, until
 from tests.planted import SETTINGS, PlantedDatabase
 from tests.processes import Process
 from tests.servers import QuickServer
+from tests.support.cli import CLI
+from tests.support.group import make_group
+from tests.support.lease import LEASE_S, make_leased
+from tests.support.registry import Node
 from tests.sweeps import sweep
-from tests.test_cli import CLI
-from tests.test_group import make_group
-from tests.test_lease import LEASE_S, make_leased
-from tests.test_registry import Node
+
+pytestmark = pytest.mark.slow  # every feature there is, with every command in a process of its own
 
 _numbers = itertools.count(1)
 Feature = Callable[[str], Awaitable[None]]

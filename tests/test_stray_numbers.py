@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock.backends._file_folder import Folder as TermFolder
-from pgleaderlock.backends._file_record import Entry, decode, encode
-from pgleaderlock.backends.file import open_file
-from pgleaderlock.backends.nfs import open_nfs
-from pgleaderlock.backends.record import RecordBackend
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.errors import ConnectionError, LeadershipLost
-from pgleaderlock.nfs import Lock, LockError
-from pgleaderlock.nfs._claim import Claimant
-from pgleaderlock.nfs._claim import encode as claim_text
-from pgleaderlock.nfs._folder import Folder as EpochFolder
-from tests.test_file import acquired, names, taken_over
+from pgleaderlock.stores.file._folder import Folder as TermFolder
+from pgleaderlock.stores.file._record import Entry, decode, encode
+from pgleaderlock.stores.file.backend import open_file
+from pgleaderlock.stores.nfs import Lock, LockError
+from pgleaderlock.stores.nfs._claim import Claimant
+from pgleaderlock.stores.nfs._claim import encode as claim_text
+from pgleaderlock.stores.nfs._folder import Folder as EpochFolder
+from pgleaderlock.stores.nfs.backend import open_nfs
+from pgleaderlock.stores.record import RecordBackend
+from tests.support.file import acquired, names, taken_over
 
 LARGEST_SIGNED = 2**63 - 1
 FAR = [10**18 - 1, 2**62, LARGEST_SIGNED, 2**63, 10**40, 10**230]
@@ -289,6 +289,4 @@ def test_status_names_strays(path, capsys):
     assert invoke(["nfs", "status", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["strays"] == ["epoch.007", f"epoch.{2**63}"]
     assert invoke(["nfs", "status", str(path)]) == 0
-    assert (
-        "2 ignored, which are no epochs (remove them): epoch.007, epoch.9223372036854775808" in capsys.readouterr().out
-    )
+    assert "2 ignored, not epochs (remove them): epoch.007, epoch.9223372036854775808" in capsys.readouterr().out

@@ -11,10 +11,10 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from pgleaderlock._logging import get_logger
-from pgleaderlock.callbacks import Callbacks
+from pgleaderlock.engine.callbacks import Callbacks
+from pgleaderlock.engine.delivery import CALLBACK_FAILED, EventStream
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.stream import CALLBACK_FAILED, EventStream
 
 pytestmark = pytest.mark.virtual_time
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import Grant, LockError
-from pgleaderlock.backends.base import leased_grant
-from pgleaderlock.backends.file import open_file
-from pgleaderlock.clock import suspend_aware_clock
-from pgleaderlock.supervise import family
-from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor
-from pgleaderlock.supervise.terminal import Terminal
-from pgleaderlock.supervise.timing import KillTimes
-from pgleaderlock.supervise.ward import LAUNCH, Job, Outcome, Ward
+from pgleaderlock import LockError
+from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock.models import Grant
+from pgleaderlock.stores.base import leased_grant
+from pgleaderlock.stores.file.backend import open_file
+from pgleaderlock.work.exec import family
+from pgleaderlock.work.exec.guardian_client import LAUNCH, GuardianClient, Job, Outcome
+from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor
+from pgleaderlock.work.exec.terminal import Terminal
+from pgleaderlock.work.exec.timing import KillTimes
 from tests.doubles import ScriptedBackend, make_election, until
 
 LEASE_S = 15.0
@@ -99,7 +100,7 @@ class Stage:
         return ""
 
     @property
-    def ward(self) -> Ward:
+    def client(self) -> GuardianClient:
         assert self.supervisor._ward is not None
         return self.supervisor._ward
 
@@ -124,11 +125,11 @@ async def test_a_loss_is_not_over_before_the_family_is_dead_and_another_term_run
     was_dead_at_close: list[bool] = []
     stage = Stage(SLEEP, Backend())
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    first, loss = stage.ward, stage.backend.loss
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    first, loss = stage.client, stage.backend.loss
     assert loss is not None
     loss.set_result(LockError("gone"))
-    await until(lambda: stage.said.count("leads") == 2 and stage.ward.group is not None)
+    await until(lambda: stage.said.count("leads") == 2 and stage.client.group is not None)
     assert was_dead_at_close == [True]
     assert first.ended.result().status == signal.SIGTERM
     os.kill(os.getpid(), signal.SIGTERM)
@@ -138,7 +139,7 @@ async def test_a_loss_is_not_over_before_the_family_is_dead_and_another_term_run
 async def test_with_once_a_loss_is_the_end():
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
     assert stage.backend.loss is not None
     stage.backend.loss.set_result(LockError("gone"))
     assert await running == Ending(How.LOST)
@@ -163,10 +164,10 @@ async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_
 async def test_a_step_down_from_elsewhere_ends_the_command_first():
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    ward = stage.ward
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    client = stage.client
     await stage.election.step_down()
-    assert ward.ended.done()
+    assert client.ended.done()
     assert (await running).how is How.COMMAND
 
 
@@ -174,8 +175,8 @@ async def test_a_guardian_that_had_no_news_in_time_makes_its_wrapper_step_down()
     """The store says that all is well, and the command was asked to end all the same: another term begins."""
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    stage.ward._order({"do": "until", "number": 0, "term_at": 0.0, "kill_at": 0.0})
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    stage.client._order({"do": "until", "number": 0, "term_at": 0.0, "kill_at": 0.0})
     assert await running == Ending(How.LOST)
     assert "release" in stage.backend.verbs
 
@@ -195,7 +196,7 @@ async def test_a_command_that_cannot_be_executed_ends_it():
 
 
 async def test_restarting_goes_on_while_leading_and_ends_when_asked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.supervise.supervisor._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pgleaderlock.work.exec.supervisor._FIRST_PAUSE_S", 0.01)
     stage = Stage("raise SystemExit(1)", restart=True)
     running = asyncio.create_task(stage.supervisor.run())
     await until(lambda: stage.said.count("restarting") == 3)
@@ -205,7 +206,7 @@ async def test_restarting_goes_on_while_leading_and_ends_when_asked(monkeypatch:
 
 
 async def test_a_loss_while_it_waits_to_restart_is_a_loss(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.supervise.supervisor._FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr("pgleaderlock.work.exec.supervisor._FIRST_PAUSE_S", 30.0)
     stage = Stage("raise SystemExit(1)", restart=True, once=True)
     running = asyncio.create_task(stage.supervisor.run())
     await until(lambda: "restarting" in stage.said)
@@ -262,7 +263,7 @@ async def test_renewals_reach_the_guardian_and_are_answered():
     backend.defaults["renew"] = grant
     stage = Stage(SLEEP, backend, settings={"health_interval_s": 0.3})
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward._heard >= 3)
+    await until(lambda: stage.supervisor._ward is not None and stage.client._heard >= 3)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await running).code == 128 + signal.SIGINT
 
@@ -292,26 +293,26 @@ async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_pat
     program = (*stage.supervisor._job.command, *["x" * 50_000] * (length // 50_000))
     stage.supervisor._job = replace(stage.supervisor._job, command=program)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward._sent >= 3)
+    await until(lambda: stage.supervisor._ward is not None and stage.client._sent >= 3)
     may_start.touch()
     assert await running == Ending(How.COMMAND, 7)
 
 
 async def test_a_guardian_that_misses_one_renewal_goes_on():
     job = Job((sys.executable, "-I", "-S", "-c", SLEEP), TIMES, spare=frozenset(family.children()))
-    ward = Ward(job, lambda _: None, lambda _: None)
-    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
-    await until(lambda: ward.group is not None)
-    os.kill(ward.guardian, signal.SIGSTOP)
+    client = GuardianClient(job, lambda _: None, lambda _: None)
+    client.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
+    await until(lambda: client.group is not None)
+    os.kill(client.guardian, signal.SIGSTOP)
     for _ in range(2):
-        ward.extend(suspend_aware_clock() + LEASE_S, ())
+        client.extend(suspend_aware_clock() + LEASE_S, ())
     await asyncio.sleep(0.05)
-    os.kill(ward.guardian, signal.SIGCONT)
-    await until(lambda: ward._heard == 2)
-    assert not ward.ended.done()
-    await ward.end(suspend_aware_clock() + LEASE_S)
-    assert ward.ended.result().complaint is None
-    await ward.bury()
+    os.kill(client.guardian, signal.SIGCONT)
+    await until(lambda: client._heard == 2)
+    assert not client.ended.done()
+    await client.end(suspend_aware_clock() + LEASE_S)
+    assert client.ended.result().complaint is None
+    await client.bury()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -319,10 +320,10 @@ async def test_a_guardian_that_misses_one_renewal_goes_on():
 async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_lead_again(number: signal.Signals):
     stage = Stage(SLEEP, renewing_backend(), settings=SOON)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    first = stage.ward
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    first = stage.client
     os.kill(first.guardian, number)
-    await until(lambda: stage.said.count("leads") >= 2 and stage.ward.group is not None)
+    await until(lambda: stage.said.count("leads") >= 2 and stage.client.group is not None)
     assert first.ended.result().complaint is not None
     assert "release" in stage.backend.verbs
     assert stage.said[:3] == ["leads", "guardian_failed", "leads"]
@@ -333,15 +334,15 @@ async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_l
 async def test_with_once_a_guardian_that_fails_is_a_loss():
     stage = Stage(SLEEP, renewing_backend(), once=True, settings=SOON)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    os.kill(stage.ward.guardian, signal.SIGKILL)
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    os.kill(stage.client.guardian, signal.SIGKILL)
     assert await running == Ending(How.LOST)
 
 
 async def test_a_guardian_that_never_starts_is_given_up_and_the_lock_is_free_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("pgleaderlock.supervise.ward._START_S", 0.2)
+    monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._START_S", 0.2)
     stage = Stage(SLEEP, renewing_backend(), once=True, settings=SOON, launch=MUTE)
     assert await stage.supervisor.run() == Ending(How.LOST)
     assert stage.said == ["leads", "guardian_failed"]
@@ -349,7 +350,7 @@ async def test_a_guardian_that_never_starts_is_given_up_and_the_lock_is_free_for
 
 
 async def test_a_signal_that_comes_while_the_guardian_starts_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.supervise.ward._START_S", 0.5)
+    monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._START_S", 0.5)
     stage = Stage(SLEEP, renewing_backend(), settings=SOON, launch=MUTE)
     running = asyncio.create_task(stage.supervisor.run())
     await until(lambda: stage.supervisor._ward is not None)
@@ -368,7 +369,7 @@ async def test_a_command_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, 
     running = asyncio.create_task(stage.supervisor.run())
     await until(is_deaf.exists)
     if guardian_is_frozen:
-        os.kill(stage.ward.guardian, signal.SIGSTOP)
+        os.kill(stage.client.guardian, signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == Ending(How.COMMAND, 128 + signal.SIGKILL)
     assert stage.said[-1] == ("guardian_failed" if guardian_is_frozen else "command_ended")
@@ -398,11 +399,11 @@ async def test_a_stopped_command_is_woken_by_what_asks_it_to_end(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ):
     # As under a shell, which stops us with the command and continues us: without one it would be woken for that reason.
-    monkeypatch.setattr("pgleaderlock.supervise.supervisor.stop_as_job", lambda *_, **__: True)
+    monkeypatch.setattr("pgleaderlock.work.exec.supervisor.stop_as_job", lambda *_, **__: True)
     stage = Stage(SLEEP)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.ward.group is not None)
-    os.killpg(stage.ward.group or 0, signal.SIGSTOP)
+    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    os.killpg(stage.client.group or 0, signal.SIGSTOP)
     os.kill(os.getpid(), number)
     assert await asyncio.wait_for(running, 20) == Ending(How.COMMAND, 128 + number)
 
@@ -444,70 +445,70 @@ MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
 """Takes its place, and neither hears nor says anything."""
 
 
-def mute_ward(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> Ward:
+def mute_ward(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
     job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=launch)
-    ward = Ward(job, lambda _: None, lambda _: None)
-    ward.start(suspend_aware_clock() + lease_s, (), terminal=None)
-    return ward
+    client = GuardianClient(job, lambda _: None, lambda _: None)
+    client.start(suspend_aware_clock() + lease_s, (), terminal=None)
+    return client
 
 
 GREETS = 'import os, sys, time; os.write(int(sys.argv[1]), b\'{"is": "ready"}\\n\'); time.sleep(60)'
 """Says that it is there, and then neither hears nor says anything."""
 
 
-async def greeted_ward() -> Ward:
-    ward = mute_ward(launch=(sys.executable, "-I", "-S", "-c", GREETS))
-    await until(lambda: ward.is_up)
-    return ward
+async def greeted_ward() -> GuardianClient:
+    client = mute_ward(launch=(sys.executable, "-I", "-S", "-c", GREETS))
+    await until(lambda: client.is_up)
+    return client
 
 
 async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
-    ward = await greeted_ward()
-    assert not ward.is_buried
+    client = await greeted_ward()
+    assert not client.is_buried
     for _ in range(2):
-        ward.extend(suspend_aware_clock() + LEASE_S, ())
-    assert ward._clearing is None
-    ward.extend(suspend_aware_clock() + LEASE_S, ())
-    ward.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
-    outcome = await asyncio.wait_for(ward.ended, 20)
+        client.extend(suspend_aware_clock() + LEASE_S, ())
+    assert client._clearing is None
+    client.extend(suspend_aware_clock() + LEASE_S, ())
+    client.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
+    outcome = await asyncio.wait_for(client.ended, 20)
     assert outcome.complaint == "the guardian does not answer: is it stopped?"
-    await ward.bury()
-    assert ward.is_buried
+    await client.bury()
+    assert client.is_buried
 
 
 async def test_a_guardian_that_does_not_listen_is_given_up():
-    ward = await greeted_ward()
+    client = await greeted_ward()
     for _ in range(100_000):
-        if ward._clearing is not None:
+        if client._clearing is not None:
             break
-        ward.signal(signal.SIGUSR1)
-    outcome = await asyncio.wait_for(ward.ended, 20)
+        client.signal(signal.SIGUSR1)
+    outcome = await asyncio.wait_for(client.ended, 20)
     assert outcome.complaint == "the guardian does not listen: is it stopped?"
-    await ward.bury()
+    await client.bury()
 
 
 async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_kills_in_its_place():
-    ward = mute_ward(1.0)
+    client = mute_ward(1.0)
     trusted_until = suspend_aware_clock() + 0.3
-    await asyncio.wait_for(ward.end(trusted_until), 20)
-    assert ward.ended.result().complaint == "the guardian did not end the command in time: is it stopped?"
-    await ward.end(trusted_until)  # there is nothing left to end
-    await ward.bury()
+    await asyncio.wait_for(client.end(trusted_until), 20)
+    assert client.ended.result().complaint == "the guardian did not end the command in time: is it stopped?"
+    await client.end(trusted_until)  # there is nothing left to end
+    await client.bury()
 
 
 async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.supervise.ward._EXIT_S", 0.05)
+    monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._EXIT_S", 0.05)
     words = '{"is": "ended", "status": 0, "untouchable": 0}'
     stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"
     job = Job(("true",), TIMES, spare=frozenset(family.children()), launch=(sys.executable, "-I", "-S", "-c", stays))
-    ward = Ward(job, lambda _: None, lambda _: None)
-    ward.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
-    assert (await asyncio.wait_for(ward.ended, 20)).code == 0
-    await ward.bury()
-    assert ward.is_buried
+    client = GuardianClient(job, lambda _: None, lambda _: None)
+    client.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
+    assert (await asyncio.wait_for(client.ended, 20)).code == 0
+    await client.bury()
+    assert client.is_buried
 
 
 async def test_a_system_without_room_for_a_process_is_an_error():
     job = Job(("true",), TIMES, launch=("/nonexistent/python",))
     with pytest.raises(OSError, match="nonexistent"):
-        Ward(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=None)
+        GuardianClient(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=None)

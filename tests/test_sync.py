@@ -19,7 +19,8 @@ import pgleaderlock
 from pgleaderlock import EventKind, FixedInterval, LeadershipLost, LockError, LockKey, LockState, open_backend
 from pgleaderlock.sync import Election, ElectionSettings, LeaderLock, LockSettings
 from tests.conftest import Postgres
-from tests.processes import Process, contender
+from tests.processes import Process, candidate
+from tests.support.sync import until
 
 LOOP_THREAD = "pgleaderlock loop"
 CALLBACK_THREAD = "pgleaderlock callbacks"
@@ -27,13 +28,6 @@ CALLBACK_THREAD = "pgleaderlock callbacks"
 
 def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
-
-
-def until(is_so: Callable[[], object], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +39,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def make(postgres: Postgres, key: LockKey) -> Iterator[Callable[..., LeaderLock]]:
-    """Contenders for one key, all stopped at the end."""
+    """Candidates for one key, all stopped at the end."""
     made: list[LeaderLock] = []
 
     def one(**settings: Any) -> LeaderLock:
@@ -137,7 +131,7 @@ def test_of_two_locks_one_leads_and_the_other_takes_over(make):
 
 def test_it_contends_with_the_asyncio_api(make, postgres: Postgres, key: LockKey):
     lock = make()
-    with contender(postgres.dsn, key) as other:
+    with candidate(postgres.dsn, key) as other:
         other.wait_for("acquired")
         lock.start()
         assert not lock.wait_for_leadership(0.1)
@@ -801,7 +795,7 @@ def late():
 
 
 def test_ctrl_c_in_a_script_that_waits_ends_it_as_any_other(postgres: Postgres, key: LockKey):
-    with contender(postgres.dsn, key, lease_s=3) as other:
+    with candidate(postgres.dsn, key, lease_s=3) as other:
         other.wait_for("acquired")
         with script("with lock:\n    say('waits'); lock.wait_for_leadership()", postgres.dsn, key) as process:
             process.wait_for("waits")

@@ -1,4 +1,4 @@
-"""Gated work of the blocking API: threads that look at their term."""
+"""Leader tasks of the blocking API: threads that look at their term."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 from pgleaderlock import LockError, LockKey, LockState, Term, Tick, open_backend
 from pgleaderlock.sync import Election, LeaderLock
 from tests.conftest import Postgres
-from tests.test_registry import drop
+from tests.support.registry import drop
 
 PATIENCE_S = 20
 
@@ -19,7 +19,7 @@ def test_work_runs_in_a_thread_and_is_finished_before_the_lock_is_free(postgres:
     @lock.while_leader
     def work(term: Term) -> None:
         assert term.token == lock.token
-        assert lock.is_in_gated_work
+        assert lock.is_in_leader_task
         begun.set()
         term.wait()
         assert lock.is_leader
@@ -28,7 +28,7 @@ def test_work_runs_in_a_thread_and_is_finished_before_the_lock_is_free(postgres:
     with lock:
         assert begun.wait(PATIENCE_S)
         assert lock.term is not None
-        assert not lock.is_in_gated_work
+        assert not lock.is_in_leader_task
     assert ended.is_set()
     assert lock.term is None
 
@@ -133,7 +133,7 @@ def test_scheduled_work_runs_in_threads_and_may_ask_for_its_own_end(postgres: Po
     @lock.every("100ms", name="quick")
     def quick(tick: Tick) -> None:
         threads.append(threading.current_thread())
-        assert lock.is_in_gated_work
+        assert lock.is_in_leader_task
         if not ticked.is_set():
             ticked.set()
             lock.shutdown()

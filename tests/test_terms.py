@@ -12,26 +12,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipLost, LockError, LockKey, LockState
-from pgleaderlock.backends import terms
-from pgleaderlock.backends._pg_schema import make_tables
-from pgleaderlock.backends._search_path import open_pinned
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.lease import Lease, fence_key
-from pgleaderlock.backends.terms import Past, create_sql, past_s, schema_sql
-from pgleaderlock.embedded import Server
+from pgleaderlock import ConnectionError, LeaderLock, LeadershipLost, LockError, LockKey, LockState
+from pgleaderlock.postgres import terms
+from pgleaderlock.postgres._schema import make_tables
+from pgleaderlock.postgres._search_path import open_pinned
+from pgleaderlock.postgres.lease import Lease, fence_key
+from pgleaderlock.postgres.terms import Past, create_sql, past_s, schema_sql
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
-from tests.doubles import Witness, until
-from tests.test_lease import LEASE_S, make_leased, query, until_answering
-from tests.test_postgres import holders, terminate_holder
-from tests.test_refusals import standby_of
+from tests.doubles import until
+from tests.support.lease import LEASE_S, make_leased, query, until_answering
+from tests.support.postgres import holders, terminate_holder
+from tests.support.refusals import standby_of
+from tests.support.terms import make_termed
 
 TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.terms WHERE lock = %s"
-
-
-def make_termed(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
-    settings.setdefault("retry_strategy", FixedInterval(0.2))
-    return make_leased(dsn, key, term_table=True, **settings)
 
 
 # --- What the past is worth: the decision alone -----------------------------------------------------------------------
@@ -120,7 +116,7 @@ async def test_a_token_goes_on_from_the_recorded_one_where_transaction_ids_went_
         assert lock.token == far + 1
 
 
-async def test_contenders_that_start_at_once_make_the_table_once(own_server: Server, key: LockKey):
+async def test_candidates_that_start_at_once_make_the_table_once(own_server: Server, key: LockKey):
     made = [make_termed(own_server.dsn, LockKey.pair(77, number)) for number in range(8)]
     await asyncio.gather(*(lock.start() for lock, _ in made))
     assert all(await asyncio.gather(*(lock.wait_for_leadership(20) for lock, _ in made)))
@@ -552,7 +548,7 @@ async def test_a_fence_that_cannot_protect_says_what_is_missing(postgres: Postgr
 @pytest.mark.parametrize(
     "difference", [{"term_table": False}, {"schema": "other"}], ids=["without the table", "another schema"]
 )
-async def test_contenders_whose_terms_are_not_in_the_same_table_are_warned_about(
+async def test_candidates_whose_terms_are_not_in_the_same_table_are_warned_about(
     postgres: Postgres, key: LockKey, difference: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     leader, _ = make_leased(postgres.dsn, key, term_table=True)
@@ -562,7 +558,7 @@ async def test_contenders_whose_terms_are_not_in_the_same_table_are_warned_about
         async with other:
             await until(lambda: "on_acquire_failed" in heard.words)
     assert 'theirs="1.5s wft"' in caplog.text
-    assert "contenders_disagree" in caplog.text
+    assert "candidates_disagree" in caplog.text
 
 
 async def test_fenced_transactions_that_overlap_do_not_keep_a_successor_waiting_for_ever(

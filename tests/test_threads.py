@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pgleaderlock import _threads
+from pgleaderlock._base import threads as _threads
 
 
 @pytest.fixture

@@ -15,24 +15,24 @@ import pytest
 
 from pgleaderlock import ConnectionError, LeaderLock, LeadershipLost, LockError, LockKey, Tick
 from pgleaderlock._logging import get_logger
-from pgleaderlock.backends._connector import Connector
-from pgleaderlock.backends._pg_schema import make_tables
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.embedded import Server
+from pgleaderlock.engine.term import Term
 from pgleaderlock.models import Grant
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres._schema import make_tables
+from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.retry import ExponentialBackoff
-from pgleaderlock.term import Term
-from pgleaderlock.ticks._connection import LedgerConnection
-from pgleaderlock.ticks._ledger import Answer, Ledger, Place, Run
-from pgleaderlock.ticks._runner import JobRunner, _token_of
-from pgleaderlock.ticks._sql import statements
-from pgleaderlock.ticks.policy import JobPolicy, Plan
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.schedule._connection import LedgerConnection
+from pgleaderlock.work.schedule._ledger import Answer, Ledger, Place, Run
+from pgleaderlock.work.schedule._runner import JobRunner, _token_of
+from pgleaderlock.work.schedule._sql import statements
+from pgleaderlock.work.schedule.policy import JobPolicy, Plan
 from tests.conftest import Postgres
 from tests.doubles import until
-from tests.test_lease import query
-from tests.test_postgres import terminate_holder
-from tests.test_registry import eventually
-from tests.test_terms import make_termed
+from tests.support.lease import query
+from tests.support.postgres import terminate_holder
+from tests.support.registry import eventually
+from tests.support.terms import make_termed
 
 ROWS = """
 SELECT slot, attempt, state, token, detail, skipped_from FROM pgleaderlock.ticks
@@ -293,9 +293,11 @@ async def test_a_run_that_lost_its_leadership_is_found_by_the_successor(
         await asyncio.wait_for(cancelled.wait(), 10)
         await until(lambda: len(begun) >= 3, timeout_s=10)
         assert (lock.token or 0) > token
-    found = await rows(postgres.dsn, key)
-    assert found[0][:4] == (begun[0].slot, 1, first, token)
-    assert [row[:2] for row in found if row[2] != "skipped"] == [(tick.slot, tick.attempt) for tick in begun]
+    ran = [
+        row for row in await rows(postgres.dsn, key) if row[2] != "skipped"
+    ]  # a slow host skips slots, before it too
+    assert ran[0][:4] == (begun[0].slot, 1, first, token)
+    assert [row[:2] for row in ran] == [(tick.slot, tick.attempt) for tick in begun]
     assert begun[1].attempt == (1 if if_killed == "leave" else 2)
     assert "tick_killed" in caplog.text
 
@@ -410,7 +412,7 @@ async def test_who_cancels_twice_does_not_wait_for_a_thread(postgres: Postgres, 
 
 
 def _job_of(lock: LeaderLock) -> Any:
-    return lock._gate._bodies[0].fn.__self__._job  # type: ignore[attr-defined]
+    return lock._leader_tasks._tasks[0].fn.__self__._job  # type: ignore[attr-defined]
 
 
 # --- The ledger alone -------------------------------------------------------------------------------------------------
@@ -549,7 +551,7 @@ async def test_how_a_run_ended_is_not_written_over_what_a_successor_found(postgr
 async def test_what_is_older_than_it_is_kept_is_deleted_by_a_range_of_the_key(
     postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pgleaderlock.ticks._ledger.PRUNED_AT_ONCE", 10)
+    monkeypatch.setattr("pgleaderlock.work.schedule._ledger.PRUNED_AT_ONCE", 10)
     async with opened(postgres.dsn, key) as book:
         await book.take_over(1)
         await query(
@@ -846,7 +848,7 @@ async def test_a_leader_that_the_ledger_refuses_takes_the_job_over_again(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """As after somebody has deleted the row of the job, or restored it."""
-    monkeypatch.setattr("pgleaderlock.ticks._runner._PAUSES", ExponentialBackoff(base_s=0.05, max_s=0.1))
+    monkeypatch.setattr("pgleaderlock.work.schedule._runner._PAUSES", ExponentialBackoff(base_s=0.05, max_s=0.1))
     ticks = Ticks()
     async with leading(postgres.dsn, key) as lock:
         lock.every("50ms", ticks, name="job")
@@ -887,7 +889,7 @@ async def test_a_long_sleep_is_cut_into_pieces_and_what_is_old_is_deleted(
         return await ask(self)
 
     monkeypatch.setattr(Ledger, "now", count)
-    monkeypatch.setattr("pgleaderlock.ticks._runner._LONGEST_SLEEP_S", 0.05)
+    monkeypatch.setattr("pgleaderlock.work.schedule._runner._LONGEST_SLEEP_S", 0.05)
     async with opened(postgres.dsn, key) as book:
         await book.take_over(1)
         await query(
@@ -920,7 +922,7 @@ async def test_a_database_that_does_not_answer_is_given_up_in_time(
 ):
     async with opened(postgres.dsn, key) as book:
         await book.ledger.now()
-        monkeypatch.setattr("pgleaderlock.ticks._connection._CALL_S", 0.2)
+        monkeypatch.setattr("pgleaderlock.work.schedule._connection._CALL_S", 0.2)
         book.ledger._sql["time"] = "SELECT now() FROM pg_sleep(5)"
         with pytest.raises(ConnectionError, match=r"did not answer within 0\.2 s"):
             await book.ledger.now()

@@ -10,13 +10,13 @@ from click.testing import CliRunner, Result
 
 from pgleaderlock import LockKey, Tick
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.embedded import Server
-from pgleaderlock.ticks.reading import open_ledger
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.work.schedule.reading import open_ledger
 from tests.conftest import Postgres
 from tests.json_shapes import assert_shape, documented
-from tests.test_lease import query
-from tests.test_operators import HOSTILE, SHOWN_HOSTILE
-from tests.test_terms import make_termed
+from tests.support.lease import query
+from tests.support.operators import HOSTILE, SHOWN_HOSTILE
+from tests.support.terms import make_termed
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ async def test_people_get_a_table_that_obeys_nobody(postgres: Postgres, key: Loc
     assert result.exit_code == 0
     assert SHOWN_HOSTILE in result.stdout
     assert "\x1b" not in result.stdout
-    assert "and all before it, back to" in result.stdout
+    assert "and all earlier slots, back to" in result.stdout
     assert "works" in result.stdout
     cut = await show(*here, "--limit", "1")
     assert "newest 1 (--limit)" in cut.stderr

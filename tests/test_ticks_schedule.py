@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgleaderlock.errors import MissingExtra
-from pgleaderlock.ticks.cron import Cron
-from pgleaderlock.ticks.policy import JobPolicy, make_plan
-from pgleaderlock.ticks.schedule import Every, Schedule, due_slots
+from pgleaderlock.work.schedule.cron import Cron
+from pgleaderlock.work.schedule.policy import JobPolicy, make_plan
+from pgleaderlock.work.schedule.timetable import Every, Schedule, due_slots
 
 BERLIN = "Europe/Berlin"
 

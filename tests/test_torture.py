@@ -23,10 +23,10 @@ from pgleaderlock import LockError
 from pgleaderlock.cli import exit_codes, torture_show
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.torture import find_forbidden, parse_faults
-from pgleaderlock.embedded import Server
-from pgleaderlock.torture import (
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.torture import (
     FAULTS,
-    Belief,
+    Claim,
     Fault,
     Ground,
     Logs,
@@ -45,17 +45,17 @@ from pgleaderlock.torture import (
     read_logs,
     why_clocks_cannot_jump,
 )
-from pgleaderlock.torture._belief import GAP_S, BeliefWriter, make_belief_file, read_beliefs
-from pgleaderlock.torture._clock_step import plan_step
-from pgleaderlock.torture._conductor import Conductor
-from pgleaderlock.torture._faulty_relay import Allowance, FaultyRelay, Target
-from pgleaderlock.torture._member import Member
-from pgleaderlock.torture._plan import Deed, draw
+from pgleaderlock.testing.torture._claim import GAP_S, ClaimWriter, make_claim_file, read_claims
+from pgleaderlock.testing.torture._clock_step import plan_step
+from pgleaderlock.testing.torture._conductor import Conductor
+from pgleaderlock.testing.torture._faulty_relay import Allowance, FaultyRelay, Target
+from pgleaderlock.testing.torture._member import Member
+from pgleaderlock.testing.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
 from tests.programs import skip_without
 from tests.silent_proxy import SilentProxy
-from tests.test_cli import CLI
+from tests.support.cli import CLI
 
 pytestmark = pytest.mark.asyncio_loop  # as tests/test_demo.py: the nodes of a torture are started as those of the demo
 # --- The judge -------------------------------------------------------------------------------------------------------
@@ -73,11 +73,11 @@ pytestmark = pytest.mark.asyncio_loop  # as tests/test_demo.py: the nodes of a t
     ],
 )
 def test_overlaps_are_counted_between_members_only(intervals, number):
-    assert len(find_overlaps(Belief(name, 1, 7, start, end) for start, end, name in intervals)) == number
+    assert len(find_overlaps(Claim(name, 1, 7, start, end) for start, end, name in intervals)) == number
 
 
-def logs(*beliefs: Belief, told: list[Told] | None = None, faults: list[Fault] | None = None, until: float = 100.0):
-    return Logs(0.0, until, 1.0, ["a", "b", "c"], list(beliefs), told or [], faults or [])
+def logs(*claims: Claim, told: list[Told] | None = None, faults: list[Fault] | None = None, until: float = 100.0):
+    return Logs(0.0, until, 1.0, ["a", "b", "c"], list(claims), told or [], faults or [])
 
 
 def lost(node: str, token: int, at: float, cause: str | None = "session_terminated", process: int = 1) -> Told:
@@ -87,8 +87,8 @@ def lost(node: str, token: int, at: float, cause: str | None = "session_terminat
 def test_terms_that_follow_each_other_are_good():
     verdict = judge(
         logs(
-            Belief("a", 1, 10, 1.0, 50.0),
-            Belief("b", 1, 11, 50.2, 99.99),
+            Claim("a", 1, 10, 1.0, 50.0),
+            Claim("b", 1, 11, 50.2, 99.99),
             told=[lost("a", 10, 50.001)],
             faults=[Fault("session", 50.0, 50.0, "a", 1)],
         )
@@ -105,74 +105,72 @@ def test_terms_that_follow_each_other_are_good():
     }
 
 
-def test_two_that_believed_at_once_are_found_however_short_it_was():
-    verdict = judge(
-        logs(Belief("a", 1, 10, 1.0, 50.0004), Belief("b", 1, 11, 50.0, 99.99), told=[lost("a", 10, 50.001)])
-    )
+def test_a_split_brain_is_found_however_short_it_was():
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 50.0004), Claim("b", 1, 11, 50.0, 99.99), told=[lost("a", 10, 50.001)]))
     assert not verdict.is_good
     [problem] = verdict.problems()
     assert problem.startswith("TWO LEADERS AT ONCE: a and b both led for 0.40 ms, 50.000 s after")
 
 
 def test_a_process_and_the_next_in_its_place_are_two():
-    verdict = judge(logs(Belief("a", 1, 10, 1.0, 5.0), Belief("a", 2, 11, 4.0, 99.99), told=[lost("a", 10, 5.0)]))
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 5.0), Claim("a", 2, 11, 4.0, 99.99), told=[lost("a", 10, 5.0)]))
     assert len(verdict.overlaps) == 1
 
 
 def test_a_token_that_two_processes_had_is_found():
     verdict = judge(
-        logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 10, 3.0, 99.99), told=[lost("a", 10, 2.0)]),
+        logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 10, 3.0, 99.99), told=[lost("a", 10, 2.0)]),
     )
     assert verdict.repeated_tokens == [10]
     assert verdict.problems() == ["TOKEN REPEATED: two processes led with 10"]
 
 
 def test_a_token_that_goes_back_is_found():
-    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 9, 3.0, 99.99), told=[lost("a", 10, 2.0)]))
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 9, 3.0, 99.99), told=[lost("a", 10, 2.0)]))
     assert verdict.problems() == ["TOKEN WENT BACK: 9 came after a greater one"]
 
 
 def test_a_term_that_ended_without_a_cause_is_found():
-    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 11, 3.0, 99.99)))
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 11, 3.0, 99.99)))
     assert [term.node for term in verdict.unexplained] == ["a"]
-    assert verdict.problems() == ["NO CAUSE: the term of a with token 10 ended, and nobody knows why"]
+    assert verdict.problems() == ["NO CAUSE: the term of a with token 10 ended, and the logs hold no reason"]
     assert verdict.endings() == {"unexplained": 1, "the end": 1}
 
 
 def test_the_word_of_another_process_is_no_cause():
     verdict = judge(
-        logs(Belief("a", 2, 10, 1.0, 2.0), Belief("b", 1, 11, 3.0, 99.99), told=[lost("a", 9, 0.5, process=1)])
+        logs(Claim("a", 2, 10, 1.0, 2.0), Claim("b", 1, 11, 3.0, 99.99), told=[lost("a", 9, 0.5, process=1)])
     )
     assert len(verdict.unexplained) == 1
 
 
 def test_whoever_was_killed_needs_no_word():
     kill = Fault("kill", 2.001, 2.001, "a", 1)
-    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), Belief("b", 1, 11, 2.02, 99.99), faults=[kill]))
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 11, 2.02, 99.99), faults=[kill]))
     assert verdict.endings() == {"killed": 1, "the end": 1}
     assert verdict.failovers_s() == {"kill": [pytest.approx(0.019)]}
-    another = judge(logs(Belief("a", 2, 10, 1.0, 2.0), Belief("b", 1, 11, 2.02, 99.99), faults=[kill]))
+    another = judge(logs(Claim("a", 2, 10, 1.0, 2.0), Claim("b", 1, 11, 2.02, 99.99), faults=[kill]))
     assert len(another.unexplained) == 1  # it was the one before that was killed
 
 
 def test_nobody_ever_led_is_not_good():
     verdict = judge(logs())
-    assert verdict.problems() == ["NOBODY EVER LED: the torture has tortured nothing"]
+    assert verdict.problems() == ["NO LEADER EVER: no node led in the whole run, so nothing was tested"]
     assert verdict.leaderless_s() == {"the beginning": 100.0}
 
 
 def test_a_leader_without_samples_is_not_taken_for_a_follower():
     told = [Told("b", 1, 5.0, "on_acquired", 11), lost("b", 11, 6.0)]
-    verdict = judge(logs(Belief("a", 1, 10, 1.0, 2.0), told=[lost("a", 10, 2.0), *told]))
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), told=[lost("a", 10, 2.0), *told]))
     assert verdict.problems() == ["NOT WATCHED: b (process 1) led, and there are no samples of it"]
 
 
 def test_a_frozen_leader_that_goes_on_is_leaderless_time_and_no_failover():
     verdict = judge(
         logs(
-            Belief("a", 1, 10, 0.0, 20.0),
-            Belief("a", 1, 10, 20.5, 30.0),
-            Belief("a", 1, 10, 30.02, 99.99),
+            Claim("a", 1, 10, 0.0, 20.0),
+            Claim("a", 1, 10, 20.5, 30.0),
+            Claim("a", 1, 10, 30.02, 99.99),
             faults=[Fault("freeze", 20.0, 20.5, "a", 1)],
         )
     )
@@ -185,8 +183,8 @@ def test_a_frozen_leader_that_goes_on_is_leaderless_time_and_no_failover():
 def handover(*faults: Fault) -> Verdict:
     return judge(
         logs(
-            Belief("a", 1, 10, 0.0, 20.0),
-            Belief("b", 1, 11, 21.0, 99.99),
+            Claim("a", 1, 10, 0.0, 20.0),
+            Claim("b", 1, 11, 21.0, 99.99),
             told=[lost("a", 10, 20.1, "stalled")],
             faults=list(faults),
         )
@@ -217,8 +215,8 @@ def test_the_time_without_a_leader_belongs_to_what_hit_the_leader_last(faults: l
 def test_a_session_that_was_ended_in_the_moment_before_its_owner_led_is_the_cause():
     verdict = judge(
         logs(
-            Belief("a", 1, 10, 20.0, 20.01),
-            Belief("b", 1, 11, 20.5, 99.99),
+            Claim("a", 1, 10, 20.0, 20.01),
+            Claim("b", 1, 11, 20.5, 99.99),
             told=[lost("a", 10, 20.011)],
             faults=[Fault("session", 19.999, 19.999, "a", 1)],
         )
@@ -228,7 +226,7 @@ def test_a_session_that_was_ended_in_the_moment_before_its_owner_led_is_the_caus
 
 def test_whoever_led_while_all_were_sent_home_is_judged_and_not_drawn():
     verdict = judge(
-        logs(Belief("a", 1, 10, 0.0, 99.0), Belief("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),
+        logs(Claim("a", 1, 10, 0.0, 99.0), Claim("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),
     )
     assert [term.node for term in verdict.terms] == ["a", "b"]
     assert verdict.leaderless_s() == {"the end": 1.0}
@@ -239,7 +237,7 @@ def test_a_percentile_is_one_of_the_values():
     assert percentile([5.0], 50) == 5.0
 
 
-# --- What a process believed -----------------------------------------------------------------------------------------
+# --- When a process claimed to lead ----------------------------------------------------------------------------------
 
 
 def test_an_interval_lasts_from_the_later_reading_to_the_earlier(tmp_path: Path):
@@ -264,12 +262,12 @@ def test_an_answer_that_took_long_says_nothing(tmp_path: Path):
 def test_what_a_kill_cut_in_half_is_not_read(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(b"\0" * 8 + b"x" * 4)
-    assert list(read_beliefs(path)) == []
-    assert list(read_beliefs(tmp_path / "none")) == []
+    assert list(read_claims(path)) == []
+    assert list(read_claims(tmp_path / "none")) == []
 
 
-def test_a_full_log_of_beliefs_is_an_error_and_not_a_node_that_believes_nothing():
-    writer = BeliefWriter(bytearray(48))
+def test_a_full_log_of_claims_is_an_error_and_does_not_look_like_a_node_that_never_leads():
+    writer = ClaimWriter(bytearray(48))
     writer.note(1.0, 7, 1.0)
     writer.note(2.0, 8, 2.0)
     writer.note(3.0, None, 3.0)
@@ -278,14 +276,14 @@ def test_a_full_log_of_beliefs_is_an_error_and_not_a_node_that_believes_nothing(
 
 
 def samples(folder: Path, *noted: tuple[float, int | None, float]) -> list[tuple[float, float, int]]:
-    path = folder / "beliefs"
-    make_belief_file(path)
+    path = folder / "claims"
+    make_claim_file(path)
     memory = bytearray(path.stat().st_size)
-    writer = BeliefWriter(memory)
+    writer = ClaimWriter(memory)
     for before, token, after in noted:
         writer.note(before, token, after)
     path.write_bytes(memory)
-    return list(read_beliefs(path))
+    return list(read_claims(path))
 
 
 def test_logs_are_read_back_whole_and_half_a_line_is_none(tmp_path: Path):
@@ -297,7 +295,7 @@ def test_logs_are_read_back_whole_and_half_a_line_is_none(tmp_path: Path):
     found = read_logs(tmp_path)
     assert found.told == [Told("a.b", 3, 2.0, "on_lost", 7, "stalled"), Told("a.b", 4, 5.0, "ready")]
     assert found.faults == [Fault("kill", 2.0, 5.0, "a.b", 3)]  # a node is away until another takes part in its place
-    assert found.beliefs == []
+    assert found.claims == []
 
 
 # --- The plan --------------------------------------------------------------------------------------------------------
@@ -472,8 +470,8 @@ def setting(**changed: Any) -> Setting:
 
 def evil_verdict() -> Verdict:
     evil = logs(
-        Belief(EVIL, 1, 10, 1.0, 21.0),
-        Belief("b", 1, 11, 20.0, 99.99),
+        Claim(EVIL, 1, 10, 1.0, 21.0),
+        Claim("b", 1, 11, 20.0, 99.99),
         told=[lost(EVIL, 10, 21.0, EVIL)],
         faults=[
             Fault(EVIL, 19.0, 20.5, EVIL, 1, EVIL),
@@ -502,9 +500,7 @@ def test_the_page_needs_nothing_from_anywhere_and_says_what_is_wrong():
 
 
 def test_a_good_page_says_so_and_draws_every_term():
-    verdict = judge(
-        logs(Belief("a", 1, 10, 1.0, 99.99), Belief("b", 1, 11, 99.995, 99.999), told=[lost("a", 10, 99.99)])
-    )
+    verdict = judge(logs(Claim("a", 1, 10, 1.0, 99.99), Claim("b", 1, 11, 99.995, 99.999), told=[lost("a", 10, 99.99)]))
     shown = page(verdict, setting(where="db", version="18", command="x", done={"kill": 1}))
     assert "Never two leaders" in shown
     assert "a led for 98.990 s with token 10; ended by: session_terminated" in shown
@@ -523,11 +519,11 @@ def test_a_record_counts_what_the_page_shows():
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--faults", "kill,dance"], "'dance' is nothing that can be done"),
-        (["--faults", "standby", "--dsn", "host=x"], "keeps its synchronous_standby_names"),
-        (["--faults", "step", "--dsn", "host=x"], "keeps its clock"),
+        (["--faults", "kill,dance"], "there is no fault 'dance'"),
+        (["--faults", "standby", "--dsn", "host=x"], "synchronous_standby_names of your server is not changed"),
+        (["--faults", "step", "--dsn", "host=x"], "the clock of your server is not changed"),
         (["--faults", "restart", "--dsn", "host=x"], "only with --restart-command"),
-        (["--restart-command", "x"], "goes with --dsn"),
+        (["--restart-command", "x"], "needs --dsn"),
         (["--nodes", "1"], "1 is not in the range"),
         (["--lease", "0.1"], "--lease must be at least 0.5"),
         (["--minutes", "0"], "0.0 is not in the range"),
@@ -566,7 +562,7 @@ def test_where_nothing_of_it_is_possible_it_says_why(
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert invoke(["torture", "--dsn", postgres.dsn, "--faults", "clock"]) == exit_codes.USAGE
-    assert "nothing of it is possible here: faketime is not installed" in capsys.readouterr().err
+    assert "none of them is possible here: faketime is not installed" in capsys.readouterr().err
 
 
 async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
@@ -581,7 +577,7 @@ async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
         drawn = (await torture_show._Run(request, ground, tmp_path, tmp_path)._prepare()).faults
     assert set(FAULTS) - set(drawn) == {"restart", "standby", "step", "clock"}
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not possible here: ")]
-    assert "step: a server that is not ours keeps its clock; clock: faketime is not installed" in line
+    assert "step: the clock of your server is not changed; clock: faketime is not installed" in line
 
 
 def test_a_server_of_ours_without_faketime_is_tortured_with_its_true_clock(
@@ -700,7 +696,7 @@ async def test_nodes_that_never_take_part_end_it_too(
     async with ground.tidied(has_schema=False):
         await ground.survey(1.0)
         conductor = Conductor(ground, tmp_path, tmp_path, Options(5.0, 1, 1.0, "fast", ("kill",), 1, 1.0))
-        with pytest.raises(LockError, match="node-a neither led nor stood in line"):
+        with pytest.raises(LockError, match="node-a neither led nor was queued"):
             await conductor.run(asyncio.Event())
 
 
@@ -737,12 +733,12 @@ def deed(kind: str) -> Deed:
         ("drop", lambda relay: relay.is_dropping),
     ],
 )
-async def test_weather_is_made_once_noted_and_mended(postgres: Postgres, tmp_path: Path, kind: str, is_so: Any):
+async def test_a_network_fault_is_made_once_noted_and_ended(postgres: Postgres, tmp_path: Path, kind: str, is_so: Any):
     async with conductor_of_the_idle(postgres.dsn, tmp_path, "fast", kind) as conductor:
-        relay = conductor._members[0].weather
+        relay = conductor._members[0].network
         assert await conductor._do(deed(kind))
         assert is_so(relay)
-        assert not await conductor._do(deed("cut"))  # there is weather already
+        assert not await conductor._do(deed("cut"))  # it has a fault already
         conductor._write_run(0.0)
         [fault] = read_logs(tmp_path).faults
         assert (fault.kind, fault.node) == (kind, "node-a")
@@ -827,13 +823,13 @@ async def test_the_clock_of_a_server_of_ours_is_stepped_as_it_runs_and_after_a_r
         assert (server.pid, path.read_text()) == (pid, "+0")
         assert await conductor._do(step_of(RESTARTED, lasts_s=1.6))
         assert server.pid != pid
-        assert member.weather.is_fair  # it was cut off until the step only
+        assert member.network.is_fair  # it was cut off until the step only
         assert await says_age_s(server) >= 20  # older than it is, by the step
         began_at = time.monotonic()
         assert not await conductor._do(step_of(BEHIND_THE_LEADER))  # there is none
         monkeypatch.setattr(member, "leads", lambda: True)
         assert await conductor._do(step_of(BEHIND_THE_LEADER, jump_s=-5, lasts_s=1.6, node=1))
-        assert member.weather.is_cut
+        assert member.network.is_cut
         assert await says_age_s(server) <= time.monotonic() - began_at - 20  # younger
         assert not await conductor._do(step_of(BEHIND_THE_LEADER))  # it is cut off already
         conductor._write_run(0.0)
@@ -875,11 +871,11 @@ async def test_whoever_is_awake_knows_the_server_and_has_a_good_network_is_in_to
         member = make()
         harm(member)
         assert not member.is_in_touch(), harm
-    silent: Any = SimpleNamespace(is_mute=True)  # half open, after the weather is over
+    silent: Any = SimpleNamespace(is_mute=True)  # half open, after the fault has ended
     member = make()
-    member.weather._conversations.append(silent)
-    assert member.weather.is_fair
-    assert not member.weather.is_quick
+    member.network._conversations.append(silent)
+    assert member.network.is_fair
+    assert not member.network.is_quick
     assert not member.is_in_touch()
 
 
@@ -907,7 +903,7 @@ def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_pat
     words += ["--embedded", "--seed", str(EVERYTHING), "--report", str(report), "--logs", str(kept)]
     with Process(*CLI, "torture", *words) as process:
         assert process.wait(50) == 0, process.lines
-        process.wait_for("the picture:")
+        process.wait_for("report:")
     assert any("never two leaders" in line for line in process.lines)
     assert any("torture of a server of its own: 2 processes" in line for line in process.lines)
     verdict = judge(read_logs(kept))
@@ -921,8 +917,8 @@ def test_everything_that_can_go_wrong_on_a_server_of_its_own(root: Path, tmp_pat
 def test_ctrl_c_ends_and_removes_everything_and_the_users_own_schema_is_never_touched(root: Path, postgres: Postgres):
     words = ("--dsn", postgres.tcp_dsn, "--lease", "0.5", "--takeover", "strict", "--faults", "kill,session")
     with Process(*CLI, "torture", *words, "--nodes", "2", "--minutes", "5", "--json") as process:
-        schema = process.wait_for("is made, and dropped").partition("schema ")[2].split()[0]
-        process.wait_for("it begins")
+        schema = process.wait_for("is created, and dropped").partition("schema ")[2].split()[0]
+        process.wait_for("the faults begin")
         with psycopg.connect(postgres.dsn, autocommit=True) as connection:
             there = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
             assert connection.execute(there, (schema,)).fetchone() == (1,)

@@ -1,4 +1,4 @@
-"""Gated work: it begins with a term, ends with it, and never runs twice at once in one process."""
+"""Leader tasks: it begins with a term, ends with it, and never runs twice at once in one process."""
 
 import asyncio
 import functools
@@ -7,49 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from pgleaderlock import ConnectionError, EventKind, Grant, LeadershipLost, LockError, LockState, Term, WorkOverrun
+from pgleaderlock import ConnectionError, EventKind, LeadershipLost, LockError, LockState, Term
+from pgleaderlock.errors import WorkOverrun
+from pgleaderlock.models import Grant
 from tests.doubles import HANG, ScriptedBackend, make_election, until, until_state
+from tests.support.while_leader import Diary, leased, now
 
 pytestmark = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-class Diary:
-    """What work did, and whether it was ever there twice."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[float, str]] = []
-        self.inside = 0
-        self.most = 0
-
-    async def work(self, term: Term) -> None:
-        self.enter()
-        try:
-            await asyncio.sleep(1e6)
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        self.note("begin")
-
-    def leave(self) -> None:
-        self.inside -= 1
-        self.note("end")
-
-    def note(self, word: str) -> None:
-        self.lines.append((round(now(), 3), word))
-
-    @property
-    def words(self) -> list[str]:
-        return [word for _, word in self.lines]
-
-    def times(self, word: str) -> list[float]:
-        return [at for at, said in self.lines if said == word]
 
 
 async def be_deaf_until(free: asyncio.Event) -> None:
@@ -59,18 +23,6 @@ async def be_deaf_until(free: asyncio.Event) -> None:
             await free.wait()
         except asyncio.CancelledError:
             continue
-
-
-def leased(**settings):
-    """An election whose grants last for ten seconds from when they were asked for; lost two seconds earlier."""
-    backend = ScriptedBackend()
-
-    async def grant() -> Grant:
-        return Grant(1, trusted_until=now() + 10, lost_at=now() + 8)
-
-    backend.defaults["try_acquire"] = backend.defaults["renew"] = grant
-    settings.setdefault("health_interval_s", 1.0)
-    return make_election(backend, **settings)
 
 
 async def test_it_runs_while_leading_and_is_awaited_before_the_lock_is_released():
@@ -174,7 +126,7 @@ async def test_work_that_does_not_stop_is_an_overrun_when_trust_has_run_out(how:
     assert caplog.text.count("deaf did not stop in time") == 1
     free.set()
     thread_free.set()
-    await until(lambda: election._gate.is_idle)
+    await until(lambda: election._leader_tasks.is_idle)
 
 
 async def test_an_overrun_is_an_event_that_callbacks_hear():
@@ -392,7 +344,7 @@ async def test_work_that_asks_for_the_end_does_not_wait_for_itself(verb: str):
 
     @election.while_leader(drains=True)
     async def work(term: Term) -> None:
-        assert election.is_in_gated_work
+        assert election.is_in_leader_task
         await getattr(election, verb)()
         diary.note("asked")
         await term.wait_until_ending()
@@ -402,7 +354,7 @@ async def test_work_that_asks_for_the_end_does_not_wait_for_itself(verb: str):
     await until_state(election, LockState.STOPPED)
     assert diary.words == ["asked", "told"]
     assert backend.times("release") == pytest.approx([0.0], abs=0.1)
-    assert not election.is_in_gated_work
+    assert not election.is_in_leader_task
 
 
 # --- Work that ends by itself ------------------------------------------------------------------------------------

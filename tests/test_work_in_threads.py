@@ -1,4 +1,4 @@
-"""Plain functions as gated work: in threads, which cannot be stopped and have to look."""
+"""Plain functions as leader tasks: in threads, which cannot be stopped and have to look."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,9 @@ import threading
 
 import pytest
 
-from pgleaderlock import Grant, LeaderLock, LockState, Term, _threads
+from pgleaderlock import LeaderLock, LockState, Term
+from pgleaderlock._base import threads as _threads
+from pgleaderlock.models import Grant
 from tests.doubles import ScriptedBackend, make_election, until, until_state
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST", default="nobody's")
@@ -242,7 +244,7 @@ HARD = """
 
 
 def test_the_hard_fence_ends_a_process_whose_work_does_not_stop(postgres, key):
-    """Without gated work a hand-over disarms it at once: here everybody was told, and the work runs on."""
+    """Without leader tasks a hand-over disarms it at once: here everybody was told, and the work runs on."""
     command = [sys.executable, "-c", textwrap.dedent(HARD), postgres.dsn, str(key)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

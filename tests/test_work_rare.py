@@ -1,4 +1,4 @@
-"""Gated work when things are odd: exceptions of rare kinds, stray cancellations, a process that stood still."""
+"""Leader tasks when things are odd: exceptions of rare kinds, stray cancellations, a process that stood still."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import Election, EventKind, Grant, LockState, Term, open_backend
+from pgleaderlock import Election, EventKind, LockState, Term, open_backend
 from pgleaderlock import sync as blocking
+from pgleaderlock.models import Grant
 from tests.doubles import ScriptedBackend, make_election, until
-from tests.test_while_leader import Diary, leased, now
+from tests.support.while_leader import Diary, leased, now
 
 PATIENCE_S = 20
 

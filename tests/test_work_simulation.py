@@ -1,7 +1,7 @@
-"""Gated work in random weather, on virtual time: three nodes, the real engine, a store that fails at will.
+"""Leader tasks in random profile, on virtual time: three nodes, the real engine, a store that fails at will.
 
 Checked at every instant: the work of one node at most, unless that node has reported an overrun; never twice in one
-node; and once the weather clears, somebody works. ``python -m tests.test_work_simulation 5000`` runs so many seeds.
+node; and once the profile clears, somebody works. ``python -m tests.test_work_simulation 5000`` runs so many seeds.
 """
 
 import asyncio
@@ -10,12 +10,13 @@ import sys
 
 import pytest
 
-from pgleaderlock import ConnectionError, Election, FixedInterval, Grant, LockState, PgLeaderLockError, Term
+from pgleaderlock import ConnectionError, Election, FixedInterval, LockState, PgLeaderLockError, Term
+from pgleaderlock.models import Grant
 from pgleaderlock.testing import VirtualTimeLoop
 from tests.doubles import ScriptedBackend, until
 
 LEASE_S, TRUST_S, LOSS_S = 12.0, 10.0, 8.0
-WEATHER_S = 150.0
+PROFILE_S = 150.0
 
 
 class Store:
@@ -50,7 +51,7 @@ class Store:
 
 
 class Node(ScriptedBackend):
-    """One contender, its election and its work."""
+    """One candidate, its election and its work."""
 
     def __init__(self, store: Store, name: str) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Node(ScriptedBackend):
     @property
     def is_late(self) -> bool:
         """Whether an overrun was reported of what runs now. Callbacks hear of it behind a slow ``on_lost``."""
-        return any(stint.is_reported and not stint.is_over for stint in self.election._gate._stints)
+        return any(stint.is_reported and not stint.is_over for stint in self.election._leader_tasks._runs)
 
     async def _work(self, term: Term) -> None:
         await self._be_inside("work", term, stops_in_s=self.store.random.choice([0, 0.1, 1.5, 4, 30]))
@@ -162,7 +163,7 @@ async def simulate(seed: int) -> int:
         node.election.on_acquired(lambda: terms.__setitem__(0, terms[0] + 1))
         await node.election.start()
     troubles = [asyncio.ensure_future(trouble(store, node)) for node in nodes]
-    while now() < WEATHER_S:
+    while now() < PROFILE_S:
         await asyncio.sleep(0.02)
         check(seed, nodes)
     store.is_stormy = False
@@ -196,7 +197,7 @@ def main() -> None:
             loop.run_until_complete(simulate(seed))
         finally:
             loop.close()
-    sys.stdout.write(f"{count} seeds, {WEATHER_S * count / 3600:.1f} virtual hours: never two at work\n")
+    sys.stdout.write(f"{count} seeds, {PROFILE_S * count / 3600:.1f} virtual hours: never two at work\n")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from typing import Any
 import psycopg
 
 from pgleaderlock import LockKey
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import free_port
 
 KEY = LockKey.pair(667, 1)
@@ -358,7 +358,8 @@ def _has_ledger(connection: psycopg.Connection[Any]) -> bool:
 def read_rows(dsn: str) -> tuple[list[Row], list[datetime]]:
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
-            "SELECT job, slot, attempt, state, token, skipped_from FROM pgleaderlock.ticks WHERE lock = %s", (str(KEY),)
+            "SELECT job, slot, attempt, state, token, skipped_from FROM pgleaderlock.ticks WHERE lock = %s",
+            (str(KEY),),
         ).fetchall()
         effects = connection.execute("SELECT slot FROM effects").fetchall()
     return [Row(*row) for row in rows], [slot for (slot,) in effects]

@@ -3,7 +3,7 @@
     python -m tests.torture --mode fast --seconds 300
 
 ``pgleaderlock torture`` is the same for everybody; here are the modes that must fail, or that only we need. Each member
-writes down what it believes (``pgleaderlock/torture/_belief.py``), and the judge of that command reads it.
+records when it claims to lead (``pgleaderlock/testing/torture/_claim.py``), and the judge of that command reads it.
 
 Modes:
 
@@ -30,12 +30,12 @@ from pathlib import Path
 import psycopg
 
 from pgleaderlock import LockKey
-from pgleaderlock import torture as proof
-from pgleaderlock.backends._pg_activity import lock_columns
-from pgleaderlock.backends.lease import witness_key
-from pgleaderlock.embedded import Server
-from pgleaderlock.torture import Belief, Overlap
-from pgleaderlock.torture._belief import make_belief_file, read_beliefs
+from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.testing import torture as proof
+from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.torture import Claim, Overlap
+from pgleaderlock.testing.torture._claim import make_claim_file, read_claims
 from tests.conftest import free_port
 from tests.pooler import Pooler
 
@@ -48,10 +48,10 @@ _MEMBER = """
 import asyncio, math, sys, threading
 from pathlib import Path
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey, open_backend
-from pgleaderlock import suspend_aware_clock as clock
-from pgleaderlock.backends.pair import SessionPair
-from pgleaderlock.torture._belief import sample_forever
-from pgleaderlock.torture._node import be_busy
+from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.postgres.pair import SessionPair
+from pgleaderlock.testing.torture._claim import sample_forever
+from pgleaderlock.testing.torture._node import be_busy
 
 class GroupOfThree:  # as if it were the lock that the others look at
     def __init__(self, dsn, key, lease_s):
@@ -107,7 +107,7 @@ class Member:
 
     def start(self) -> None:
         path = self.folder / f"{self.name}-{len(self.files)}"
-        make_belief_file(path)
+        make_claim_file(path)
         self.files.append(path)
         dsn, mode = self.arguments
         command = [sys.executable, "-c", _MEMBER, dsn, str(KEY), str(LEASE_S), str(path), mode]
@@ -123,17 +123,17 @@ class Member:
             self.process.wait()
         self.frozen_until = 0.0
 
-    def intervals(self) -> list[Belief]:
+    def intervals(self) -> list[Claim]:
         return [
-            Belief(self.name, number, token, began_at, seen_at)
+            Claim(self.name, number, token, began_at, seen_at)
             for number, path in enumerate(self.files)
-            for began_at, seen_at, token in read_beliefs(path)
+            for began_at, seen_at, token in read_claims(path)
         ]
 
 
 def find_overlaps(intervals: Iterable[tuple[float, float, str]]) -> list[Overlap]:
-    """Compare intervals of other things than beliefs in a term: of processes, or of jobs that run."""
-    return proof.find_overlaps(Belief(name, 0, 0, start, end) for start, end, name in intervals)
+    """Compare intervals of other things than claims to lead: of processes, or of jobs that run."""
+    return proof.find_overlaps(Claim(name, 0, 0, start, end) for start, end, name in intervals)
 
 
 class Torture:
@@ -210,7 +210,7 @@ class Torture:
         return True
 
     def _ambush(self, connection: psycopg.Connection) -> bool:
-        """Freeze the leader, end one of its sessions (or both), and thaw it while it would still believe."""
+        """Freeze the leader, end one of its sessions (or both), and thaw it while it would still claim to lead."""
         row = connection.execute(_NAME_HOLDER, lock_columns(KEY)).fetchone()
         pid = int(row[0].rpartition(":")[2].split()[0]) if row else 0
         leader = next((each for each in self.members if each.process and each.process.pid == pid), None)
@@ -223,7 +223,7 @@ class Torture:
         return True
 
     def overlaps(self) -> list[Overlap]:
-        return proof.find_overlaps(belief for member in self.members for belief in member.intervals())
+        return proof.find_overlaps(claim for member in self.members for claim in member.intervals())
 
     def unexplained(self) -> list[Overlap]:
         """Return the overlaps that no double kill within the lease before them explains."""

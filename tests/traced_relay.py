@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from pgleaderlock import suspend_aware_clock as clock
+from pgleaderlock._base.clock import suspend_aware_clock as clock
 
 __all__ = ["Ending", "RelayProcess", "SlowAnswer", "find_backend_pid", "read_trace"]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 from tests import event_loops
 from tests.conftest import free_port
 from tests.torture import Overlap, find_overlaps

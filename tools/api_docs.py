@@ -23,13 +23,13 @@ __all__ = ["MODULES", "main", "page"]
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "signatures.md"
 
 MODULES = (
-    "pgleaderlock", "pgleaderlock.sync", "pgleaderlock.consensus", "pgleaderlock.nfs", "pgleaderlock.backends",
-    "pgleaderlock.backends.base", "pgleaderlock.backends.record", "pgleaderlock.registry",
-    "pgleaderlock.registry.reading", "pgleaderlock.registry.audit", "pgleaderlock.ticks.reading",
-    "pgleaderlock.metrics", "pgleaderlock.config",
-    "pgleaderlock.node", "pgleaderlock.integrations.starlette", "pgleaderlock.integrations.apscheduler",
+    "pgleaderlock", "pgleaderlock.sync", "pgleaderlock.compat.consensus", "pgleaderlock.stores.nfs",
+    "pgleaderlock.stores", "pgleaderlock.stores.base", "pgleaderlock.stores.record", "pgleaderlock.ops.registry",
+    "pgleaderlock.ops.registry.reading", "pgleaderlock.ops.registry.audit", "pgleaderlock.work.schedule.reading",
+    "pgleaderlock.ops.metrics", "pgleaderlock.ops.config",
+    "pgleaderlock.ops.node", "pgleaderlock.integrations.starlette", "pgleaderlock.integrations.apscheduler",
     "pgleaderlock.integrations.celery", "pgleaderlock.integrations.systemd", "pgleaderlock.testing",
-    "pgleaderlock.embedded",
+    "pgleaderlock.testing.embedded",
 )  # fmt: skip
 
 _HEAD = """\

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from pgleaderlock.fsm import ROWS, Destination, Input, Policy, Row, table_for
+from pgleaderlock.engine.fsm import ROWS, Destination, Input, Policy, Row, table_for
 from pgleaderlock.models import EventKind, LockState
 
 __all__ = ["diagram", "main", "regenerate", "table"]

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pgleaderlock.embedded.folders import can_enter, make_folder, unprivileged_account
-from pgleaderlock.embedded.programs import major_version
+from pgleaderlock.testing.embedded.folders import can_enter, make_folder, unprivileged_account
+from pgleaderlock.testing.embedded.programs import major_version
 
 __all__ = ["Outcome", "fetched", "main"]
 

@@ -1,4 +1,4 @@
-"""Contenders whose leader is killed, asked to go, or frozen and thawed; and what those who wait cost meanwhile."""
+"""Candidates whose leader is killed, asked to go, or frozen and thawed; and what those who wait cost meanwhile."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import Command, Contenders, SilentError
+from candidates import Candidates, Command, SilentError
 from peers.arithmetic import overlap_ms
 
 __all__ = ["Cost", "Crew", "Freeze"]
@@ -35,14 +35,14 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a contender that waits is using."""
+    """What a candidate that waits is using."""
 
     wakeups_per_s: float
     rss_mib: float
 
 
-class Crew(Contenders):
-    """As `Contenders`, with programs too that say nothing when they stand in line, or when they cease to lead."""
+class Crew(Candidates):
+    """As `Candidates`, with programs too that say nothing when they stand in line, or when they cease to lead."""
 
     def __init__(self, command: Command, *, leads: str, patience_s: float, says_waiting: bool) -> None:
         super().__init__(command, leads=leads, patience_s=patience_s)
@@ -98,7 +98,7 @@ class Crew(Contenders):
         return Cost(woken / seconds / len(waiting), memory)
 
     def _wait_for_successor(self, old: subprocess.Popen[str], began: float) -> tuple[subprocess.Popen[str], float]:
-        """Contenders that act are never silent: patience is counted here."""
+        """Candidates that act are never silent: patience is counted here."""
         while time.monotonic() - began < self._patience_s:
             try:
                 child, line, at = self._heard.get(timeout=0.5)

@@ -14,8 +14,8 @@ __all__ = ["LIMIT", "TUNED_S", "Entry", "Place", "all_entries"]
 
 TUNED_S = 4.0
 LIMIT = "pg_advisory_lock, bare"
-FOLDER_LOCK = "pgleaderlock.nfs.Lock"
-_CONTENDER = Path(__file__).with_name("contender.py")
+FOLDER_LOCK = "pgleaderlock.stores.nfs.Lock"
+_CANDIDATE = Path(__file__).with_name("candidate.py")
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def _python(kind: str, url: str = "", lease_s: float | None = None) -> Callable[
             "url": url.format(port=place.port, folder=place.folder, name=place.name),
         }
         environment = [] if place.kubeconfig is None else ["env", f"KUBECONFIG={place.kubeconfig}"]
-        return [*environment, sys.executable, str(_CONTENDER), kind, json.dumps(options)]
+        return [*environment, sys.executable, str(_CANDIDATE), kind, json.dumps(options)]
 
     return command
 
 
 def _etcdctl(*words: str) -> Callable[[Place, int], Sequence[str]]:
     def command(place: Place, number: int) -> Sequence[str]:
-        proposal = [f"contender-{number}"] if words[0] == "elect" else []
+        proposal = [f"candidate-{number}"] if words[0] == "elect" else []
         program = [str(place.programs["etcdctl"]), f"--endpoints=127.0.0.1:{place.port}"]
         return ["env", "ETCDCTL_API=3", *program, words[0], place.name, *proposal, *words[1:]]
 
@@ -95,7 +95,7 @@ def _etcdctl(*words: str) -> Callable[[Place, int], Sequence[str]]:
 
 def _client_go(*times: str) -> Callable[[Place, int], Sequence[str]]:
     def command(place: Place, number: int) -> Sequence[str]:
-        where = ["-kubeconfig", str(place.kubeconfig), "-lease", place.name, "-identity", f"contender-{number}"]
+        where = ["-kubeconfig", str(place.kubeconfig), "-lease", place.name, "-identity", f"candidate-{number}"]
         return [str(place.programs["client-go"]), *where, *times]
 
     return command

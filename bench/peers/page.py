@@ -152,7 +152,7 @@ or is frozen by SIGSTOP; what is timed is how long it takes until another says t
 overlap the worst; in brackets how many times the physical limit, which is a bare blocking `pg_advisory_lock`. "‹" marks
 what is better than ours, "=" a tie; the reasons are below the tables. Ours are in bold; a peer is compared with the one
 that its user would take instead: locks in files with `file://`, those that may be shared between hosts with
-`pgleaderlock.nfs.Lock`, client-go with `k8s://`, all others with `postgresql://`.
+`pgleaderlock.stores.nfs.Lock`, client-go with `k8s://`, all others with `postgresql://`.
 
 **In short.** Session locks see a crash at once, and of those only ours survives a freeze too. Whoever has a lease alone
 waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. Whoever has neither never

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peers import packages
-from pgleaderlock.embedded import Server
+from pgleaderlock.testing.embedded import Server
 
 __all__ = ["Stores", "running_stores"]
 

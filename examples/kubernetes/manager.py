@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 
-from pgleaderlock.backends.kubernetes import new_from_env
-from pgleaderlock.consensus import Config
+from pgleaderlock.compat.consensus import Config
+from pgleaderlock.stores.kubernetes import new_from_env
 from pgleaderlock.sync import Lease, Manager
 
 PAUSE_S = float(os.environ.get("PAUSE_S", "2"))

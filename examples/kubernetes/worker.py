@@ -11,7 +11,7 @@ import os
 import signal
 
 from pgleaderlock import Election
-from pgleaderlock.backends.kubernetes import new_from_env
+from pgleaderlock.stores.kubernetes import new_from_env
 
 SECONDS_PER_PIECE = float(os.environ.get("SECONDS_PER_PIECE", "1"))
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.backends import BackendSettings
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.record import Claim, Record, RecordBackend, RecordStore
+from pgleaderlock.stores import BackendSettings
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.record import Claim, Record, RecordBackend, RecordStore
 
 __all__ = ["SqliteStore", "open_sqlite"]
 
@@ -82,7 +82,7 @@ class SqliteStore(RecordStore):
 
 
 def open_sqlite(url: str, settings: BackendSettings) -> Backend:
-    """Return a contender for the lease of ``sqlite:///path/to/file.db?name``."""
+    """Return a candidate for the lease of ``sqlite:///path/to/file.db?name``."""
     path, _, name = url.removeprefix("sqlite://").partition("?")
     if not path.startswith("/") or not name:
         raise ValueError("a lease is named as sqlite:///path/to/file.db?name")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pgleaderlock_sqlite import open_sqlite
 
-from pgleaderlock.backends import BackendSettings
-from pgleaderlock.backends.base import Backend
+from pgleaderlock.stores import BackendSettings
+from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing import BackendContract
 
 
@@ -22,5 +22,5 @@ class TestSqlite(BackendContract):
         self.folder = str(tmp_path)
 
     def make_backend(self, name: str, **settings: Any) -> Backend:
-        """Return a contender for the lease of this name."""
+        """Return a candidate for the lease of this name."""
         return open_sqlite(f"sqlite://{self.folder}/leases.db?{name}", BackendSettings(**settings))

@@ -2,7 +2,7 @@
 
 ``get_logger(name).bind(key1=1, key2=2).info("lock_acquired", attempt=3)`` logs
 ``lock_acquired attempt=3 key1=1 key2=2`` and hands the same values to handlers as ``record.event`` and
-``record.fields``, for those who ship JSON. Values are quoted when they hold anything that could be mistaken for a
+``record.fields``, for handlers that write JSON. Values are quoted when they contain anything that could be read as a
 second field or a second line.
 """
 
@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[^\s\"=]+")
 def _format_value(value: Any) -> str:
     try:
         text = f"{value:g}" if isinstance(value, float) else str(value)
-    except Exception:  # noqa: BLE001 - a user's exception may not even be printable, and must be logged all the same
+    except Exception:  # noqa: BLE001 - the str() of a user's exception may fail, and it must be logged anyway
         text = f"<{type(value).__name__}>"
     if text.isprintable():
         return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
@@ -78,5 +78,5 @@ class NDLogger:
 
 
 def get_logger(name: str = "pgleaderlock") -> NDLogger:
-    """Return the structured face of the standard logger of that name."""
+    """Return a structured logger on top of the standard logger of that name."""
     return NDLogger(logging.getLogger(name))

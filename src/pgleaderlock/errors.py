@@ -3,24 +3,24 @@
 ::
 
     PgLeaderLockError
-    ├── ConnectionError      the store cannot be reached, or does not answer: we cannot tell who leads
+    ├── ConnectionError      the store cannot be reached, or does not answer: who leads is unknown
     ├── LockError            the store answered, and the answer is an error: acquire, release or retry failed
-    │   └── LeadershipLost   the store said for certain that the lock is no longer ours
-    ├── WorkOverrun          gated work still ran when leadership could no longer be trusted
+    │   └── LeadershipLost   the lock is no longer ours, for certain
+    ├── WorkOverrun          a leader task still ran when leadership was no longer valid
     ├── ServiceFailed        a service could not be started or stopped, or not in time
     ├── ShutdownError        shutdown() ran out of time and ended the session by force
     ├── MissingExtra         a backend needs a package that is not installed
     ├── IllegalTransition    the state machine was fed an input that has no row: a bug in this library
     └── EmbeddedServerError  the embedded PostgreSQL could not be found, made or started
 
-Every error may carry a ``cause``: why leadership ended, or could not be had, in one typed word for metrics and
-log lines (:class:`~pgleaderlock.causes.LossCause`).
+Every error may carry a ``cause``: why leadership ended, or could not be had, as one typed value for metrics and
+log lines (:class:`~pgleaderlock._base.causes.LossCause`).
 
 Wrong arguments are ``ValueError`` or ``TypeError``, raised by the constructor that got them, before anything runs.
 A driver's own exceptions never leave a backend: they are translated there, and stay reachable as ``__cause__``.
 """
 
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 
 __all__ = [
     "ConnectionError",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class PgLeaderLockError(Exception):
-    """The base of everything this library raises on its own account."""
+    """The base class of all exceptions of this library."""
 
     def __init__(self, message: str = "", *, cause: LossCause = LossCause.UNKNOWN) -> None:
         super().__init__(message)
@@ -50,8 +50,8 @@ class ConnectionError(PgLeaderLockError):  # noqa: A001 - the specified name
     Shadows the builtin on purpose: the name is part of the specified API. Import it as
     ``from pgleaderlock import errors`` where both are needed.
 
-    ``answered`` says that there was a server and that it let us in: its address is right, and the message says what
-    it objects to, or what is missing there.
+    ``answered`` is True if a server accepted the connection: its address is right, and the message says what it refused
+    or what is missing there.
     """
 
     def __init__(self, message: str = "", *, cause: LossCause = LossCause.UNKNOWN, answered: bool = False) -> None:
@@ -64,15 +64,15 @@ class LockError(PgLeaderLockError):
 
 
 class LeadershipLost(LockError):  # noqa: N818 - reads as the fact that it is
-    """The lock is no longer ours, and that is certain: no retry on the same grant can succeed."""
+    """The lock is no longer ours, for certain: no retry on the same grant can succeed."""
 
 
 class ShutdownError(PgLeaderLockError):
-    """A shutdown did not finish in its time and was completed by closing the session."""
+    """A shutdown did not finish within its time-out and was completed by closing the session."""
 
 
 class WorkOverrun(PgLeaderLockError):  # noqa: N818 - named after what happened
-    """Work that may run only while leading still ran when another could lead. ``names`` says which."""
+    """Leader tasks still ran when another candidate could lead. ``names`` says which."""
 
     def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)

@@ -1,19 +1,22 @@
-"""``LeaderLock``: an election on a PostgreSQL advisory lock, with the constructor that the specification asks for."""
+"""``LeaderLock``: an election on a PostgreSQL advisory lock, with the constructor of the specification."""
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pgleaderlock.backends._fence import AsyncConnection, Connection, run_fence
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA
-from pgleaderlock.backends.postgres import ConnectFn, Lease, PostgresBackend
-from pgleaderlock.backends.times import USUAL_INTERVAL_S, choose_times
-from pgleaderlock.clock import Clock, suspend_aware_clock
-from pgleaderlock.election import Election
+from pgleaderlock._base.clock import Clock, suspend_aware_clock
+from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import LeadershipLost
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres._fence import AsyncConnection, Connection, run_fence
+from pgleaderlock.postgres.backend import ConnectFn, Lease, PostgresBackend
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.retry import RetryStrategy
-from pgleaderlock.ticks.scheduled import Scheduled, Scheduler
+from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
+from pgleaderlock.work.schedule.registration import Scheduled
+
+if TYPE_CHECKING:
+    from pgleaderlock.work.schedule.scheduler import Scheduler
 
 __all__ = ["LeaderLock"]
 
@@ -22,7 +25,7 @@ class LeaderLock(Scheduled, Election):
     """Makes exactly one of N processes the leader, on the PostgreSQL that they share.
 
     The lock is named by ``key1`` and ``key2``, by ``role="billing/scheduler"``, or by a :class:`LockKey`: exactly one
-    of the three. Advisory locks are per database: contenders must connect to the same one.
+    of the three. Advisory locks are per database: candidates must connect to the same one.
 
         lock = LeaderLock("postgresql://app@db/app", role="billing/scheduler")
 
@@ -94,7 +97,13 @@ class LeaderLock(Scheduled, Election):
             hard_fence=hard_fence,
             drain_s=drain_s,
         )
-        self._scheduler = Scheduler(self._gate, self._make_host(), self._key, lease, dsn=dsn, connect_fn=connect_fn)
+        self._lease, self._dsn, self._connect_fn = lease, dsn, connect_fn
+
+    def _make_scheduler(self) -> "Scheduler":
+        from pgleaderlock.work.schedule.scheduler import Scheduler  # noqa: PLC0415 - most locks have no jobs
+
+        host, connect_fn = self._make_host(), self._connect_fn
+        return Scheduler(self._leader_tasks, host, self._key, self._lease, dsn=self._dsn, connect_fn=connect_fn)
 
     @overload
     def fence(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...
@@ -125,12 +134,12 @@ class LeaderLock(Scheduled, Election):
         token = self.token
         statement = self._postgres.fence_sql(token)
         if token is None:
-            raise LeadershipLost(f"this process does not lead {self._key.described}: nothing may be fenced for it")
+            raise LeadershipLost(f"this process does not lead {self._key.described}: its transactions cannot be fenced")
         return statement
 
     @property
     def key(self) -> LockKey:
-        """Which lock this is about."""
+        """The key of this lock."""
         return self._key
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""The nouns: states, grants, events, and the types of what users pass in.
+"""The data types: states, grants, events, and the types of callbacks.
 
-All records are frozen. An :class:`Event` is what the rest of the world may know of an election; callbacks, log lines
-and everything built later read the same stream of them and nothing else.
+All records are frozen. Callbacks, log lines, metrics and everything else outside the engine are driven by one stream of
+:class:`Event` objects.
 """
 
 import enum
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 
 __all__ = [
     "Callback",
@@ -20,13 +20,14 @@ __all__ = [
     "Holder",
     "Listener",
     "LockState",
+    "LossCause",
     "RetryContext",
     "StateChangeCallback",
 ]
 
 
 class LockState(enum.Enum):
-    """Where one election stands. Only ``LEADER`` holds the lock and may act on it."""
+    """The state of one election. Only in ``LEADER`` may the process act as the leader."""
 
     STOPPED = "stopped"
     FOLLOWER = "follower"
@@ -47,16 +48,16 @@ class EventKind(enum.Enum):
     ERROR = "on_error"
     STOPPED = "on_stopped"
     OVERRUN = "on_overrun"
-    """Gated work still runs although another may lead by now. ``error`` says which."""
+    """Leader tasks still run although another candidate may lead by now. ``error`` says which."""
     RECOVERED = "recovered"
-    """Leadership came back within the grace period. Callbacks stay silent, as specified; the log does not."""
+    """Leadership was recovered within the grace period. By specification no callback is called; it is logged."""
     RENEWED = "renewed"
-    """The store confirmed the leadership once more, after ``took_s``. Changes nothing; for whoever measures."""
+    """A renewal succeeded, in ``took_s`` seconds. The state does not change; for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A store's word that the lock is ours, and for how long that word may be trusted.
+    """A lock that a store has granted, and until when that is valid without a renewal.
 
     ``trusted_until`` is on the election's own clock, counted from when the request was **sent**: the answer may have
     been on its way for any length of time. It is infinite where nothing ends a silent holder's lock.
@@ -76,13 +77,13 @@ class Grant:
         return self.trusted_until if self.kept_until is None else self.kept_until
 
     def ended(self) -> "Grant":
-        """Return it as a grant that is over."""
+        """Return this grant, ended."""
         return Grant(self.token, -math.inf, -math.inf, self.successor_from)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who the store says holds the lock. For people to look at: by the time it is read it may be history."""
+    """The holder of the lock as the store shows it. For display only: it may have changed by the time it is read."""
 
     name: str
     pid: int | None = None
@@ -93,13 +94,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one election, in the order in which it happened."""
+    """One event of one election. Listeners get them in the order in which they happened."""
 
     kind: EventKind
     from_state: LockState
     to_state: LockState
     cause: str
-    """The input that brought it about, in the state machine's own words, such as ``health_failed``."""
+    """The input of the state machine that caused it, such as ``health_failed``."""
     at: float
     """When, on the election's own clock. Comparable within one process only."""
     error: Exception | None = None
@@ -110,19 +111,19 @@ class Event:
     took_s: float | None = None
     """How long the store took to answer, on ``renewed`` events."""
     trusted_until: float | None = None
-    """Until when, at most, the term was believed in. Whoever slept through its end tells of it later than it was."""
+    """Until when, at most, the term was valid. A process that was frozen then reports the end later than it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """What a retry strategy may decide by. Strategies keep no state of their own, so one can serve many locks."""
+    """The input of a retry strategy. Strategies keep no state of their own, so one can serve many locks."""
 
     attempt: int
     """How many attempts of this cycle have failed, so 1 after the first."""
     elapsed_s: float
     """Seconds since the first attempt of this cycle."""
     last_error: Exception | None = None
-    """Why the last attempt failed; None when the lock was simply held by another."""
+    """Why the last attempt failed; None when another candidate held the lock."""
     previous_delay_s: float | None = None
     """What the strategy returned the last time in this cycle."""
 
@@ -135,4 +136,4 @@ StateChangeCallback = Callable[[LockState, LockState], object]
 ErrorCallback = Callable[[Exception], object]
 """``fn(exception)``"""
 Listener = Callable[[Event], object]
-"""Something that hears every event, in order. What it raises becomes an ``on_error``, never a crash."""
+"""Called with every event, in order. An exception that it raises becomes an ``on_error`` event, never a crash."""

@@ -2,12 +2,12 @@
 
 A strategy is asked after each failed attempt and answers with a delay, or with None to give up, which stops the
 election. Strategies are stateless: everything they may remember comes in with the :class:`RetryContext`, so one
-instance can be shared by any number of locks and the same question always gets the same answer (but for the jitter,
-whose randomness can be passed in).
+instance can be shared by any number of locks, and equal contexts always give equal delays (except for the jitter, whose
+random generator can be passed in).
 
-A strategy decides how often a *held* lock is asked for. While the *store* is away, no candidate can lead, and a delay
-that has grown to half a minute would be added to every outage. So as long as the last attempt ended in a
-ConnectionError, :class:`RetryCycle` waits no longer than a third of a lease, between 1 and 5 seconds
+A strategy decides how often a follower tries for a *held* lock. While the *store* is unreachable, no candidate can
+lead, and a delay that has grown to half a minute would be added to every outage. So as long as the last attempt ended
+in a ConnectionError, :class:`RetryCycle` waits no longer than a third of a lease, between 1 and 5 seconds
 (:func:`away_ceiling_s`), and not in step with other candidates. A strategy that gives up still gives up.
 """
 
@@ -16,8 +16,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from pgleaderlock._checks import check_number, check_seconds
-from pgleaderlock.clock import Clock
+from pgleaderlock._base.checks import check_number, check_seconds
+from pgleaderlock._base.clock import Clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import RetryContext
 
@@ -43,7 +43,7 @@ def away_ceiling_s(lease_s: float | None) -> float:
 
 @runtime_checkable
 class RetryStrategy(Protocol):
-    """Anything with ``next_delay_s``."""
+    """Any object with a method ``next_delay_s``."""
 
     def next_delay_s(self, ctx: RetryContext) -> float | None:
         """Return the seconds to wait before the next attempt, or None to stop trying."""
@@ -71,7 +71,7 @@ class ExponentialBackoff:
             raise ValueError(f"multiplier must be at least 1, got {self.multiplier}")
 
     def next_delay_s(self, ctx: RetryContext) -> float:
-        """Grow with the number of attempts."""
+        """Return a delay that grows with the number of attempts."""
         try:
             delay_s = self.base_s * float(self.multiplier) ** (ctx.attempt - 1)
         except OverflowError:  # after some 1,000 attempts a float cannot hold the power; it was past max_s long ago
@@ -89,7 +89,7 @@ class FixedInterval:
         check_seconds("interval_s", self.interval_s)
 
     def next_delay_s(self, ctx: RetryContext) -> float:  # noqa: ARG002 - the protocol's signature
-        """Answer the interval, whatever happened."""
+        """Return the interval."""
         return self.interval_s
 
 
@@ -111,15 +111,15 @@ class DecorrelatedJitter:
             raise TypeError(f"rng must be a random.Random, not {type(self.rng).__name__}")
 
     def next_delay_s(self, ctx: RetryContext) -> float:
-        """Draw from the range that the previous delay opens."""
+        """Return a random delay from the range that the previous delay defines."""
         previous_s = self.base_s if ctx.previous_delay_s is None else max(ctx.previous_delay_s, self.base_s)
         return min(self.max_s, self.rng.uniform(self.base_s, previous_s * 3))
 
 
 class RetryCycle:
-    """The attempts since the last success, and what the strategy makes of them.
+    """The attempts since the last success, which are the input of the strategy, as strategies keep no state.
 
-    The memory that strategies do not have. A new cycle begins with each start, each term and each reconnection.
+    A new cycle begins with each start, each term and each reconnection.
     ``away_ceiling_s`` bounds the delay after a ConnectionError; without it the strategy decides alone.
     """
 
@@ -132,7 +132,7 @@ class RetryCycle:
         self._previous_delay_s: float | None = None
         self.attempt = 0
         self.after_release = False
-        """Whether the next delay is there to let others go first. Over with the next attempt."""
+        """Whether the next delay lets other candidates go first, after a step-down. Reset by the next attempt."""
         self.last_error: Exception | None = None
 
     def begin_attempt(self) -> None:
@@ -143,7 +143,7 @@ class RetryCycle:
             self._began_at = self._clock()
 
     def fail_attempt(self, error: Exception | None = None) -> None:
-        """Note that the attempt failed; no error means that another holds the lock."""
+        """Note that the attempt failed; without an error, another candidate holds the lock."""
         self._failed = True
         self.last_error = error
 
@@ -153,7 +153,7 @@ class RetryCycle:
         return 0.0 if self._began_at is None else self._clock() - self._began_at
 
     def next_delay_s(self) -> float | None:
-        """Return how long to wait before the next attempt: not at all before the first, None to give up."""
+        """Return how long to wait before the next attempt: 0 before the first, None to give up."""
         if not self._failed:
             return 0.0
         context = RetryContext(self.attempt, self.elapsed_s, self.last_error, self._previous_delay_s)
@@ -163,7 +163,7 @@ class RetryCycle:
         return self._away_ceiling_s * random.uniform(1 - _AWAY_JITTER, 1)  # noqa: S311 - spreads out candidates
 
     def _checked(self, delay_s: float | None) -> float | None:
-        """Refuse an answer that cannot be waited for: NaN would spin, infinity would never try again."""
+        """Refuse a delay that cannot be slept: NaN would loop without a pause, infinity would never try again."""
         if delay_s is None:
             return None
         try:

@@ -1,4 +1,4 @@
-// A contender made of client-go's own leaderelection package, as a peer for tests of interoperation.
+// A candidate made of client-go's own leaderelection package, as a peer for tests of interoperation.
 //
 //	peer -kubeconfig FILE -lease NAME -identity ME -duration 4s -deadline 3s -period 500ms
 //

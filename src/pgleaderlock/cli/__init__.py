@@ -1,6 +1,6 @@
-"""The command line: words to calls. Nothing is decided here that the library does not decide.
+"""The command line: it turns arguments into calls of the library, and adds no decisions of its own.
 
-:func:`main` is the only part that may be imported without the ``cli`` extra; it says what to install when click or
+:func:`main` is the only part that may be imported without the ``cli`` extra; it prints what to install when click or
 loguru is missing. It is also the only part that replaces the process, to take a password out of the process list.
 """
 
@@ -16,7 +16,7 @@ def main() -> None:
     """Run the command line of this process, and exit with one of :mod:`~pgleaderlock.cli.exit_codes`."""
     try:
         code = _run()
-    except KeyboardInterrupt:  # before a command was ready to hear it, as while the embedded server starts
+    except KeyboardInterrupt:  # before a command handles signals, for example while the embedded server starts
         code = exit_codes.INTERRUPTED
     sys.exit(code)
 

@@ -1,6 +1,6 @@
-"""``pgleaderlock acquire``: ask once; if the lock is given, keep it for a while.
+"""``pgleaderlock acquire``: try once to acquire the lock, and hold it for a while.
 
-It is an election with one attempt and no second term, so whatever protects a leader protects the holder here too.
+It is an election with one attempt and no second term, so the holder has the same guarantees as a leader.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Event, EventKind, RetryContext
 
@@ -27,13 +27,13 @@ _AFTER_ERROR_S = 1.0
 
 
 class Attempts:
-    """The retry strategy of somebody who waits for so long, or not at all."""
+    """The retry strategy of ``acquire``: retry until ``wait_s`` have passed; with 0, try once."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
 
     def next_delay_s(self, ctx: RetryContext) -> float | None:
-        """Wait for what is left of the time: most stores tell earlier. None when it is over."""
+        """Return the rest of the time, since most stores notify a follower earlier; None when the time is over."""
         left_s = self._wait_s - ctx.elapsed_s
         if left_s <= 0:
             return None
@@ -41,7 +41,7 @@ class Attempts:
 
 
 async def acquire_once(lock: Election, target: Target, *, hold_s: float, wait_s: float, as_json: bool) -> int:
-    """Ask, hold, release; return the exit code. ``lock`` must be made with :class:`Attempts`."""
+    """Acquire, hold and release; return the exit code. ``lock`` must be made with :class:`Attempts`."""
     attempt = _Attempt(lock, target, wait_s, as_json=as_json)
     with call_on_signal(attempt.participant.stop):
         try:
@@ -51,7 +51,7 @@ async def acquire_once(lock: Election, target: Target, *, hold_s: float, wait_s:
 
 
 class _Attempt:
-    """One question to the database, and what became of it."""
+    """One attempt to acquire the lock, and its outcome."""
 
     def __init__(self, lock: Election, target: Target, wait_s: float, *, as_json: bool) -> None:
         self._wait_s = wait_s
@@ -82,7 +82,7 @@ class _Attempt:
         return await self._end_term()
 
     async def _wait_longer(self, ends: set[asyncio.Future[Any]]) -> None:
-        """Wait for one of the ends, and meanwhile say what is waited for."""
+        """Wait for one of the ends, and print meanwhile what the command is waiting for."""
         telling = asyncio.ensure_future(self._tell_what_it_waits_for())
         patience_s = self._wait_s + ANSWER_TIMEOUT_S - _SILENT_S
         await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -93,12 +93,12 @@ class _Attempt:
     async def _tell_what_it_waits_for(self) -> None:
         if self._wait_s <= 0:
             _, note = await glance(self._target)
-            why = visible(note) or "no candidate leads for a lease after a server's start"
-            click.echo(f"still asking for {self._name}: {why}", err=True)
+            why = visible(note) or "quiet period after a server start, one lease long"
+            click.echo(f"still waiting for {self._name}: {why}", err=True)
 
     @property
     def _gave_up(self) -> bool:
-        """Whether another had it for the whole time."""
+        """Whether another process held the lock for the whole time."""
         return self._was_refused and self.participant.ended.done() and not self.participant.stop_asked.done()
 
     async def _end_without_answer(self) -> int:
@@ -106,9 +106,9 @@ class _Attempt:
         if asked.done() and asked.result() is not None:
             await self.participant.leave()
             return exit_codes.TERMINATED if asked.result() is signal.SIGTERM else exit_codes.INTERRUPTED
-        _, note = await glance(self._target)  # before we leave: our own session may be the one that waits
+        _, note = await glance(self._target)  # before leaving: this may show our own session as queued
         await self.participant.leave()
-        if note:  # it answers, and what it says is the reason
+        if note:  # the store answers, and its note is the reason
             raise UnreachableError(f"{self._name} could not be acquired: {visible(note)}")
         silence = ConnectionError(f"the store did not answer about lock {self._name} in {ANSWER_TIMEOUT_S:g} s")
         raise UnreachableError.from_error(self._error or silence, self._target.advice)

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-from pgleaderlock.alerts import (
+from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.words import WORDS, texts
+from pgleaderlock.errors import MissingExtra
+from pgleaderlock.ops.alerts import (
     Alert,
     Config,
     Remark,
@@ -17,18 +20,15 @@ from pgleaderlock.alerts import (
     prometheus_rules,
     unheard,
 )
-from pgleaderlock.alerts.export import json_text, write, yaml_text
-from pgleaderlock.alerts.model import parse
-from pgleaderlock.cli.console import print_json
-from pgleaderlock.cli.words import WORDS, texts
-from pgleaderlock.errors import MissingExtra
+from pgleaderlock.ops.alerts.export import json_text, write, yaml_text
+from pgleaderlock.ops.alerts.model import parse
 
 __all__ = ["alerts"]
 
 
 @click.group(short_help=WORDS["alerts"].short)
 def alerts() -> None:
-    """Alerts for the person on call, written in TOML: exported for Prometheus, Alertmanager and Grafana."""
+    """Export alerts that are written in TOML, for Prometheus, Alertmanager and Grafana."""
 
 
 @alerts.command("export", **texts("alerts export"))
@@ -39,14 +39,18 @@ def alerts() -> None:
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write rules.yml, alertmanager.yml and grafana.json there. [default: the rules go to stdout]",
+    help="Write rules.yml, alertmanager.yml and grafana.json to this folder. [default: the rules go to stdout]",
 )
 @click.option(
     "--prefix", metavar="NAME", help="What the metrics begin with. [default: metrics.prefix of FILE, or pgleaderlock]"
 )
 @click.option("--defaults", is_flag=True, help="Add the default alerts. They are exported anyway if FILE has none.")
 @click.option(
-    "--role", "roles", multiple=True, metavar="NAME", help="A role that must be led; may be repeated. [default: FILE's]"
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="NAME",
+    help="A role that must have a leader; may be repeated. [default: FILE's]",
 )
 @click.option(
     "--lease",
@@ -54,9 +58,9 @@ def alerts() -> None:
     "lease_s",
     type=float,
     metavar="SECONDS",
-    help="The lease of your candidates: renewals are judged by it. [default: FILE's lease_duration, or 15]",
+    help="The lease of your candidates, for the alert on slow renewals. [default: FILE's lease_duration, or 15]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.option("--force", is_flag=True, help="Replace files that were not written by this command.")
 def alerts_export(
     *,
@@ -71,8 +75,8 @@ def alerts_export(
 ) -> None:
     """Compile alerts to rules for Prometheus, a configuration for Alertmanager, and a dashboard for Grafana.
 
-    A condition that cannot mean what it says is mended, and stderr says how and why; as_written = true keeps an alert
-    as it is.
+    A condition with a known mistake (a sum over no series, a rate per second) is corrected, and stderr says how and
+    why; as_written = true keeps an alert as it is.
     """
     if config is None and not defaults:
         raise click.UsageError("give it --config FILE, or --defaults for the default alerts alone.")
@@ -119,7 +123,7 @@ def _load(config: Path | None) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """What the same file says of the nodes, if it does: alerts are about them."""
+    """The settings of the nodes in the same file, if it has any: roles, lease and prefix of the metrics."""
 
     prefix: str = "pgleaderlock"
     lease_s: float = 15.0
@@ -127,9 +131,9 @@ class _Cluster:
 
 
 def _cluster(config: Path | None) -> _Cluster:
-    """Read it leniently: a file of alerts alone is fine, and ``config check`` says what is wrong with the rest."""
+    """Read them leniently: a file of alerts alone is valid, and ``config check`` reports errors in the rest."""
     try:
-        from pgleaderlock.config import ConfigError, load_config  # noqa: PLC0415 - it needs an extra of its own
+        from pgleaderlock.ops.config import ConfigError, load_config  # noqa: PLC0415 - it needs an extra of its own
     except MissingExtra:
         return _Cluster()
     try:
@@ -148,7 +152,7 @@ def _chosen(
     *,
     defaults: bool,
 ) -> tuple[list[Alert], Config]:
-    """Return the file's alerts, then those default ones that it does not have its own of; each with someone to tell."""
+    """Return the file's alerts, then the default alerts that it does not define itself; each with its receivers."""
     settings = _load(config)
     own = list(settings.addressed)
     if own and not defaults:

@@ -1,9 +1,9 @@
-"""Keeping passwords out of what others can see: the process list, and our own messages.
+"""Keep passwords out of what other users can see: the process list, and our own messages.
 
-Every user of a machine can read every process's arguments; its environment only its owner can. So a connection
-string with a password moves from the one to the other, by executing this program anew. Until then, and in the shell's
-history, it is there: ``$PG_DSN`` from the start is better, and the help says so. Until then is short: nothing is
-imported for it but the standard library's smallest parts, so it is the start of Python and little more.
+Every user of a machine can read every process's arguments; only its owner can read its environment. So a connection
+string with a password is moved from the arguments to the environment, by executing this program again. Until then,
+and in the shell's history, it is visible: ``$PG_DSN`` from the start is better, and the help says so. That time is
+short: only small parts of the standard library are imported before, so it is little more than the start of Python.
 """
 
 import os
@@ -25,9 +25,9 @@ __all__ = [
 DSN_VARIABLE = "PG_DSN"
 URL_VARIABLE = "PGLEADERLOCK_URL"
 MOVED_VARIABLE = "PGLEADERLOCK_MOVED"
-"""Names the variables that we set in place of options: they are not for the commands that we start."""
+"""Names the variables that were set in place of options: they are not passed to the commands that ``exec`` starts."""
 STORE_VARIABLES = (DSN_VARIABLE, URL_VARIABLE, "PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
-"""What may hold the password of a store of ours."""
+"""The variables that may hold the password of a store."""
 
 _WITHOUT_SECRETS = (
     "host|hostaddr|port|dbname|user|service|options|application_name|fallback_application_name|client_encoding|"
@@ -66,7 +66,7 @@ def move_secrets_to_environment() -> None:
     rest = arguments = sys.argv[1:]
     moved: dict[str, str] = {}
     if arguments[:1] == ["schema"] and take_out("--url", rest)[1] is not None:
-        return  # it has no such option, and must not seem to
+        return  # this command has no such option: moving it would hide that error
     for option, variable, has_secret in (
         ("--dsn", DSN_VARIABLE, may_hold_password),
         ("--url", URL_VARIABLE, _has_user),
@@ -79,28 +79,28 @@ def move_secrets_to_environment() -> None:
     moved[MOVED_VARIABLE] = " ".join(moved)
     before = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if not sys.executable or sys.orig_argv[len(before) + 1 :] != arguments:
-        return  # we do not know how we were started: run as we are rather than start something else
+        return  # how this process was started is not known: rather keep running than start something else
     # The full path as the program's name, because that is how Python finds its virtual environment.
     command = [sys.executable, *before, *rest]
     os.execve(sys.executable, command, {**os.environ, **moved})  # noqa: S606 - this very program again
 
 
 def may_hold_password(dsn: str) -> bool:
-    """Whether a connection string is anything else than one that certainly holds no secret.
+    """Return False only if a connection string certainly holds no secret.
 
-    libpq could tell exactly, and would have to be loaded first: to move a string without need costs a start of Python.
+    libpq could tell exactly, but would have to be loaded first; moving a string needlessly costs one start of Python.
     """
     return not (_PLAIN_URL.fullmatch(dsn) or _PLAIN_PAIRS.fullmatch(dsn))
 
 
 def _has_user(url: str) -> bool:
-    """Whether a URL may hold a password: a user's, or an option's."""
+    """Return whether a URL may hold a password: that of a user, or in an option."""
     return "@" in url or "?" in url
 
 
 def hide_secrets(message: str, arguments: Sequence[str]) -> str:
     """Take out of a message any argument that may hold a password, such as a DSN given in the wrong place."""
-    from pgleaderlock.backends import _dsn  # noqa: PLC0415 - heavy, and by now everything is loaded
+    from pgleaderlock.postgres import _dsn  # noqa: PLC0415 - heavy, and by now everything is loaded
 
     for argument in arguments:
         value = argument.partition("=")[2] if argument.startswith("--") else argument
@@ -110,7 +110,7 @@ def hide_secrets(message: str, arguments: Sequence[str]) -> str:
 
 
 def _is_plain_url(text: str) -> bool:
-    """Whether this is a URL of another store, with neither a user nor options in it: then there is no secret either."""
+    """Return whether this is a URL of another store without user and options, and therefore without a secret."""
     scheme, separator, rest = text.partition("://")
     return bool(separator) and not scheme.startswith("postgres") and not set(rest) & set("@?:=")
 

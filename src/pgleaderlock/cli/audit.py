@@ -1,4 +1,4 @@
-"""``pgleaderlock audit``: what is known of each role, and whether two ever led at once."""
+"""``pgleaderlock audit``: availability and terms of each role, and whether two terms ever overlapped."""
 
 import math
 from collections import defaultdict
@@ -15,9 +15,9 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
-from pgleaderlock.registry.audit import Line, Overlap, RoleAudit, Term
-from pgleaderlock.registry.judging import judge
-from pgleaderlock.registry.reading import RegistryReader, RoleStatus
+from pgleaderlock.ops.registry.audit import Line, Overlap, RoleAudit, Term
+from pgleaderlock.ops.registry.judging import judge
+from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus
 
 __all__ = ["show_audit"]
 
@@ -25,7 +25,7 @@ _HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Fail
 
 
 async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
-    """Print what was found, and return the exit code: 1 if two terms ever overlapped."""
+    """Print the findings, and return the exit code: 1 if two terms ever overlapped."""
     async with opened(dsn, place) as reader:
         known = await find_role(reader, role, lock)
         which: dict[str, Any] = {"roles": place.roles} if known is None else {"lock": known.lock}
@@ -42,7 +42,7 @@ async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None,
 
 
 async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) -> list[RoleAudit]:
-    """Judge each role that someone stands for, and each that has lines in this time."""
+    """Audit each role that has candidates, and each that has lines in this time."""
     until = await reader.now()
     since_at = since.resolve(until)
     past = await reader.past(**which, since=since_at)
@@ -57,7 +57,7 @@ async def _audit(reader: RegistryReader, which: dict[str, Any], since: Since) ->
 
 
 def _is_due(role: RoleStatus, since: float) -> bool:
-    """Whether a role without a line about its terms should have had a leader in this time."""
+    """Return whether a role without a line about its terms should have had a leader in this time."""
     is_known = role.leader or role.last_leader or role.candidates or (role.last_at or 0.0) >= since
     return bool(is_known) and not role.is_closed
 
@@ -104,7 +104,7 @@ def _term_fields(term: Term) -> dict[str, Any]:
 
 
 def _is_at_most(each: RoleAudit) -> bool:
-    """A leader that died may have led for longer than it was seen."""
+    """Return whether the leaderless time is an upper bound: a dead leader may have led longer than it was seen."""
     return any(term.end == "vanished" for term in each.terms)
 
 
@@ -113,7 +113,7 @@ def _is_at_most(each: RoleAudit) -> bool:
 
 def _print_for_people(audits: Sequence[RoleAudit]) -> None:
     if not audits:
-        click.echo("There is nothing to judge: nobody led in this time, and nobody stands for anything.", err=True)
+        click.echo("There is nothing to audit: no role had a leader in this time, and none has candidates.", err=True)
         return
     console = console_for()
     console.print(_table(audits, console.width))
@@ -133,7 +133,7 @@ def _table(audits: Sequence[RoleAudit], width: int) -> Table:
         cells = (
             visible(each.role),
             _clock_time(each.since).partition(".")[0],
-            f"{math.floor(each.availability * 1e5) / 1e3:.3f} %",  # rounded down: 100 % is a promise
+            f"{math.floor(each.availability * 1e5) / 1e3:.3f} %",  # rounded down: 100 % must not be a rounding error
             f"{at_most}{duration(each.leaderless_s)}{unknown}",
             str(len(each.terms) + each.summed_up),
             failovers or "-",

@@ -1,6 +1,6 @@
-"""The options of a command beside a configuration: each is a key of it, is about the command alone, or is refused.
+"""The options of a command that also has a configuration: each overrides a key, concerns the command, or is refused.
 
-None is ignored: a node that reads its ``--dsn`` from the wrong place leads beside the others.
+None is ignored: a node that reads its ``--dsn`` from the wrong place would be a second leader (split brain).
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgleaderlock._durations import show_duration
+from pgleaderlock._base.durations import show_duration
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner
 from pgleaderlock.cli.place import is_configured
 
 if TYPE_CHECKING:
-    from pgleaderlock.config import Config
-    from pgleaderlock.config.sources import Option
+    from pgleaderlock.ops.config import Config
+    from pgleaderlock.ops.config.sources import Option
 
 __all__ = ["config_for_lock", "config_for_node"]
 
@@ -26,7 +26,7 @@ _ELECTION = "cluster.leader_election"
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of the configuration, and how an option's value is written there."""
+    """A key of the configuration, and how to write an option's value there."""
 
     path: str
     write: Callable[[Any], str] = str
@@ -66,8 +66,8 @@ _SAME = frozenset({"config_file", "sets", "embedded", "as_json", "quiet"})
 """These mean the same with a configuration as without."""
 _OF_ONE_LOCK = _SAME | {"role", "key", "key1", "key2", "hold_s", "wait_s", "kill_after_s", "once", "restart"}
 _OF_ONE_LOCK |= {"pass_dsn", "command"}
-"""For a command on one lock: which one, and what this process does with it."""
-_RETRY = f"how often a follower of a configured node asks is --set {_ELECTION}.check_interval"
+"""For a command on one lock: the options that name the lock, and what this process does with it."""
+_RETRY = f"the retry interval of a configured node is --set {_ELECTION}.check_interval"
 _BY_ROLE = "a configured node has roles, each with a key if it needs one: --role NAME=pair:1/100"
 _INSTEAD = {
     "retry_base_s": _RETRY,
@@ -80,14 +80,14 @@ _INSTEAD = {
 
 
 def config_for_node(context: click.Context, config_file: Path | None, sets: tuple[str, ...]) -> "Config | None":
-    """Return the configuration of a whole node, under the options that were given beside it; None if there is none."""
+    """Return the configuration of a whole node, overridden by the given options; None if there is none."""
     if not sets and not is_configured(config_file, takes_part=True):
         return None
     return load_for_command(config_file, sets, _given_keys(context, _SAME)).config
 
 
 def config_for_lock(context: click.Context, config_file: Path | None, *, takes_part: bool = False) -> "Config | None":
-    """Return the same for a command on one of its roles. Where no role is configured, the named one is."""
+    """Return the same for a command on one of its roles. If no role is configured, it gets the one that is named."""
     if not is_configured(config_file, takes_part=takes_part):
         return None
     config = load_for_command(config_file, (), _given_keys(context, _OF_ONE_LOCK)).config
@@ -97,7 +97,7 @@ def config_for_lock(context: click.Context, config_file: Path | None, *, takes_p
 
 
 def _given_keys(context: click.Context, same: frozenset[str]) -> "list[Option]":
-    """Return what the command line says in words of the configuration."""
+    """Return the given options as keys of the configuration."""
     given = [each for each in context.command.params if is_given(str(each.name)) and each.name not in same]
     values = {**context.params, "schema_owner": schema_owner(), "allow_pooler": allows_pooler()}
     return [each for option in given for each in _keys(option, values)]
@@ -105,10 +105,10 @@ def _given_keys(context: click.Context, same: frozenset[str]) -> "list[Option]":
 
 def _keys(parameter: click.Parameter, values: Mapping[str, Any]) -> "list[Option]":
     """Return the keys of one option. Without any it is wrong usage."""
-    from pgleaderlock.config.sources import Option  # noqa: PLC0415 - it needs an extra of its own
+    from pgleaderlock.ops.config.sources import Option  # noqa: PLC0415 - it needs an extra of its own
 
     name, flag = str(parameter.name), max(parameter.opts, key=len)
     if name not in _KEYS:
-        why = _INSTEAD.get(name, "it is no setting of a configured node")
+        why = _INSTEAD.get(name, "a configured node has no such setting")
         raise click.UsageError(f"{flag} has no effect beside --config and --set, or $PGLEADERLOCK_BACKEND: {why}.")
     return [Option(flag, key.path, key.write(values[name])) for key in _KEYS[name]]

@@ -1,4 +1,4 @@
-"""The words: what can be asked for, and the checks that refuse it before anything runs."""
+"""The commands, and the checks that refuse wrong usage before anything runs."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import Literal
 import click
 
 from pgleaderlock import __version__
-from pgleaderlock._checks import visible
+from pgleaderlock._base.checks import visible
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
@@ -67,7 +67,7 @@ def invoke(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        # Paths and names in it may be anything: a terminal must not obey them.
+        # Paths and names in it may contain control characters: a terminal must not execute them.
         lines = map(visible, hide_secrets(shown.getvalue(), arguments).split("\n"))
         click.echo("\n".join(lines), err=True, nl=False)
         return _failed(hide_secrets(error.format_message(), arguments), error.exit_code, arguments)
@@ -86,20 +86,20 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _failed(text: str, code: int, arguments: Sequence[str]) -> int:
-    """With --json, print the error on stdout too: a program that reads it finds one object there in any case."""
+    """With --json, print the error on stdout too: a program that reads stdout finds one object in any case."""
     if _wants_json(arguments):
-        with contextlib.suppress(OSError):  # the exit code is all that is left to say it
+        with contextlib.suppress(OSError):  # then only the exit code reports it
             print_json({"error": text, "exit_code": code})
     return code
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command is asked for JSON on stdout. Read from the words: they may be wrong, and that is the error."""
+    """Return whether the arguments ask for JSON on stdout, without parsing them: parsing may be what failed."""
     command: click.Command = cli
     for word in arguments:
         if isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]
-        elif command is exec_command or word == "--":  # whose stdout is that of the command that it runs
+        elif command is exec_command or word == "--":  # its stdout belongs to the command that it runs
             return False
         elif word == "--json":
             return any(parameter.name == "as_json" for parameter in command.params)
@@ -115,8 +115,8 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def cli() -> None:
     """Leader election: exactly one of N processes leads.
 
-    On PostgreSQL (--dsn), or on what --url names: a file, a shared folder, a Kubernetes Lease, rows behind a pooler.
-    To try it on this host alone, --embedded uses a PostgreSQL of its own, which your processes share.
+    On PostgreSQL (--dsn), or on the store that --url names: a file, a shared folder, a Kubernetes Lease, lease rows
+    behind a pooler. To try it on this host alone, --embedded starts a PostgreSQL that your processes here share.
     """
 
 
@@ -129,11 +129,14 @@ def cli() -> None:
 @lease_options
 @seconds_option("--retry-base", "Base delay of the exponential back-off between attempts.", default=1.0)
 @seconds_option("--retry-max", "Longest delay of the back-off.", default=30.0)
-@seconds_option("--reconnect-grace", "Try to win leadership back for so long before calling it lost. [default: off]")
+@seconds_option(
+    "--reconnect-grace",
+    "After a lost connection, try this long to regain leadership before it counts as lost. [default: off]",
+)
 @click.option("--no-auto-reacquire", is_flag=True, help="Exit after a loss instead of becoming a follower.")
-@click.option("-q", "--quiet", is_flag=True, help="Leave out a follower's attempts: log only what changes who leads.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not log a follower's attempts, only changes of leadership.")
 @config_options
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics there, on loopback.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on this loopback port.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -164,8 +167,8 @@ def run(
     SIGINT (Ctrl-C) and SIGTERM release the lock and exit; a second one closes the session by force. Logs go to
     stderr. With --json, each event is a line on stdout.
 
-    With --config or --set, all roles of a configured node; pgleaderlock config show tells what is in force. Other
-    options win over the file and the variables; those that a configured node has no use for are refused.
+    With --config or --set, take part for all roles of a configured node; pgleaderlock config show prints the values
+    in force. Other options win over the file and the variables; options without a meaning there are refused.
     """
     configured = config_for_node(context, config_file, sets)
     if configured is not None:
@@ -197,11 +200,11 @@ def run(
 @lease_options
 @seconds_option(
     "--hold",
-    "Keep the lock for so long. A signal ends it early, with a release and exit code 0.",
+    "Hold the lock for this long. A signal ends it early, with a release and exit code 0.",
     default=0.0,
     zero_ok=True,
 )
-@seconds_option("--wait", "Go on asking for so long, instead of asking once.", default=0.0, zero_ok=True)
+@seconds_option("--wait", "Keep trying for this long, instead of trying once.", default=0.0, zero_ok=True)
 @config_option
 @click.pass_context
 def acquire(
@@ -223,20 +226,20 @@ def acquire(
     hold_s: float,
     wait_s: float,
 ) -> None:
-    """Try once to get the lock: exit code 0 if acquired, 1 if another process holds it.
+    """Try once to acquire the lock: exit code 0 if acquired, 1 if another process holds it.
 
     The lock is released again when the command ends, at once unless --hold is given.
 
-    Where a dead holder is known by its silence (rows, Kubernetes, a shared folder), one look cannot tell it from a
-    living one: --wait for longer than a lease takes over from it.
+    Lease rows, Kubernetes and shared folders recognise a dead holder only by its missing renewals, so one attempt
+    cannot tell it from a live one. To take over from a dead holder, --wait for longer than a lease.
 
-    With --config, --role is one of that file, whose store and times count unless an option says otherwise.
+    With --config, --role is a role of that file. Its store and times apply unless an option overrides them.
     """
     configured = config_for_lock(context, config_file, takes_part=True)
     times = chosen_times(lease_s, health_interval_s, configured)
     common = Common(retry_strategy=Attempts(wait_s), health_interval_s=times.health_interval_s, auto_reacquire=False)
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
-    # Only errors are logged: the outcome is told by the command itself.
+    # Only errors are logged: the command itself prints the outcome.
     with elected(dsn, url, named, common, lease, configured=configured, log_level="ERROR") as (lock, target):
         code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))
     context.exit(code)
@@ -265,10 +268,10 @@ def status(
     """Show who holds the lock and who queues for it, as its store shows it now.
 
     Without a lock: all roles of the registry, or those of --config, with their leaders and candidates, as the nodes
-    wrote them down.
+    reported them.
 
-    Informational only: it may be history by the time you read it, so never decide by it who leads. Followers that
-    poll hold nothing and wait in no queue, so they are not shown. Process ids are those of the server's sessions.
+    Informational only: it may be outdated by the time you read it, so never decide by it which process leads.
+    Followers that poll are not queued, so they are not shown. Process ids are those of the server's sessions.
     """
     show_logs("ERROR")
     if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):
@@ -291,7 +294,7 @@ def status(
 
 @cli.command(**texts("doctor"))
 @examined_options
-@seconds_option("--lease", "The lease of your candidates: wait slices and round trips are judged by it.", default=15.0)
+@seconds_option("--lease", "The lease of your candidates: wait slices and round trips must fit it.", default=15.0)
 @allow_pooler_option
 @schema_option
 @schema_owner_option
@@ -308,10 +311,10 @@ def doctor(
     lease_s: float,
     schema: str,
 ) -> None:
-    """Check whether this database and this user can carry an election, and say what to do if not.
+    """Check whether elections can run on this database with this user, and print what to do if not.
 
-    With a lock named, also who holds it. Nothing is left behind. With --config, the database of that file is examined,
-    by its lease and its schema.
+    With a lock named, also print who holds it. Nothing is left behind. With --config, the database, the lease and the
+    schema are those of that file.
     """
     from pgleaderlock.cli.doctor import show_doctor  # noqa: PLC0415 - its tables take a while to import
 
@@ -328,7 +331,7 @@ def doctor(
             "doctor examines a PostgreSQL for session locks, and this is another store: name the database with --dsn."
         )
     key = lock_in(configured, named) if named.is_given else None
-    statements_of(str(settings["schema"]))  # which refuses what is no name of a schema
+    statements_of(str(settings["schema"]))  # raises if this cannot be the name of a schema
     show_logs("ERROR")
     with open_database(dsn) as database:
         is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, **settings))
@@ -337,10 +340,10 @@ def doctor(
 
 @cli.group(short_help=WORDS["schema"].short)
 def schema() -> None:
-    """Print or make the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn alone needs none.
+    """Print or create the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn alone needs none.
 
     They are for --term-table, the registry (status, history, audit, step-down), scheduled jobs (ticks) and
-    postgresql+lease://. What needs a table makes it where its user may create one. Where not, an owner of the
+    postgresql+lease://. A candidate creates the tables that it needs if its user may. If not, an owner of the
     database runs schema apply once, with --grant-to the user of the candidates.
     """
 
@@ -349,7 +352,7 @@ def schema() -> None:
 @schema_option
 @json_option("One JSON object on stdout.")
 def schema_show(*, schema: str, as_json: bool) -> None:
-    """Print the SQL that makes the tables, to be applied in another way. Nothing is connected to."""
+    """Print the SQL that creates the tables, to be applied in another way. It does not connect to a database."""
     statements = statements_of(schema)
     if as_json:
         print_json({"schema": schema, "sql": statements})
@@ -372,7 +375,7 @@ def schema_show(*, schema: str, as_json: bool) -> None:
 )
 @json_option("One JSON object on stdout.")
 def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None, as_json: bool) -> None:
-    """Make the tables that are not there yet, and grant their use. May be repeated.
+    """Create the tables that do not exist yet, and grant their use. May be repeated.
 
     Run it as a user who may create a schema in this database.
     """
@@ -397,17 +400,24 @@ for _command in COMMANDS:
 
 @cli.group(short_help=WORDS["k8s"].short)
 def k8s() -> None:
-    """What Kubernetes has to allow."""
+    """Print the permissions that candidates need in Kubernetes."""
 
 
 @k8s.command("rbac", **texts("k8s rbac"))
-@click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Where the Lease is.")
+@click.option("--namespace", default="default", show_default=True, metavar="NAME", help="The namespace of the Lease.")
 @click.option(
-    "--service-account", "account", default="default", show_default=True, metavar="NAME", help="Whose pods take part."
+    "--service-account",
+    "account",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The account of the pods that take part.",
 )
 @click.option("--lease", "leases", multiple=True, metavar="NAME", help="Only this Lease; may be repeated.")
-@click.option("--name", "role", metavar="NAME", help="Of the Role. [default: after the Lease, or the service account]")
-@json_option("One JSON object on stdout, which kubectl takes as well.")
+@click.option(
+    "--name", "role", metavar="NAME", help="The name of the Role. [default: after the Lease, or the service account]"
+)
+@json_option("One JSON object on stdout, which kubectl accepts as well.")
 def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...], role: str | None, as_json: bool) -> None:
     """Print a Role and its binding, for kubectl apply -f -."""
     objects = manifest(namespace, account, leases, role)

@@ -1,4 +1,4 @@
-"""``pgleaderlock config``: what is in force, where each value came from, and whether it can be meant."""
+"""``pgleaderlock config``: print the values in force and where each came from, or check them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,16 +8,16 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pgleaderlock.backends import _dsn
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
 from pgleaderlock.cli.console import print_json
 from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.cli.words import WORDS, texts
+from pgleaderlock.postgres import _dsn
 
 if TYPE_CHECKING:
-    from pgleaderlock.config import InForce, Loaded, Problem
-    from pgleaderlock.config.sources import Option
+    from pgleaderlock.ops.config import InForce, Loaded, Problem
+    from pgleaderlock.ops.config.sources import Option
 
 __all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
 
@@ -33,7 +33,7 @@ _WIDEST_VALUE = 48
 
 
 class WrongConfigError(click.ClickException):
-    """Everything that is wrong, a line each, as compilers have it: editors jump to the place."""
+    """All problems, one per line in the format of compilers, so that editors can jump to the place."""
 
     exit_code = exit_codes.USAGE
 
@@ -43,7 +43,7 @@ class WrongConfigError(click.ClickException):
 
 
 def config_option(command: F) -> F:
-    """Add ``--config``, for every command that looks where a node's configuration says."""
+    """Add ``--config``, for every command that uses the store or the registry of a node's configuration."""
     return click.option(
         "--config",
         "config_file",
@@ -51,7 +51,7 @@ def config_option(command: F) -> F:
         envvar=_CONFIG_VARIABLE,
         show_envvar=True,
         metavar="FILE",
-        help="The TOML file of a node. Without one, defaults and variables count.",
+        help="The TOML file of a node. Without one, defaults and variables apply.",
     )(command)
 
 
@@ -68,13 +68,13 @@ def config_options(command: F) -> F:
 
 
 def load_for_command(config_file: Path | None, sets: tuple[str, ...], options: "Sequence[Option]" = ()) -> "Loaded":
-    """Return the configuration in force, under the command's own options; what is wrong with it is wrong usage."""
+    """Return the configuration in force, overridden by the command's own options; problems are wrong usage."""
     _keep_passwords_out(sets)
-    left_out = os.environ.get(MOVED_VARIABLE, "").split()  # what the command line gave is no variable of the user's
+    left_out = os.environ.get(MOVED_VARIABLE, "").split()  # set by us from the command line, not by the user
     if wants_embedded():  # which wins over the variables
         left_out += _STORE_OF_NODE
     environ = {name: value for name, value in os.environ.items() if name not in left_out}
-    from pgleaderlock.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
+    from pgleaderlock.ops.config import ConfigError, load  # noqa: PLC0415 - it needs an extra of its own
 
     try:
         loaded = load(config_file, environ=environ, sets=sets, options=options)
@@ -88,7 +88,7 @@ def load_for_command(config_file: Path | None, sets: tuple[str, ...], options: "
 
 
 def _keep_passwords_out(sets: tuple[str, ...]) -> None:
-    """Every user of a machine can read every process's arguments, and the shell remembers them."""
+    """Refuse passwords in --set: every user of the machine can read arguments, and shells keep a history."""
     for written in sets:
         key, _, value = written.partition("=")
         scheme, separator, rest = value.partition("://")
@@ -102,7 +102,7 @@ def _keep_passwords_out(sets: tuple[str, ...]) -> None:
 
 @click.group(short_help=WORDS["config"].short)
 def config() -> None:
-    """The configuration of a node: a file, under variables, under flags."""
+    """Show or check the configuration of a node: defaults, file, variables and flags, of which later ones win."""
 
 
 @config.command("show", **texts("config show"))
@@ -114,7 +114,7 @@ def config_show(*, config_file: Path | None, sets: tuple[str, ...], as_json: boo
     Later ones win: defaults, the file, variables of the environment, --set.
     """
     from_sources = load_for_command(config_file, sets)
-    from pgleaderlock.config import in_force  # noqa: PLC0415 - it needs an extra of its own
+    from pgleaderlock.ops.config import in_force  # noqa: PLC0415 - it needs an extra of its own
 
     values = in_force(from_sources)
     if as_json:
@@ -135,10 +135,10 @@ def _table(values: "list[InForce]") -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
 def config_check(context: click.Context, *, config_file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Say whether this configuration can be used: exit code 0, or 2 and everything that is wrong with it.
+    """Check whether this configuration can be used: exit code 0, or 2 and a list of all problems.
 
-    Also what alerts export would refuse of its alerts; what it would warn of is said on stderr. Nothing is connected
-    to: whether a database answers, doctor says.
+    Also list the alerts that alerts export would refuse, and on stderr its warnings. It does not connect to the
+    database: for that, see doctor.
     """
     roles, doubtful = "", list[Any]()
     try:
@@ -164,8 +164,8 @@ def config_check(context: click.Context, *, config_file: Path | None, sets: tupl
 
 
 def _unfit_for_node(loaded: "Loaded") -> "list[Problem]":
-    """Return why run would refuse it, whatever store it is given."""
-    from pgleaderlock.node import missing_for_node  # noqa: PLC0415 - it needs an extra of its own
+    """Return why ``run`` would refuse this configuration, whatever store it is given."""
+    from pgleaderlock.ops.node import missing_for_node  # noqa: PLC0415 - it needs an extra of its own
 
     found = missing_for_node(loaded.config, dsn="")
     return [replace(each, place=loaded.file or "") for each in found]

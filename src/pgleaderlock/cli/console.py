@@ -1,4 +1,4 @@
-"""What a person or a program gets to read: log lines on stderr through loguru, JSON lines on stdout."""
+"""The output of commands: log lines on stderr through loguru, JSON lines on stdout."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ from typing import Any
 import click
 from loguru import logger
 
-from pgleaderlock._checks import visible
-from pgleaderlock.keys import LockKey
+from pgleaderlock._base.checks import visible
 from pgleaderlock.models import Holder
+from pgleaderlock.postgres.keys import LockKey
 
 __all__ = [
     "InterceptHandler",
@@ -71,12 +71,12 @@ def _wants_colour() -> bool:
 
 
 def print_json(record: dict[str, Any]) -> None:
-    """Print one record as one line, at once: whoever reads it may be waiting for it."""
+    """Print one record as one line, without buffering: a program may be waiting for it."""
     click.echo(json.dumps(record))
 
 
 def discard_output() -> None:
-    """Send the rest of stdout to nowhere: where no reader is left, Python cannot write it and would exit with 120."""
+    """Discard the rest of stdout: if no reader is left, Python cannot write it and would exit with 120."""
     with contextlib.suppress(OSError):  # a stdout that is no file of the system's
         number = sys.stdout.fileno()
         null = os.open(os.devnull, os.O_WRONLY)
@@ -85,7 +85,7 @@ def discard_output() -> None:
 
 
 def print_folded(text: str) -> None:
-    """Print one line; on a terminal folded between words, with what follows indented. A pipe may be searched."""
+    """Print one line; a terminal gets it folded between words and indented, a pipe unfolded for searching."""
     if sys.stdout.isatty():
         width, _ = shutil.get_terminal_size()
         indent = " " * (len(text) - len(text.lstrip()) + 4)
@@ -94,9 +94,9 @@ def print_folded(text: str) -> None:
 
 
 def fold(text: str, width: int, indent: str) -> str:
-    """Fold between words, and indent what follows the first line.
+    """Fold between words, and indent all lines but the first.
 
-    What is in `backticks` is to be copied: it has a line of its own, however long, because a line that the terminal
+    Text in `backticks` is meant to be copied: it gets a line of its own, however long, because a line that the terminal
     itself breaks is copied as one.
     """
     lines: list[str] = []
@@ -118,7 +118,7 @@ def fold(text: str, width: int, indent: str) -> str:
 
 
 def key_fields(key: LockKey) -> dict[str, Any]:
-    """Name the lock in the way that it was named to us, and in the form that the library prints."""
+    """Return the lock as the command line named it, and in the form that the library prints."""
     if key.space == "pair":
         pair = {"key": str(key), "key1": key.numbers[0], "key2": key.numbers[1]}
         return pair if key.role is None else {**pair, "role": key.role}
@@ -137,7 +137,7 @@ def holder_fields(holder: Holder) -> dict[str, Any]:
 
 
 def describe_holder(holder: Holder) -> str:
-    """Say who it is, in a line for people. The pid is the server's; a name of ours has the client's in it."""
+    """Return the holder as one line for people. The pid is the server's; our application names contain the client's."""
     if holder.pid is None:  # a store without sessions knows a name, and since when
         return visible(holder.name + (f", since {holder.since}" if holder.since else ""))
     place = holder.address or "the local socket"

@@ -1,4 +1,4 @@
-"""``pgleaderlock dashboard``: the page for whoever looks, until a signal ends it."""
+"""``pgleaderlock dashboard``: serve the page until a signal ends it."""
 
 import asyncio
 import os
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import click
 
-from pgleaderlock._checks import check_token
-from pgleaderlock.backends import _dsn, open_backend
+from pgleaderlock._base.checks import check_token
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.signals import call_on_signal
-from pgleaderlock.dashboard import Dashboard, RegistrySource, Source, StoreSource, Watched
 from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, Source, StoreSource, Watched
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.stores import open_backend
 
 __all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source", "watched_at"]
 
@@ -40,7 +41,7 @@ def watched_at(place: Place) -> Watched:
 
 
 def choose_token(*, allow_actions: bool) -> str | None:
-    """Return what lets a page ask for something: the variable's, a new one, or nothing."""
+    """Return the token for actions: that of the variable, or a new one; None if actions are not allowed."""
     if not allow_actions:
         return None
     if TOKEN_VARIABLE in os.environ:
@@ -52,7 +53,7 @@ def choose_token(*, allow_actions: bool) -> str | None:
 
 
 def registry_source(dsn: str, place: Place, window_s: float) -> Source:
-    """Return the registry of a database."""
+    """Return a source that reads the registry of a database."""
     where = _dsn.describe(_dsn.check_dsn(dsn))
     return RegistrySource(
         dsn, place.schema, where=where, window_s=window_s, roles=place.roles, schema_owner=place.owner
@@ -60,7 +61,7 @@ def registry_source(dsn: str, place: Place, window_s: float) -> Source:
 
 
 def store_source(urls: Iterable[str], window_s: float) -> Source:
-    """Return any stores: each URL is one role."""
+    """Return a source that reads the holders of locks in any stores: each URL is one role."""
     backends = {}
     for url in urls:
         try:
@@ -92,7 +93,7 @@ async def serve(source: Source, serving: Serving) -> None:
         except PgLeaderLockError as error:
             raise click.UsageError(f"{error}; --port 0 is any free one.") from error
         try:
-            # A token of the operator's own is known to whoever may use it, and does not belong into a service's log.
+            # A token that the operator chose is known to its users, and must not appear in a service's log.
             is_ours = serving.token is not None and TOKEN_VARIABLE not in os.environ
             fragment = f"#token={serving.token}" if is_ours else ""
             click.echo(f"dashboard: {dashboard.url}{fragment}")

@@ -1,4 +1,4 @@
-"""Which PostgreSQL: the one that was named, or the embedded one where that was asked for."""
+"""The PostgreSQL to use: the one that the command line names, or with ``--embedded`` the embedded one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,35 +6,35 @@ from dataclasses import dataclass
 
 import click
 
-from pgleaderlock import embedded
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.errors import ConnectionError, EmbeddedServerError
+from pgleaderlock.testing import embedded
 
 __all__ = ["CHECK_DSN", "CHECK_REGISTRY", "Database", "UnreachableError", "explained", "need_store", "open_database"]
 
-CHECK_DSN = "check --dsn or $PG_DSN, and that the server is up and lets this user in."
-"""What to do where no PostgreSQL answered."""
-CHECK_REGISTRY = "check --dsn, $PG_DSN or --config, and that the server is up and lets this user in."
-_REFUSED = "the server answered: database, user and password are those of --dsn or $PG_DSN."
+CHECK_DSN = "check --dsn or $PG_DSN, and that the server is up and accepts this user."
+"""The advice for a PostgreSQL that did not answer."""
+CHECK_REGISTRY = "check --dsn, $PG_DSN or --config, and that the server is up and accepts this user."
+_REFUSED = "the server answered, and refused: check database, user and password in --dsn or $PG_DSN."
 
 _NAMING = {"dsn": "--dsn", "url": "--url", "config_file": "--config"}
 
 
 class UnreachableError(click.ClickException):
-    """There is no database to ask. Shown as one line, never as a traceback."""
+    """The database or store cannot be reached. Shown as one line, never as a traceback."""
 
     exit_code = exit_codes.UNREACHABLE
 
     @classmethod
     def from_error(cls, error: Exception, advice: str) -> "UnreachableError":
-        """Say what went wrong and where, which the library's error does, and what to do."""
+        """Return the library's error, which says what failed and where, with the advice."""
         return cls(explained(error, advice))
 
 
 def explained(error: Exception, advice: str = "") -> str:
-    """Return the error's own words, and what to check where no server answered: one that did has said what is wrong."""
+    """Return the error's text and the advice; if the server answered, its own text says what is wrong."""
     text = visible(str(error))
     if not advice or not isinstance(error, ConnectionError) or error.answered:
         return text
@@ -49,14 +49,14 @@ class Database:
 
 
 def need_store(dsn: str | None) -> None:
-    """Refuse to go on without a store: on the embedded PostgreSQL every host leads, and answers for itself alone."""
+    """Refuse a command without a store: with an embedded PostgreSQL on each host, every host would lead."""
     if dsn is not None or wants_embedded():
         return
     known = {parameter.name for parameter in click.get_current_context().command.params}
     options = ", ".join(flag for name, flag in _NAMING.items() if name in known)
     raise click.UsageError(
-        f"no store was named: give the one that all hosts share ({options} or $PG_DSN). With --embedded, to try it, "
-        "each host has a PostgreSQL of its own, and a leader of its own."
+        f"no store was named: give the one that all hosts share ({options} or $PG_DSN). --embedded is only for a first "
+        "try: each host then has its own PostgreSQL, and its own leader."
     )
 
 
@@ -76,9 +76,9 @@ def open_database(dsn: str | None) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def _embedded_database() -> Iterator[Database]:
-    embedded.find_binaries()  # before we say that we use it
+    embedded.find_binaries()  # before the message below
     folder = embedded.shared_folder()
-    # Said before the start, because the first one takes a second or two and silence looks like a hang.
+    # Printed before the start, because the first start takes a second or two and silence looks like a hang.
     click.echo(f"pgleaderlock: using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
         yield Database(server.dsn)

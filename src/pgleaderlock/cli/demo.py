@@ -1,4 +1,4 @@
-"""``pgleaderlock demo``: the words. What they do is imported when it is needed, and needs extras of its own."""
+"""``pgleaderlock demo``: its options. The implementation is imported when the command runs, and needs extras."""
 
 import importlib.util
 import os
@@ -20,16 +20,16 @@ _MOST_NODES = 26  # one for each letter
 
 
 def parse_script(text: str) -> tuple[str, ...]:
-    """Return the actions of a script, such as ``kill,step-down``; ValueError says which is none."""
+    """Return the actions of a script, such as ``kill,step-down``; ValueError names an unknown one."""
     words = [word.strip().replace("_", "-") for word in text.split(",")]
     for word in words:
         if word not in _ACTIONS:
-            raise ValueError(f"{word!r} is nothing that can be done to a leader here: {', '.join(_ACTIONS)}")
+            raise ValueError(f"there is no action {word!r}; the actions are {', '.join(_ACTIONS)}")
     return tuple(word.replace("-", "_") for word in words)
 
 
 def _check_extras() -> None:
-    """Name all that is missing at once, so that one installation is enough."""
+    """Raise MissingExtra with all missing extras at once, so that one installation is enough."""
     needed = {
         name: modules
         for name, modules in _EXTRAS.items()
@@ -54,24 +54,24 @@ def _check_script(context: click.Context, _option: click.Parameter, value: str |
     default=3,
     show_default=True,
     metavar="N",
-    help="How many processes stand for the role.",
+    help="How many candidates (processes) to start.",
 )
 @seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Of the page; 0 is any free one. [default: 8765, or any if that is taken; with --script no page]",
+    help="Port of the page; 0 is any free one. [default: 8765, or any if that is taken; with --script no page]",
 )
 @click.option("--no-browser", is_flag=True, help="Print the page's address, and do not open it.")
 @click.option(
     "--script",
     callback=_check_script,
     metavar="ACTIONS",
-    help=f"Instead of showing buttons, do this to the leader, measure, print a table and exit: {','.join(_ACTIONS)}",
+    help=f"Without buttons: do this to the leader, measure the failovers, print a table, exit: {','.join(_ACTIONS)}",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 10_000), metavar="N", help=f"How often, for each action. [default: {_ROUNDS}]"
+    "--rounds", type=click.IntRange(1, 10_000), metavar="N", help=f"How often to do each action. [default: {_ROUNDS}]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per action on stdout, in place of the table.")
 @click.pass_context
@@ -86,15 +86,15 @@ def demo(
     rounds: int | None,
     as_json: bool,
 ) -> None:
-    """See a failover: three real processes, a PostgreSQL of their own, and a page with buttons to break the leader.
+    """See a failover: three real processes, their own PostgreSQL, and a page with buttons that break the leader.
 
     Kill it with -9, freeze it, cut it off from PostgreSQL, ask it to step down; each time you see how many milliseconds
-    it took until another led, and whether ever two did. Ctrl-C ends everything and removes it.
+    it took until another process led, and whether there were ever two leaders. Ctrl-C ends and removes everything.
 
-    Exit code 1 if two led at once, or if nobody took over in a --script.
+    Exit code 1 if there were two leaders at once, or if no other process took over in a --script.
     """
     if not script and (as_json or rounds is not None):
-        raise click.UsageError("--rounds and --json go with --script.")
+        raise click.UsageError("--rounds and --json need --script.")
     if lease_s < _SHORTEST_LEASE_S:
         raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
     _check_extras()

@@ -1,4 +1,4 @@
-"""What ``pgleaderlock demo`` shows: a page with buttons, or a table of what was measured."""
+"""The output of ``pgleaderlock demo``: a page with buttons, or a table of measured failovers."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,16 @@ from typing import Any
 import click
 from rich.text import Text
 
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import print_json
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
-from pgleaderlock.dashboard import Dashboard, RegistrySource
-from pgleaderlock.demo import ACTIONS, ActionResult, Said, Stage, Tally, own_server, play
-from pgleaderlock.embedded import Server
 from pgleaderlock.errors import EmbeddedServerError, LockError, PgLeaderLockError
+from pgleaderlock.ops.dashboard import Dashboard, RegistrySource
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
+from pgleaderlock.testing.demo import ACTIONS, ActionResult, Said, Stage, Tally, own_server, play
+from pgleaderlock.testing.embedded import Server
 
 __all__ = ["DemoOptions", "run_demo"]
 
@@ -36,12 +36,12 @@ _LINGER_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What was asked for."""
+    """The options of one run."""
 
     nodes: int
     lease_s: float
     port: int | None
-    """None: the usual one, or any if that is taken; without a page where there is a script."""
+    """None: the usual port, or any free one if that is taken; with a script, no page."""
     opens_browser: bool
     script: tuple[str, ...]
     rounds: int
@@ -49,7 +49,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run it to its end, leave nothing behind, and return the exit code."""
+    """Run to the end, clean up, and return the exit code."""
     unwind_on_hangup()
     click.echo("starting a PostgreSQL and the nodes...", err=True)
     try:
@@ -72,7 +72,7 @@ async def _until_signal(demo: "_Demo") -> int:
         stop = asyncio.ensure_future(ended.wait())
         await asyncio.wait({run, stop}, return_when=asyncio.FIRST_COMPLETED)
         if came:
-            demo.print_summary()  # at once: to remove everything takes a moment
+            demo.print_summary()  # now, because cleaning up takes a moment
         for task in (run, stop):
             task.cancel()
         await asyncio.wait({run, stop})
@@ -85,7 +85,7 @@ async def _until_signal(demo: "_Demo") -> int:
 
 @dataclass(slots=True)
 class _Demo:
-    """One run of it."""
+    """One run of the demo."""
 
     options: DemoOptions
     server: Server
@@ -105,16 +105,16 @@ class _Demo:
                     return await (self._play(stage) if options.script else self._show(stage, address))
         except PgLeaderLockError as error:
             raise click.ClickException(str(error)) from error
-        except OSError as error:  # such as: one process more cannot be had
+        except OSError as error:  # for example: no further process can be started
             raise click.ClickException(f"the demo failed: {error}") from error
 
     def print_summary(self) -> None:
-        """Print what was measured until it was interrupted."""
+        """Print the failovers measured before the interruption."""
         if self.options.as_json:
             return
         with contextlib.suppress(OSError):  # a terminal that hung up
             if not self.tally.results:
-                click.echo("\nNothing was measured: no action was begun.")
+                click.echo("\nNothing was measured: no action was started.")
                 return
             click.echo("\nMeasured, from the action to the next leader:\n")
             _print_table(self.tally.results)
@@ -122,7 +122,7 @@ class _Demo:
     def _hear(self, said: Said) -> None:
         self.had_overlap = self.had_overlap or said.is_overlap
         self.tally.hear(said)
-        with contextlib.suppress(OSError):  # nobody reads it there; the page may be read
+        with contextlib.suppress(OSError):  # the terminal is gone; the page may still be open
             click.echo(click.style(said.text, fg="red", bold=True) if said.is_alarm else said.text, err=True)
         for listener in self._listeners:
             listener(said)
@@ -254,7 +254,7 @@ def _ms(value: float | None) -> str:
 
 
 async def _open_browser(address: str) -> None:
-    """Open it where there is one with a window: one that lives in the terminal would take ours."""
+    """Open a browser that has a window; one that runs in the terminal would take over this terminal."""
     if not _has_display():
         return
     with contextlib.suppress(webbrowser.Error, OSError):

@@ -1,11 +1,11 @@
-"""``pgleaderlock doctor``: whether a database and a user can carry the protocol, check by check.
+"""``pgleaderlock doctor``: check by check, whether elections can run on a database with a user.
 
-A terminal gets a table that fits it, and beneath it what to do, in which no statement is folded: a copy of one that
-was folded has line breaks in it. A pipe gets one line per finding, never folded and without colours, because it
-ends in a ticket or in ``grep``; what to do follows on a line of its own.
+A terminal gets a table that fits it, and below it the advice, in which no statement is folded: a copy of a folded
+statement would have line breaks in it. A pipe gets one line per finding, never folded and without colours, because it
+ends in a ticket or in ``grep``; the advice follows on a line of its own.
 
-Names and values in a finding come from the server. They are data: control characters are made visible, since a
-database can be named so that it repaints a terminal, and nothing in them is read as markup.
+Names and values in a finding come from the server. They are data: control characters are made visible, since the name
+of a database can contain some that repaint a terminal, and nothing in them is read as markup.
 """
 
 import os
@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgleaderlock.backends._pg_doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.cli.console import fold, key_fields, print_json, visible
 from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres.doctor import Examination, Finding, Verdict, examine
+from pgleaderlock.postgres.keys import LockKey
 
 __all__ = ["show_doctor"]
 
@@ -33,7 +33,7 @@ _VERDICT_WIDTH = max(map(len, Verdict))
 
 
 async def show_doctor(dsn: str, key: LockKey | None, lease_s: float, *, as_json: bool, **settings: Any) -> bool:
-    """Print what was found, and return whether there was no problem; UnreachableError if no server answers.
+    """Print the findings, and return whether there was no problem; UnreachableError if no server answers.
 
     ``settings`` are the candidates' own, as :func:`examine` takes them.
     """
@@ -107,7 +107,9 @@ def _sum_up(examination: Examination) -> str:
         f"{counted[verdict]} {verdict}{'' if counted[verdict] == 1 else 's'}"
         for verdict in (Verdict.PROBLEM, Verdict.WARNING)
     )
-    meaning = "this database and user can carry an election" if examination.is_fit else "do not elect leaders here yet"
+    meaning = (
+        "elections can run on this database with this user" if examination.is_fit else "do not elect leaders here yet"
+    )
     return f"{problems}, {warnings}: {meaning}"
 
 

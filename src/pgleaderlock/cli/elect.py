@@ -1,4 +1,4 @@
-"""From the options to an election and what it is about; combinations that make no sense are wrong usage."""
+"""Make an election and its target from the options; combinations that make no sense are wrong usage."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
 
-from pgleaderlock.backends import open_backend
-from pgleaderlock.backends.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.options import LockName, allows_pooler, is_given, schema_owner
 from pgleaderlock.cli.place import role_of, target_of
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock
+from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
+from pgleaderlock.stores import open_backend
+from pgleaderlock.stores.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 
 if TYPE_CHECKING:
-    from pgleaderlock.config import Config
+    from pgleaderlock.ops.config import Config
 
 __all__ = ["Common", "LeaseOptions", "as_dsn", "check_url", "chosen_times", "elected"]
 
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
-    """Return both as they are meant: a URL of PostgreSQL's is a connection string."""
+    """Return URL and DSN with a ``postgresql://`` URL moved to the DSN: it is a connection string."""
     return (None, url) if url is not None and is_postgres(url) else (url, dsn)
 
 
@@ -53,24 +53,22 @@ def _check_by_making(make_lock: Callable[[str], LeaderLock]) -> None:
 
 
 def _check_takeover(takeover: str, *, term_table: bool) -> None:
-    if takeover == "strict" and not term_table:  # said here in the command line's own words
+    if takeover == "strict" and not term_table:  # the library's error names its arguments, this one the options
         raise click.UsageError("--takeover strict decides by the term table: add --term-table.")
 
 
 def _check_schema(*, term_table: bool) -> None:
-    """Refuse what names the schema of a table that is not used."""
+    """Refuse --schema and --schema-owner where no table is used."""
     owner = schema_owner() is not None
     given = [flag for flag, is_there in (("--schema", is_given("schema")), ("--schema-owner", owner)) if is_there]
     if given and not term_table:
-        raise click.UsageError(
-            f"{', '.join(given)}: only about the term table here. Add --term-table, or leave it out."
-        )
+        raise click.UsageError(f"{', '.join(given)}: here only for the term table. Add --term-table, or leave it out.")
 
 
 def chosen_times(
     lease_s: float | None, health_interval_s: float | None, configured: "Config | None" = None
 ) -> LeaseTimes:
-    """Return the times of ``--lease`` and ``--health-interval``: what was not given follows from what was.
+    """Return the times of ``--lease`` and ``--health-interval``; the one that is missing follows from the other.
 
     A configuration has taken both options into account already.
     """
@@ -83,7 +81,7 @@ def chosen_times(
 
 
 class Common(TypedDict, total=False):
-    """What every election takes, whatever its store."""
+    """The arguments of every election, independent of its store."""
 
     retry_strategy: RetryStrategy
     health_interval_s: float
@@ -93,7 +91,7 @@ class Common(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """What ``--lease`` and those beside it say."""
+    """The values of :func:`lease_options`."""
 
     lease_s: float
     settle_s: float | None
@@ -115,9 +113,9 @@ def elected(
     configured: "Config | None" = None,
     log_level: str,
 ) -> Iterator[tuple[Election, Target]]:
-    """Yield the election that was asked for, not yet started, and what it is about.
+    """Yield the election that the options describe, not yet started, and its target.
 
-    With a configuration, that of one of its roles: the store and ``lease`` are then what it says.
+    With a configuration, it is the election of one of its roles, with the configuration's store and lease.
     """
     if configured is not None:
         with _elected_as_configured(configured, named, common, log_level=log_level) as (election, target):
@@ -161,7 +159,7 @@ def elected(
 def _elected_as_configured(
     config: "Config", named: LockName, common: Common, *, log_level: str
 ) -> Iterator[tuple[Election, Target]]:
-    from pgleaderlock.node import make_election  # noqa: PLC0415 - it needs an extra of its own
+    from pgleaderlock.ops.node import make_election  # noqa: PLC0415 - it needs an extra of its own
 
     settings, role = config.election, role_of(config, named)
     show_logs(log_level)
@@ -180,7 +178,10 @@ def _elected_as_configured(
 
 def _warn_of_memory(url: str) -> None:
     if url.lower().startswith("memory://"):
-        click.echo("memory:// is this process's own: every process leads there. For several, file:///path.", err=True)
+        click.echo(
+            "memory:// is local to this process: every process leads. For several processes, use file:///path.",
+            err=True,
+        )
 
 
 def _election_by_url(url: str, role: str | None, common: Common, lease_s: float, schema: str | None) -> Election:

@@ -1,4 +1,4 @@
-"""``pgleaderlock exec``: run a command only while leading, and have it dead before another leads."""
+"""``pgleaderlock exec``: run a command only while leading, and end it before another process leads."""
 
 import asyncio
 import errno
@@ -25,26 +25,26 @@ from pgleaderlock.cli.options import LockName, health_interval, lease_options, n
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.cli.words import texts
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.retry import ExponentialBackoff
-from pgleaderlock.supervise.supervisor import Ending, How, Policy, Supervisor, Tell
-from pgleaderlock.supervise.timing import KillTimes
-from pgleaderlock.supervise.ward import Job
+from pgleaderlock.work.exec.guardian_client import Job
+from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor, Tell
+from pgleaderlock.work.exec.timing import KillTimes
 
 __all__ = ["exec_command"]
 
-_LONGEST_RETRY_S = 5.0  # what runs a command should be up soon after its database is
+_LONGEST_RETRY_S = 5.0  # the command should run soon after its database is up again
 _NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
 _Complain = Callable[[int, str], int]
-"""Say why we end with this exit code, and return it."""
+"""Print why the process ends with this exit code, and return the code."""
 
 
 class _Command(click.Command):
-    """Takes what follows ``--`` as it is, and insists on the ``--``: our options and the command's must not mix."""
+    """A command that requires ``--`` before the program to run, so that its options and ours cannot mix."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See that there is a ``--``, unless help is all that is asked for."""
+        """Require a ``--``, except for --help."""
         if "--" not in args and not set(args) & set(ctx.help_option_names):
             raise click.UsageError("put -- before the command: pgleaderlock exec --role NAME -- COMMAND ARGS", ctx)
         return super().parse_args(ctx, args)
@@ -54,16 +54,16 @@ class _Command(click.Command):
 @naming_options
 @health_interval
 @lease_options
-@seconds_option("--wait", "Wait in line for so long, each time; 0 asks once. [default: for ever]", zero_ok=True)
+@seconds_option("--wait", "How long to wait for leadership, each time; 0 tries once. [default: forever]", zero_ok=True)
 @seconds_option(
     "--kill-after",
-    "SIGKILL so long after SIGTERM. [default: after a loss as late as is safe, otherwise 10]",
+    "Time between SIGTERM and SIGKILL. [default: after a loss as late as is safe, otherwise 10]",
     zero_ok=True,
 )
-@click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not wait in line again.")
+@click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not take part again.")
 @click.option("--restart", is_flag=True, help="Run the command again when it ends by itself, after a growing pause.")
 @click.option("--pass-dsn", is_flag=True, help="Let the command inherit $PG_DSN and the like, with their passwords.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors, for cron.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only, for cron.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
 @config_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -92,12 +92,13 @@ def exec_command(
     quiet: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Wait for leadership, and run COMMAND while it lasts: SIGTERM when it is lost, SIGKILL in time.
+    """Wait for leadership, and run COMMAND while it lasts: SIGTERM when it is lost, SIGKILL before a successor leads.
 
-    Signals are passed on to the command, and its exit code is ours. In its environment: PGLEADERLOCK_ROLE,
-    PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as it was at the start; not in it: PG_DSN, PGLEADERLOCK_URL.
+    Signals are passed on to the command, and its exit code becomes that of exec. Its environment has
+    PGLEADERLOCK_ROLE, PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as of the start, but not PG_DSN and
+    PGLEADERLOCK_URL.
 
-    With --config, --role is one of that file, whose store and times count unless an option says otherwise.
+    With --config, --role is a role of that file. Its store and times apply unless an option overrides them.
     """
     complain = _json_complaint if as_json else _complaint
     if (why := _why_refused(command[0])) is not None:
@@ -134,7 +135,7 @@ async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, t
 
 
 def _why_refused(program: str) -> int | None:
-    """Find out before anybody waits whether the command can be executed at all; the system's error number if not."""
+    """Check before waiting whether the command can be executed; return the system's error number if not."""
     if shutil.which(program) is not None:
         return None
     if "/" in program and Path(program).exists():
@@ -151,21 +152,23 @@ def _refuse(program: str, why: int, complain: _Complain) -> int:
 
 
 def _what_is_missing(program: str) -> str:
-    if shutil.which(program) is not None:  # it is there, and the kernel says that it is not
-        return "was not found by the system, although it is there: is there what its first line (#!) names?"
+    if shutil.which(program) is not None:  # the file exists, but the kernel does not find its interpreter
+        return "exists, but the system did not find it: check that the interpreter in its first line (#!) exists"
     if "/" in program:
         return "was not found"
     return f"was not found in $PATH, which is {visible(os.environ.get('PATH', os.defpath))}"  # cron's is a short one
 
 
 def _code_of(ending: Ending, target: Target, program: str, complain: _Complain, *, quiet: bool) -> int:
-    """Turn the ending into an exit code, with a word on what is not the command's own doing."""
+    """Return the exit code of this ending; print the cause unless it is the command's own exit."""
     if ending.how in (How.COMMAND, How.SIGNALLED):
         return ending.code
     if ending.how is How.REFUSED:
         return _refuse(program, ending.code, complain)
     code, text = _explain(ending, target)
-    if quiet and ending.how is How.NOT_ACQUIRED and not ending.problem:  # as a cron job on the other hosts should find
+    if (
+        quiet and ending.how is How.NOT_ACQUIRED and not ending.problem
+    ):  # the normal case of a cron job on all hosts but one
         return code
     return complain(code, text)
 

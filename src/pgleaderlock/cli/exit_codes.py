@@ -1,4 +1,4 @@
-"""What the exit status of ``pgleaderlock`` means. Scripts depend on these numbers: they do not change."""
+"""The exit codes of ``pgleaderlock``. Scripts depend on these numbers: they do not change."""
 
 __all__ = [
     "CANNOT_EXECUTE",
@@ -34,12 +34,12 @@ TERMINATED = 143  # 128 + SIGTERM
 
 
 def of_signal(number: int) -> int:
-    """Return what shells show for a process that this signal ended."""
+    """Return the exit code that shells show for a process that this signal ended."""
     return 128 + number
 
 
-# Those of exec stand beside the command's own, which are passed on: so they are numbers that commands seldom use, as
-# sysexits.h (EX_UNAVAILABLE, EX_TEMPFAIL), timeout(1) and the shell have them.
+# exec also passes on the exit code of its command, so its own codes are numbers that commands seldom use: those of
+# sysexits.h (EX_UNAVAILABLE, EX_TEMPFAIL), timeout(1) and the shell.
 EXEC_UNREACHABLE = 69
 EXEC_LOST = 75
 EXEC_NOT_ACQUIRED = 124

@@ -1,4 +1,4 @@
-"""``pgleaderlock history``: what happened, the oldest first."""
+"""``pgleaderlock history``: the events of the registry, the oldest first."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
 from pgleaderlock.cli.times import Since, iso
-from pgleaderlock.registry.audit import Line
+from pgleaderlock.ops.registry.audit import Line
 
 __all__ = ["show_history"]
 
 _HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Token", "Why")
 _SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
-"""Causes that the event itself tells."""
+"""Causes that are not printed, because the event says the same."""
 
 
 async def show_history(
@@ -39,11 +39,11 @@ async def show_history(
         console = console_for()
         console.print(_table(lines, console.width))
     if is_cut:
-        click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
+        click.echo(f"Older lines were left out: these are the newest {limit} (--limit).", err=True)
     if not lines:
-        click.echo(f"The history has nothing{f' since {iso(since_at)}' if since_at else ''}.", err=True)
+        click.echo(f"The history has no lines{f' since {iso(since_at)}' if since_at else ''}.", err=True)
     if problem:
-        click.echo(f"problem: {visible(problem)}", err=as_json)  # on stdout, programs find nothing but lines
+        click.echo(f"problem: {visible(problem)}", err=as_json)  # with --json, stdout has nothing but JSON lines
 
 
 def _line_fields(line: Line) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _line_fields(line: Line) -> dict[str, Any]:
 
 
 def _table(lines: Sequence[Line], width: int) -> Table:
-    """Return a row for each line. A terminal is narrow, and gets the day once; a pipe may be searched."""
+    """Return a row for each line. A narrow terminal gets the day once, a pipe on every line."""
     rows, today = [], ""
     for line in lines:
         day, _, time = (iso(line.at) or "").removesuffix("Z").partition("T")
@@ -85,7 +85,7 @@ def _rows_of(line: Line, time: str) -> Iterator[list[Text]]:
 
 
 def _why(line: Line) -> str:
-    """Return the cause, unless it is what the event says already, and what was written down of it."""
+    """Return the cause, unless the event says the same, and the details that the node wrote."""
     cause = "" if line.cause in _SAYS_NOTHING else line.cause or ""
     return ": ".join(filter(None, (cause, line.detail)))
 

@@ -1,4 +1,4 @@
-"""``pgleaderlock k8s rbac``: what a Kubernetes administrator has to allow, as a manifest."""
+"""``pgleaderlock k8s rbac``: the permissions that candidates need in Kubernetes, as a manifest."""
 
 import json
 import re
@@ -18,7 +18,7 @@ Manifest = list[dict[str, Any]]
 def manifest(namespace: str, account: str, leases: tuple[str, ...], role: str | None = None) -> Manifest:
     """Return a Role and its binding; for these Leases alone, if any are named.
 
-    Two applications of one namespace must not replace each other's, so it is named after what it allows.
+    The Role is named after what it allows, so that two applications in one namespace do not replace each other's.
     """
     role = role or f"pgleaderlock-{'-'.join(leases) or account}"
     for name in (namespace, account, role, *leases):
@@ -52,7 +52,7 @@ def as_list(objects: Manifest) -> dict[str, Any]:
 
 
 def as_yaml(objects: Manifest) -> str:
-    """Return them as YAML, with what a reader wants to know before applying them."""
+    """Return them as YAML, with a comment that explains them."""
     role, binding = objects
     names = role["rules"][1].get("resourceNames")
     what = f"the Lease {', '.join(names)}" if names else "all Leases"

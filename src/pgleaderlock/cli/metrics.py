@@ -1,4 +1,4 @@
-"""``--metrics-port``: metrics of one election, for as long as it runs."""
+"""``--metrics-port``: serve the metrics of one election while it runs."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import MissingExtra
 
 __all__ = ["served_metrics"]
@@ -20,7 +20,7 @@ def served_metrics(election: Election, role: str, port: int | None) -> Iterator[
         yield
         return
     try:
-        from pgleaderlock.metrics import Metrics, serve_metrics  # noqa: PLC0415 - it needs an extra of its own
+        from pgleaderlock.ops.metrics import Metrics, serve_metrics  # noqa: PLC0415 - it needs an extra of its own
     except MissingExtra as error:
         raise click.UsageError(str(error)) from error
     Metrics().watch(election, role=role, node=f"{socket.gethostname()}:{os.getpid()}")

@@ -1,4 +1,4 @@
-"""``pgleaderlock nfs``: a lock in a shared folder, looked at, broken, and tidied up."""
+"""``pgleaderlock nfs``: show, break or tidy up a lock in a shared folder."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
-from pgleaderlock._files import place
 from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.words import WORDS, texts
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.nfs import _inspect
-from pgleaderlock.nfs._inspect import Inspection
+from pgleaderlock.stores import place
+from pgleaderlock.stores.nfs import _inspect
+from pgleaderlock.stores.nfs._inspect import Inspection
 
 __all__ = ["nfs"]
 
@@ -24,16 +24,16 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON ob
 
 @click.group(short_help=WORDS["nfs"].short)
 def nfs() -> None:
-    """A lock in a folder that hosts share: who has it, and what to do when nobody should."""
+    """Show a lock in a folder that hosts share, or break it."""
 
 
 @nfs.command("status", **texts("nfs status"))
 @click.argument("path")
 @_json_option
 def nfs_status(*, path: str, as_json: bool) -> None:
-    """Show who has the lock PATH, since when nothing was heard of it, and how many more want it.
+    """Show which process holds the lock PATH, when it last renewed it, and how many candidates wait for it.
 
-    Informational only: it may be history by the time you read it, so never decide by it.
+    Informational only: it may be outdated by the time you read it, so never decide by it which process leads.
     """
     lockfile = _lockfile(path)
     found = _asked(lockfile, lambda: _inspect.inspect(lockfile))
@@ -45,22 +45,23 @@ def nfs_status(*, path: str, as_json: bool) -> None:
 
 @nfs.command("break", **texts("nfs break"))
 @click.argument("path")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_json_option
 def nfs_break(*, path: str, yes: bool, as_json: bool) -> None:
-    """Take the lock PATH from whoever has it.
+    """Take the lock PATH from its holder.
 
-    It is not needed for a holder that has died: its lock is broken by the next who asks, after its lifetime. A holder
-    that lives goes on until its next refresh, beside the next one: make sure that it has stopped. The leader of an
-    election competes again at once: stop it first.
+    This is not needed for a holder that has died: the next candidate breaks its lock after its lifetime. A live
+    holder continues until its next renewal, at the same time as its successor (split brain): make sure that it has
+    stopped. The leader of an election competes again at once: stop it first.
     """
     lockfile = _lockfile(path)
     found = _asked(lockfile, lambda: _inspect.inspect(lockfile))
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise click.UsageError("there is no terminal on which to ask whether to break the lock: say --yes")
+        raise click.UsageError("there is no terminal to ask for confirmation: to break the lock without it, add --yes")
     if found.is_held and not yes:
         _show(lockfile, found, err=True)
-        click.echo("If its holder lives, it will go on until its next refresh, beside whoever comes next.", err=True)
+        text = "If its holder is alive, it continues until its next renewal, at the same time as its successor."
+        click.echo(text, err=True)
         click.confirm("Break the lock?", abort=True, err=True)
     broken = _asked(lockfile, lambda: _inspect.break_lock(lockfile)) if found.is_held else None
     if as_json:
@@ -77,7 +78,7 @@ def nfs_break(*, path: str, yes: bool, as_json: bool) -> None:
 @click.argument("path")
 @_json_option
 def nfs_tidy(*, path: str, as_json: bool) -> None:
-    """Remove what contenders for the lock PATH left behind that died while they waited."""
+    """Remove the files of candidates for the lock PATH that died while they waited."""
     lockfile = _lockfile(path)
     removed = _asked(lockfile, lambda: _inspect.tidy(lockfile))
     if as_json:
@@ -135,7 +136,7 @@ def _show(path: Path, found: Inspection, *, err: bool = False) -> None:
 
 
 def _say(line: str, *, err: bool = False) -> None:
-    """Names of files, hosts and holders are somebody else's: a terminal must not obey them."""
+    """Print a line; control characters in the names of files, hosts and holders are made visible."""
     click.echo(visible(line), err=err)
 
 
@@ -145,7 +146,7 @@ def _lines(path: Path, found: Inspection) -> Iterator[str]:
     elif found.is_held:
         yield from _holder_lines(path, found)
     else:
-        before = "nobody has had it yet" if found.epoch is None else f"epoch {found.epoch} was the last"
+        before = "never held yet" if found.epoch is None else f"epoch {found.epoch} was the last"
         yield f"{path} is free ({before})"
     yield from _others_lines(found)
     if found.file_system is not None:
@@ -155,7 +156,7 @@ def _lines(path: Path, found: Inspection) -> Iterator[str]:
 def _holder_lines(path: Path, found: Inspection) -> Iterator[str]:
     who, age_s, over_s = found.claimant, found.age_s or 0.0, found.over_since_s or 0.0
     if who is None:
-        yield f"{path} is held by somebody whose claim cannot be read"
+        yield f"{path} is held by a process whose claim file cannot be read"
         yield f"epoch {found.epoch}, last sign of life {age_s:.1f} s ago"
     else:
         yield f"{path} is held by pid {who.pid} on {who.host}"
@@ -167,7 +168,7 @@ def _holder_lines(path: Path, found: Inspection) -> Iterator[str]:
     if over_s < 0:
         yield f"expires in {-over_s:.1f} s"
     else:
-        yield f"over since {over_s:.0f} s: the next who waits for longer than its lifetime gets the lock"
+        yield f"expired {over_s:.0f} s ago: the next candidate that waits for longer than its lifetime gets the lock"
 
 
 def _others_lines(found: Inspection) -> Iterator[str]:
@@ -177,4 +178,4 @@ def _others_lines(found: Inspection) -> Iterator[str]:
         when = "" if found.is_local else " after 10 minutes"
         yield f"{found.left_behind} left behind (`nfs tidy` removes them{when})"
     if found.strays:
-        yield f"{len(found.strays)} ignored, which are no epochs (remove them): {', '.join(found.strays)}"
+        yield f"{len(found.strays)} ignored, not epochs (remove them): {', '.join(found.strays)}"

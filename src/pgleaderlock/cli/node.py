@@ -1,4 +1,4 @@
-"""``pgleaderlock run --config``: all roles of a node, until asked to stop."""
+"""``pgleaderlock run --config``: take part for all roles of a node until asked to stop."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ from pgleaderlock.errors import MissingExtra, PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, LockState
 
 if TYPE_CHECKING:
-    from pgleaderlock.config import Config
-    from pgleaderlock.node import Node
+    from pgleaderlock.ops.config import Config
+    from pgleaderlock.ops.node import Node
 
 __all__ = ["run_configured"]
 
@@ -28,7 +28,7 @@ _FORCED_S = 0.5
 
 def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:
     """Run a node to its end, and return the exit code that tells how it ended."""
-    from pgleaderlock.node import Node  # noqa: PLC0415 - it needs an extra of its own
+    from pgleaderlock.ops.node import Node  # noqa: PLC0415 - it needs an extra of its own
 
     show_logs(log_level)
     with open_database(config.election.url if config.election.on_sessions else "") as database:
@@ -44,7 +44,7 @@ def _make(make: "type[Node]", config: "Config", database: Database) -> "Node":
 
 
 async def _run(node: "Node", *, as_json: bool) -> int:
-    """Take part until a signal comes, or every election has ended by itself."""
+    """Take part until a signal arrives, or every election has ended by itself."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
     ended: asyncio.Future[None] = loop.create_future()
@@ -52,7 +52,8 @@ async def _run(node: "Node", *, as_json: bool) -> int:
 
     def stop(signal_number: signal.Signals | None) -> None:
         if signal_number is not None:
-            logger.info(f"{signal_number.name} {'again: by force' if stops else 'received: handing everything over'}")
+            manner = "again: closing the sessions by force" if stops else "received: releasing all roles"
+            logger.info(f"{signal_number.name} {manner}")
         if not asked.done():
             asked.set_result(None)
         stops.append(loop.create_task(node.shutdown(_FORCED_S if stops else _GRACEFUL_S)))
@@ -73,7 +74,7 @@ async def _run(node: "Node", *, as_json: bool) -> int:
 
 
 async def _start(node: "Node") -> None:
-    """A port that is taken is wrong usage, and said before anybody stands for anything."""
+    """Start the node. A port that is taken is wrong usage, which is raised before any election starts."""
     metrics = node.config.metrics
     try:
         node.serve_metrics()
@@ -93,7 +94,7 @@ async def _start(node: "Node") -> None:
 def _introduce(node: "Node") -> None:
     names = list(node.elections)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004
-    logger.info(f"process {os.getpid()} stands for {shown}; Ctrl-C to hand over and leave")
+    logger.info(f"process {os.getpid()} takes part for {shown}; Ctrl-C to hand over and leave")
     if node.metrics_port is not None:
         logger.info(f"metrics: http://{node.config.metrics.host}:{node.metrics_port}/metrics")
     if node.dashboard_url is not None:
@@ -101,14 +102,14 @@ def _introduce(node: "Node") -> None:
 
 
 def _listen(node: "Node", ended: "asyncio.Future[None]", printer: EventPrinter | None) -> None:
-    """Tell a person who leads what, a program everything, and note when nothing is left."""
+    """Log changes of leadership, print every event with ``--json``, and set ``ended`` when all elections have ended."""
     for name, election in node.elections.items():
 
         def hear(event: Event, name: str = name) -> None:
             if event.kind is EventKind.ACQUIRED:
                 logger.success(f"this process leads {name}")
             elif event.kind is EventKind.LOST and event.loss is not None:
-                logger.warning(f"this process no longer leads {name}: whatever only a leader does must stop")
+                logger.warning(f"this process no longer leads {name}: work that only the leader may do must stop")
             if printer is not None:
                 printer.print(event, {"role": name, "process_id": os.getpid()})
             is_over = event.kind is EventKind.STOPPED and all(

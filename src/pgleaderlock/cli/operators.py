@@ -1,7 +1,7 @@
-"""The words of operators: commands on the registry, which all nodes share.
+"""The operators' commands, which read the registry that all nodes share.
 
-All of them look; only ``step-down`` asks for something, and what it asks the leader decides. The modules behind them
-are imported when they are needed, because tables take a while to import.
+All of them only read, except ``step-down``: it asks the leader to hand over, and the leader decides. The modules that
+implement them are imported when a command runs, because tables take a while to import.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import click
 
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
@@ -29,7 +28,8 @@ from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 from pgleaderlock.cli.words import texts
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 
 __all__ = ["COMMANDS", "show_all_roles"]
 
@@ -40,12 +40,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _registry_options(command: F) -> F:
-    """Add where the registry is, and how to print."""
+    """Add the options that say where the registry is and how to print."""
     return _place_options(json_option("One JSON object per line on stdout.")(command))
 
 
 def _place_options(command: F) -> F:
-    """Add where the registry is."""
+    """Add the options that say where the registry is."""
     options = (
         dsn_option,
         url_option(
@@ -91,7 +91,7 @@ _since_option = click.option(
 
 
 def show_all_roles(place: Place, *, as_json: bool) -> None:
-    """``status`` of no lock in particular."""
+    """Print all roles of the registry: ``status`` without a lock."""
     from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
 
     with open_database(place.dsn) as database:
@@ -122,9 +122,9 @@ def history(
     since: Since,
     limit: int,
 ) -> None:
-    """Show what happened, the oldest first: who led, how it ended, and why.
+    """Show the events of each role, the oldest first: who led, how each term ended, and why.
 
-    Times are by the database's clock, in UTC. What a node could not write down is counted where it is missing.
+    Times are by the database's clock, in UTC. Events that a node could not write are counted where they are missing.
     """
     from pgleaderlock.cli.history import show_history  # noqa: PLC0415 - its tables take a while to import
 
@@ -136,7 +136,7 @@ def history(
 
 def _only_role(place: Place) -> str:
     if place.roles is None or len(place.roles) != 1:
-        raise click.UsageError("say whose leader: --role, or --lock.")
+        raise click.UsageError("name the role whose leader is meant: --role, or --lock.")
     return place.roles[0]
 
 
@@ -166,7 +166,7 @@ def ticks(
     since: Since,
     limit: int,
 ) -> None:
-    """Show the runs of scheduled jobs, the oldest first: which slot, by whom, and what became of it.
+    """Show the runs of scheduled jobs, the oldest first: the slot, the node that ran it, and how the run ended.
 
     Times are by the database's clock, in UTC.
     """
@@ -180,7 +180,7 @@ def ticks(
 
 
 def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> LockKey | None:
-    """Return the lock that is meant, by its role or as it is printed; None if none is."""
+    """Return the lock that --role or --lock names; None if neither is given."""
     if role is not None and lock is not None:
         raise click.UsageError("--role and --lock name the lock twice: give one of them.")
     if role is not None:
@@ -196,7 +196,7 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
 @click.command("step-down", **texts("step-down"))
 @_registry_options
 @_role_options
-@seconds_option("--wait", "How long the leader and its heir may take.", default=30.0)
+@seconds_option("--wait", "How long the leader and its successor may take.", default=30.0)
 @click.option("--reason", metavar="TEXT", help="Why, for the leader's log and the history.")
 @click.option(
     "--token",
@@ -218,11 +218,11 @@ def step_down(
     reason: str | None,
     token: int | None,
 ) -> None:
-    """Ask the leader of a role to hand over; say who took over, and how long nobody led.
+    """Ask the leader of a role to hand over; print which node took over, and how long there was no leader.
 
-    Exit code 1 if no other node took over. The leader goes on as a candidate. It obeys those to whom the table of asks
-    is granted (schema apply --grant-asks-to USER), once per lease. A leader without a registry, or with
-    accept_asks=False, does not hear it.
+    Exit code 1 if no other node took over. The old leader remains a candidate. It accepts an ask from users to whom
+    the table of asks is granted (schema apply --grant-asks-to USER), once per lease. A leader without a registry, or
+    with accept_asks=False, does not receive it.
     """
     from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
 
@@ -238,7 +238,7 @@ def step_down(
 
 @click.command("watch", **texts("watch"))
 @_registry_options
-@seconds_option("--interval", "Look at least so often, also without news.", default=1.0)
+@seconds_option("--interval", "Read the registry at least this often, even without a notification.", default=1.0)
 def watch(
     *,
     dsn: str | None,
@@ -248,10 +248,10 @@ def watch(
     as_json: bool,
     interval_s: float,
 ) -> None:
-    """Show all roles as status does, and go on showing them until interrupted.
+    """Show all roles as status does, and update them until interrupted.
 
-    A terminal gets a table that stays in its place, a pipe a new one per change. While the database is away, what is
-    shown is marked as stale.
+    A terminal gets one table that is updated in place, a pipe a new table per change. While the database cannot be
+    reached, the table is marked as stale.
     """
     from pgleaderlock.cli import watch as command  # noqa: PLC0415 - its tables take a while to import
 
@@ -278,9 +278,9 @@ def audit(
     lock: str | None,
     since: Since,
 ) -> None:
-    """Judge the history: how long nobody led, how terms ended, and whether two ever overlapped.
+    """Check the history: how long there was no leader, how terms ended, and whether two terms overlapped.
 
-    Exit code 1 if two did, beyond what the clocks leave open. Without --since, from the first line on.
+    Exit code 1 if two terms overlapped by more than the error of the clocks. Without --since, the whole history.
     """
     from pgleaderlock.cli.audit import show_audit  # noqa: PLC0415 - its tables take a while to import
 
@@ -300,7 +300,7 @@ def audit(
 @click.option(
     "--allow-actions",
     is_flag=True,
-    help="Let the page ask leaders to step down, for whoever has the token that is printed with the address.",
+    help="Let the page ask leaders to step down. It needs the token that is printed with the address.",
 )
 @click.option(
     "--allow-host", "hosts", multiple=True, metavar="NAME", help="Another name that browsers may know this server by."
@@ -320,9 +320,9 @@ def dashboard(
 ) -> None:
     """Serve a page that shows who leads what, live: leaders, candidates, failovers, alerts.
 
-    With --url of a store other than PostgreSQL, it shows who holds that lock. There is no password: who reaches the
-    address, reads it, so it is this machine's own unless told otherwise. $PGLEADERLOCK_DASHBOARD_TOKEN sets the token
-    of --allow-actions.
+    With --url of a store other than PostgreSQL, it shows who holds that lock. There is no password: everyone who can
+    reach the address can read the page, so it listens on this machine only, unless --host says otherwise.
+    $PGLEADERLOCK_DASHBOARD_TOKEN sets the token of --allow-actions.
     """
     from pgleaderlock.cli import dashboard as command  # noqa: PLC0415 - it needs an extra of its own
 

@@ -1,4 +1,4 @@
-"""The options, each said once, and the checks that belong to one option alone."""
+"""The options that commands share, each defined once, and the checks that concern one option alone."""
 
 import functools
 import os
@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from pgleaderlock._checks import check_seconds, visible
-from pgleaderlock.backends import _dsn
-from pgleaderlock.backends._ownership import check_owner
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA
+from pgleaderlock._base.checks import check_seconds, visible
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
-from pgleaderlock.keys import LockKey, is_written_as_key
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.postgres._ownership import check_owner
+from pgleaderlock.postgres.keys import LockKey, is_written_as_key
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 
 __all__ = [
     "LockName",
@@ -58,7 +58,7 @@ def seconds_option(
     default: float | None = None,
     zero_ok: bool = False,
 ) -> Callable[[F], F]:
-    """Return an option that is a duration, whose argument is called as the flag is, with its unit."""
+    """Return an option that takes a duration. Its argument has the flag's name with the unit ``_s``."""
     return click.option(
         flag,
         f"{flag.removeprefix('--').replace('-', '_')}_s",
@@ -85,12 +85,12 @@ def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.P
 
 # --- The store ---
 
-_EMBEDDED = "pgleaderlock.embedded"
+_EMBEDDED = "pgleaderlock.testing.embedded"
 _STORES = ("embedded", "url", "dsn")
 """The options that name a store by themselves: two of them are refused, and each wins over all variables.
 
-A configuration says more than a store. ``--dsn`` and ``--url`` win over its backend. ``--embedded``, which could not be
-told from a slip there, is refused beside one: see ``load_for_command``.
+A configuration names more than a store. ``--dsn`` and ``--url`` win over its backend. ``--embedded`` beside a
+configuration may be a mistake, so it is refused: see ``load_for_command``.
 """
 
 
@@ -104,7 +104,7 @@ def wants_embedded() -> bool:
 
 
 def _check_store(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Return the store that counts: an option wins over the variables of the others, and beside another is refused."""
+    """Return the store to use: an option wins over the variables of the others; two such options are refused."""
     name = str(option.name)
     given = [each for each in _STORES if is_given(each)]
     if name in given and len(given) > 1:
@@ -125,14 +125,14 @@ def _check_option_dsn(context: click.Context, option: click.Parameter, value: st
 
 
 def dsn_option(command: F) -> F:
-    """Add the database: ``--dsn``, or ``--embedded``, of which wants_embedded() tells."""
+    """Add the options of the database: ``--dsn``, and ``--embedded``, which wants_embedded() returns."""
     embedded = click.option(
         "--embedded",
         is_flag=True,
         is_eager=True,  # the other options of the store are checked against it
         expose_value=False,
         callback=_keep_embedded,
-        help="To try it: a PostgreSQL of this host's own, which no other host shares.",
+        help="For a first try: start a PostgreSQL on this host, which no other host shares.",
     )
     dsn = click.option(
         "--dsn",
@@ -140,20 +140,20 @@ def dsn_option(command: F) -> F:
         show_envvar=True,
         metavar="DSN",
         callback=_check_option_dsn,
-        help="PostgreSQL connection string. With a password in it, prefer the variable: the shell remembers.",
+        help="PostgreSQL connection string. With a password in it, prefer the variable: shells keep a history.",
     )
     return dsn(embedded(command))
 
 
 def url_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
-    """Return ``--url``, which means a little more or less from command to command."""
+    """Return ``--url`` with the help text of the command: which stores it accepts differs."""
     return click.option("--url", envvar=URL_VARIABLE, show_envvar=True, metavar="URL", callback=_check_store, help=help)
 
 
 # --- Tables ---
 
 schema_option = click.option(
-    "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="In which schema the tables are."
+    "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="The schema of the tables."
 )
 
 _OWNER = "pgleaderlock.schema_owner"
@@ -174,12 +174,12 @@ schema_owner_option = click.option(
     metavar="ROLE",
     expose_value=False,
     callback=_keep_owner,
-    help="Use tables of this role there, besides those of our own user and of a superuser.",
+    help="Also use tables that this role owns, besides those of the connecting user and of superusers.",
 )
 
 
 def schema_owner() -> str | None:
-    """Return the role that the command line trusts with the tables."""
+    """Return the database role that the command line accepts as owner of the tables."""
     owner: str | None = click.get_current_context().meta.get(_OWNER)
     return owner
 
@@ -199,12 +199,12 @@ allow_pooler_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_keep_pooler,
-    help="Go on behind a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
+    help="Accept a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
 )
 
 
 def allows_pooler() -> bool:
-    """Return whether the command line allows a pooler before the server."""
+    """Return whether the command line allows a pooler between candidate and server."""
     return bool(click.get_current_context().meta.get(_POOLER))
 
 
@@ -213,7 +213,7 @@ def allows_pooler() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LockName:
-    """How the command line names a lock: in one of three ways, or not at all."""
+    """The lock as the command line names it: by role, by key, by two keys, or not at all."""
 
     role: str | None = None
     key: str | None = None
@@ -222,7 +222,7 @@ class LockName:
 
     @property
     def is_given(self) -> bool:
-        """Whether it names one in any way."""
+        """Whether the command line names a lock in any way."""
         return self != LockName()
 
     def choose(self) -> LockKey:
@@ -263,7 +263,7 @@ def lock_options(command: F) -> F:
 
 
 def examined_options(command: F) -> F:
-    """Add the same for ``doctor``, which examines no other store than PostgreSQL."""
+    """Add the same options for ``doctor``, which examines no other store than PostgreSQL."""
     url = url_option("In place of --dsn: a postgresql:// URL. No other store can be examined.")
     return _naming_options(json_option("One JSON object on stdout.")(command), url)
 
@@ -297,17 +297,19 @@ def _naming_options(command: F, url: Callable[[F], F]) -> F:
     return cast("F", decorated)
 
 
-health_interval = seconds_option("--health-interval", "How often to renew the lease. [default: a third of it, so 5 s]")
+health_interval = seconds_option(
+    "--health-interval", "How often to renew the lease. [default: a third of the lease: 5 s]"
+)
 
 
 def lease_options(command: F) -> F:
-    """Add the options on which all contenders for one lock must agree."""
+    """Add the options on which all candidates for one lock must agree."""
     options = (
-        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three intervals, so 15 s]"),
+        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three intervals: 15 s]"),
         seconds_option(
             "--settle",
-            "How long after the server's start no candidate leads yet. 0 only for a server without a past. "
-            "[default: the lease]",
+            "Quiet period after a server start, in which no candidate leads. 0 only for a server that had no leader "
+            "before its start. [default: the lease]",
             zero_ok=True,
         ),
         click.option(
@@ -315,7 +317,7 @@ def lease_options(command: F) -> F:
             type=click.Choice(["line", "poll"]),
             default="line",
             show_default=True,
-            help="Queue for the lock, or ask for it now and then.",
+            help="How followers wait: queued for the lock, or by polling.",
         ),
         allow_pooler_option,
         click.option("--no-witness", is_flag=True, help="Use one session only. Weaker guarantee."),
@@ -324,9 +326,11 @@ def lease_options(command: F) -> F:
             type=click.Choice(["fast", "strict"]),
             default="fast",
             show_default=True,
-            help="Strict waits a lease after every leader that did not release cleanly. Needs --term-table.",
+            help="Strict waits one lease after every leader that did not release cleanly. Needs --term-table.",
         ),
-        click.option("--term-table", is_flag=True, help="Write each term down, for strict take-over and fencing."),
+        click.option(
+            "--term-table", is_flag=True, help="Record each term in a table, for strict take-over and fencing."
+        ),
         schema_option,
         schema_owner_option,
     )

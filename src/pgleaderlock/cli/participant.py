@@ -5,9 +5,9 @@ import signal
 
 from loguru import logger
 
-from pgleaderlock.election import Election
+from pgleaderlock.engine.delivery import CALLBACK_FAILED
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.stream import CALLBACK_FAILED
 
 __all__ = ["Participant"]
 
@@ -23,7 +23,7 @@ class Participant:
         self.stop_asked: asyncio.Future[signal.Signals | None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.ended_cleanly = True
-        """False once an error brought the election to its end, as a release that failed or was forced does."""
+        """False once an error ended the election, for example a release that failed or was forced."""
         self._lock = lock
         self._shutdowns: list[asyncio.Task[None]] = []
         lock.subscribe(self._hear)
@@ -38,7 +38,7 @@ class Participant:
         self._begin_shutdown()
 
     async def leave(self) -> None:
-        """Stop if nobody asked for it yet, and wait until nothing is held and everything was told."""
+        """Shut down unless that has begun, and wait until the lock is released and all listeners were notified."""
         if not self._shutdowns:
             self._begin_shutdown()
         while running := [task for task in self._shutdowns if not task.done()]:

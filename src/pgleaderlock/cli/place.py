@@ -1,8 +1,8 @@
-"""Where operators look: which registry, and which of its roles.
+"""The registry that an operator's command reads, and which of its roles.
 
-Whatever is said on the command line counts most. Then comes the configuration of a node, from ``--config`` or from the
-variables that nodes read: what nodes use, operators look at. Only where there is none, ``$PGLEADERLOCK_URL`` and
-``$PG_DSN`` count by themselves; a configuration has taken them into account already.
+The command line wins. Then comes the configuration of a node, from ``--config`` or from the variables that nodes read,
+so that operators see the registry that the nodes use. Only without a configuration do ``$PGLEADERLOCK_URL`` and
+``$PG_DSN`` apply by themselves; a configuration has taken them into account already.
 """
 
 import os
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgleaderlock.backends import _dsn
-from pgleaderlock.backends.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, schema_owner, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 
 if TYPE_CHECKING:
-    from pgleaderlock.alerts import Alert
-    from pgleaderlock.config import Config
-    from pgleaderlock.config.model import RoleConfig
+    from pgleaderlock.ops.alerts import Alert
+    from pgleaderlock.ops.config import Config
+    from pgleaderlock.ops.config.model import RoleConfig
 
 __all__ = [
     "Place",
@@ -41,23 +41,23 @@ _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A registry, and what of it is wanted."""
+    """A registry, and the roles of it to show."""
 
     dsn: str | None
-    """None is the embedded PostgreSQL, where that was asked for."""
+    """None means the embedded PostgreSQL."""
     schema: str
     roles: tuple[str, ...] | None = None
     """Only these; None is all of them."""
     owner: str | None = None
-    """Whose tables are used, besides our own user's and a superuser's."""
+    """The role whose tables are used, besides those of the connecting user and of superusers."""
     alerts: "tuple[Alert, ...]" = ()
-    """Those of the configuration."""
+    """The alerts of the configuration."""
     prefix: str = "pgleaderlock"
-    """What the metrics begin with that they are about."""
+    """The prefix of the metrics in their conditions."""
 
 
 def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
-    """Return where to look. What cannot be meant is wrong usage."""
+    """Return the registry that the options name. Contradictory options are wrong usage."""
     config = config_in_force(config_file)
     if config is None:
         return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), owner=schema_owner())
@@ -71,15 +71,15 @@ def find_place(dsn: str | None, url: str | None, schema: str | None, config_file
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":
-    """Return the configuration that counts, if there is one: variables give way to a database that is named here."""
+    """Return the configuration that applies, if any: a database on the command line wins over variables."""
     return load_for_command(config_file, ()).config if is_configured(config_file) else None
 
 
 def is_configured(config_file: Path | None, *, takes_part: bool = False) -> bool:
-    """Return whether a node's configuration counts: it is named here, or variables name it and nothing here a store.
+    """Return whether a node's configuration applies: --config names it, or variables do and no option names a store.
 
-    Who takes part does so as the nodes do: the file of ``$PGLEADERLOCK_CONFIG`` counts for it under ``--dsn``, too. Who
-    only looks may look at any database.
+    A command that takes part does so as the nodes do: for it, the file of ``$PGLEADERLOCK_CONFIG`` also applies with
+    ``--dsn``. A command that only reads may read any database.
     """
     if is_given("config_file") or (takes_part and config_file is not None):
         return True
@@ -88,11 +88,13 @@ def is_configured(config_file: Path | None, *, takes_part: bool = False) -> bool
 
 
 def role_of(config: "Config", named: LockName) -> "RoleConfig | LockKey":
-    """Return the role of this configuration that is named, or its only one; where locks have numbers, also a lock."""
+    """Return the named role of this configuration, or its only one; on PostgreSQL's sessions also a lock by key."""
     election = config.election
     if named.is_given and named != LockName(named.role):
         if not election.on_sessions:
-            raise click.UsageError("--key, --key1 and --key2 are for sessions of PostgreSQL, and backend names others.")
+            raise click.UsageError(
+                "--key, --key1 and --key2 are only for sessions of PostgreSQL: backend names another store."
+            )
         return named.choose()
     if named.role is None and len(election.roles) == 1:
         return election.roles[0]
@@ -100,12 +102,12 @@ def role_of(config: "Config", named: LockName) -> "RoleConfig | LockKey":
         refuse_key_as_role(named.role, "--key")
     if (known := _role_in(config, named.role)) is None:
         names = ", ".join(each.name for each in election.roles) or "those of the configuration, which names none"
-        raise click.UsageError(f"say which role of the configuration is meant: --role is one of {names}.")
+        raise click.UsageError(f"name a role of the configuration: --role is one of {names}.")
     return known
 
 
 def target_of(config: "Config", role: "RoleConfig | LockKey") -> Target:
-    """Return what to look at for one role in the store of its configuration, which is not the embedded one."""
+    """Return the target of one role in the store of its configuration, which is not the embedded one."""
     election = config.election
     if isinstance(role, LockKey) or election.on_sessions:
         return in_postgres(str(election.url), role if isinstance(role, LockKey) else role.lock_key)
@@ -119,13 +121,13 @@ def target_of(config: "Config", role: "RoleConfig | LockKey") -> Target:
 
 
 def lock_in(config: "Config | None", named: LockName) -> LockKey:
-    """Return the lock that is named, of which this configuration may say more than its name does."""
+    """Return the named lock; the configuration may give its role another key than its name."""
     by_role = key_in(config, named.role) if named == LockName(named.role) else None
     return by_role or named.choose()
 
 
 def key_in(config: "Config | None", role: str | None) -> LockKey | None:
-    """Return the lock that this configuration means by a role; None where it does not know it."""
+    """Return the lock of a role in this configuration; None if it has no such role."""
     known = None if config is None else _role_in(config, role)
     return None if known is None else known.lock_key
 
@@ -135,7 +137,7 @@ def _role_in(config: "Config", role: str | None) -> "RoleConfig | None":
 
 
 def is_database_said() -> bool:
-    """Whether the command line names a database."""
+    """Return whether the command line names a database."""
     return is_given("dsn") or is_given("url") or wants_embedded()
 
 

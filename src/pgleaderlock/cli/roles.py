@@ -1,7 +1,7 @@
-"""The roles of a registry: which one is meant, and how they are shown.
+"""The roles of a registry: find the one that the options name, and print them.
 
-Names, causes and details in a registry are whatever nodes wrote there. They are data: control characters are made
-visible, since a node can call itself something that repaints a terminal, and nothing in them is read as markup.
+Names, causes and details in a registry are written by nodes. They are data: control characters are made visible,
+since a node's name could contain some that repaint a terminal, and nothing in them is read as markup.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import duration, iso
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.keys import LockKey
-from pgleaderlock.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
+from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
+from pgleaderlock.postgres.keys import LockKey
 
 __all__ = [
     "find_role",
@@ -38,13 +38,13 @@ __all__ = [
 
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _SHOWN_NAMES = 10
-_WHO_IS_IN_IT = (  # an empty registry does not mean that nobody leads: most locks are held without one
-    "Only nodes that keep a registry are in it; who holds a lock without one, pgleaderlock status --role NAME shows."
+_WHO_IS_IN_IT = (  # an empty registry does not mean that there is no leader: most locks are held without a registry
+    "It has only nodes that use a registry. For the holder of any other lock, see pgleaderlock status --role NAME."
 )
 
 
 async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
-    """Print all roles that are wanted, as the registry shows them now."""
+    """Print the roles of ``place``, as the registry shows them now."""
     async with opened(dsn, place) as reader:
         roles = await reader.status(roles=place.roles)
         problem = await registry_problem(reader)
@@ -63,7 +63,7 @@ async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
 
 
 def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:
-    """Return the table, or what an empty one would leave people to guess."""
+    """Return the table; for no roles, a sentence that explains an empty registry."""
     return roles_table(roles, width) if roles else Text(f"The registry shows no role. {_WHO_IS_IN_IT}")
 
 
@@ -71,12 +71,12 @@ def roles_picture(roles: Sequence[RoleStatus], width: int) -> Table | Text:
 
 
 async def registry_problem(reader: RegistryReader) -> str:
-    """Return what keeps nodes from writing to the registry; nothing if nothing does.
+    """Return why nodes cannot write to the registry; an empty text if they can.
 
-    Without it, "silent" and "dead" would be all that is said of living nodes, and "leaderless" of a role that is led.
+    Without it, live nodes would only be shown as "silent" or "dead", and a role with a leader as leaderless.
     """
     problem = await reader.standby_problem()
-    return f"{problem}. The registry is not written meanwhile: what it shows is from before" if problem else ""
+    return f"{problem}. Nodes cannot write the registry meanwhile: what it shows is outdated" if problem else ""
 
 
 @contextlib.asynccontextmanager
@@ -90,12 +90,12 @@ async def opened(dsn: str, place: Place) -> AsyncIterator[RegistryReader]:
 
 
 def unreachable(error: Exception) -> UnreachableError:
-    """Say what went wrong and what to check. Servers quote names, too."""
+    """Return the error with what to check; control characters are made visible, because servers quote names."""
     return UnreachableError.from_error(error, CHECK_REGISTRY)
 
 
 async def find_role(reader: RegistryReader, role: str | None, lock: str | None) -> KnownRole | None:
-    """Return the one role that is meant, None if none was named. A name that fits none, or two, is wrong usage."""
+    """Return the role that the options name; None if they name none. No match, or two, is wrong usage."""
     if role is None and lock is None:
         return None
     known = await reader.roles()
@@ -110,14 +110,14 @@ async def find_role(reader: RegistryReader, role: str | None, lock: str | None) 
 
 
 def _called(known: Sequence[KnownRole], role: str) -> list[KnownRole]:
-    """By its role, otherwise by its lock: as that is printed, or the one that the name stands for everywhere else."""
+    """Return the roles of this name; if there are none, those whose lock is printed so or has the key of this name."""
     by_role = [each for each in known if each.role == role]
     locks = {role, _printed(role), _printed(f"named:{role}")}
     return by_role or [each for each in known if each.lock in locks]
 
 
 def _printed(lock: str) -> str:
-    """As the registry writes a lock. Other stores than PostgreSQL's sessions name theirs as they like."""
+    """Return the lock as the registry writes it. Stores other than PostgreSQL's sessions choose their own names."""
     try:
         return str(LockKey.parse(lock))
     except ValueError:
@@ -135,7 +135,7 @@ def _unknown(known: Sequence[KnownRole], role: str | None, lock: str | None) -> 
     )
     names = list(dict.fromkeys(visible(each.role) for each in known))
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
-    there = f"It knows {', '.join(names[:_SHOWN_NAMES])}{more}." if names else "It knows none yet."
+    there = f"It has {', '.join(names[:_SHOWN_NAMES])}{more}." if names else "It has no roles yet."
     return f"the registry has no {asked}. {there}"
 
 
@@ -143,9 +143,9 @@ def _unknown(known: Sequence[KnownRole], role: str | None, lock: str | None) -> 
 
 
 def print_record(record: dict[str, Any]) -> None:
-    """Print one record as one line, at once. The only control character that json leaves as it is, is DEL.
+    """Print one record as one line, without buffering. DEL is escaped here, because json leaves it as it is.
 
-    JSON has no infinity, which a time in PostgreSQL can be: that is null.
+    A time in PostgreSQL can be infinite. JSON has no infinity, so that becomes null.
     """
     text = json.dumps(record)
     if "Infinity" in text or "NaN" in text:
@@ -203,7 +203,7 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 
 def silence_s(leader: Leader) -> float | None:
-    """Return for how long nothing was heard of a leader that should have been heard; None if all is well."""
+    """Return the time since the last renewal of a leader that is overdue or not valid; None for a healthy leader."""
     return max(0.0, leader.read_at - leader.renewed_at) if leader.is_overdue or not leader.is_valid else None
 
 
@@ -231,8 +231,8 @@ def _leader_cells(role: RoleStatus) -> list[Text]:
 def _no_leader(role: RoleStatus) -> Text:
     if role.last_leader is not None:
         silent_s = max(0.0, role.last_leader.read_at - role.last_leader.renewed_at)
-        return Text(f"nobody ({visible(role.last_leader.node)} silent for {duration(silent_s)})", style="bold red")
-    return Text("nobody", style="dim" if role.is_closed and not role.is_expected else "bold red")
+        return Text(f"no leader ({visible(role.last_leader.node)} silent for {duration(silent_s)})", style="bold red")
+    return Text("no leader", style="dim" if role.is_closed and not role.is_expected else "bold red")
 
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:

@@ -13,7 +13,7 @@ from pgleaderlock.cli.participant import Participant
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import glance
 from pgleaderlock.cli.target import Target
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 
 __all__ = ["EventPrinter", "take_part"]
@@ -42,7 +42,7 @@ async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
 
 
 class _Narrator:
-    """Tells a person what the events mean for this process, and what to do next."""
+    """Logs in sentences what the events mean for this process, and what to do next."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -54,7 +54,7 @@ class _Narrator:
         logger.info(f"process {os.getpid()} takes part in the election for {self._name}; Ctrl-C to leave it")
 
     def hear(self, event: Event) -> None:
-        """Turn some of the events into a sentence."""
+        """Log some of the events as sentences."""
         match event.kind:
             case EventKind.ACQUIRED | EventKind.RECOVERED:
                 self._look_away()
@@ -62,31 +62,31 @@ class _Narrator:
             case EventKind.ACQUIRE_FAILED:
                 self._tell_once_to_wait()
             case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # there, nothing was held
-                logger.warning(f"this process no longer leads {self._name}: whatever only a leader does must stop")
+                logger.warning(f"this process no longer leads {self._name}: work that only the leader may do must stop")
             case EventKind.ERROR | EventKind.STOPPED:
                 self._look_away()
             case _:
                 pass
 
     async def finish(self) -> None:
-        """Leave nothing running."""
+        """Cancel the look at the holder, if one is running."""
         glance = self._glance
         self._look_away()
         if glance is not None:
             await asyncio.wait({glance})
 
     def _look_away(self) -> None:
-        """Whoever leads now, it may be another than the one we told of: tell again the next time."""
+        """Forget the logged leader: the next one may be another process, which is to be logged too."""
         self._told_to_wait = False
         if self._glance is not None:
             self._glance.cancel()
             self._glance = None
 
     def _tell_once_to_wait(self) -> None:
-        """Say it for the first refusal only: a follower is refused for as long as it lives."""
+        """Log who leads at the first refusal only: a follower is refused at every attempt."""
         if not self._told_to_wait:
             self._told_to_wait = True
-            # In a task, because the election waits for its listeners and the database may be slow to tell.
+            # In a task, because the election waits for its listeners and the database may be slow to answer.
             self._glance = asyncio.get_running_loop().create_task(self._tell_who_leads())
 
     async def _tell_who_leads(self) -> None:
@@ -97,15 +97,15 @@ class _Narrator:
 
 
 class EventPrinter:
-    """Prints each event as a line of JSON, and asks to stop when nobody can read it any more."""
+    """Prints each event as a line of JSON, and calls ``stop`` when stdout has no reader any more."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
         self._is_readable = True
 
     def print(self, event: Event, fixed: dict[str, object]) -> None:
-        """Print one, with what is the same for all of them."""
-        if not self._is_readable or event.kind is EventKind.RENEWED:  # which is no news
+        """Print one event, with the ``fixed`` fields."""
+        if not self._is_readable or event.kind is EventKind.RENEWED:  # a renewal changes nothing
             return
         try:
             print_json(_event_record(event) | fixed)

@@ -1,21 +1,21 @@
-"""``pgleaderlock schema``: the term table, printed or made."""
+"""``pgleaderlock schema``: print or create the tables."""
 
 import asyncio
 
 import click
 
-from pgleaderlock.backends._pg_schema import make_tables
-from pgleaderlock.backends.terms import schema_sql
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.postgres._schema import make_tables
+from pgleaderlock.postgres.terms import schema_sql
 
 __all__ = ["apply_schema", "statements_of", "tell_applied"]
 
 
 def statements_of(schema: str) -> str:
-    """Return the statements; a name that cannot be a schema's is wrong usage."""
+    """Return the statements that create the tables; an invalid name of a schema is wrong usage."""
     try:
         return schema_sql(schema)
     except ValueError as error:
@@ -25,7 +25,7 @@ def statements_of(schema: str) -> str:
 async def apply_schema(
     dsn: str, schema: str, grantee: str | None, operator: str | None = None, *, owner: str | None
 ) -> None:
-    """Make the table; UnreachableError if the database does not let us."""
+    """Create the tables; UnreachableError if the database refuses."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             await make_tables(dsn, schema, grantee, operator, owner=owner)
@@ -36,7 +36,7 @@ async def apply_schema(
 
 
 def tell_applied(schema: str, grantee: str | None, operator: str | None) -> None:
-    """Say what there is now."""
+    """Print that the schema is ready, and to whom it is granted."""
     granted = (
         f"{grantee} may use it" if grantee else "",
         f"{operator} may ask leaders to step down" if operator else "",

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM in the three parts of a command's life: before its loop runs, in it, and after it.
 
-Before: they raise, so that whatever was begun (the embedded server's start) is unwound. In the loop: they are calls.
-After: they are ignored, because what is left is a short and bounded tidying up that the first one asked for.
+Before: they raise, so that what was started (such as the embedded server) is unwound. In the loop: they call a handler.
+After: they are ignored, because only a short and bounded clean-up is left, which the first signal asked for.
 """
 
 import asyncio

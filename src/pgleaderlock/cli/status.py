@@ -10,12 +10,12 @@ from pgleaderlock.models import Holder
 
 __all__ = ["ANSWER_TIMEOUT_S", "glance", "show_status"]
 
-ANSWER_TIMEOUT_S = 30.0  # more than the time-out for connecting; a server that accepts and falls silent ends here
+ANSWER_TIMEOUT_S = 30.0  # longer than the time-out for connecting; for a server that accepts and then does not answer
 _GLANCE_TIMEOUT_S = 3.0
 
 
 async def show_status(target: Target, *, as_json: bool) -> None:
-    """Print what the store shows; UnreachableError if it does not answer."""
+    """Print holder and queue as the store shows them; UnreachableError if it does not answer."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             seen = await target.look()
@@ -31,18 +31,18 @@ async def show_status(target: Target, *, as_json: bool) -> None:
 
 
 async def glance(target: Target) -> tuple[Holder | None, str]:
-    """Return who holds the lock and what is wrong, for a message that is as good without it: nothing if unknown."""
+    """Return the holder of the lock and any problem, as an optional part of a message: None and "" if unknown."""
     try:
         async with asyncio.timeout(_GLANCE_TIMEOUT_S):
             seen = await target.look()
     except (PgLeaderLockError, TimeoutError):
         return None, ""
-    return next((contender.holder for contender in seen.contenders if contender.granted), None), seen.note
+    return next((candidate.holder for candidate in seen.candidates if candidate.granted), None), seen.note
 
 
 def _print_as_json(target: Target, seen: Sight) -> None:
-    holders = [holder_fields(contender.holder) for contender in seen.contenders if contender.granted]
-    waiting = [holder_fields(contender.holder) for contender in seen.contenders if not contender.granted]
+    holders = [holder_fields(candidate.holder) for candidate in seen.candidates if candidate.granted]
+    waiting = [holder_fields(candidate.holder) for candidate in seen.candidates if not candidate.granted]
     state = "held" if holders else "free"
     note = {"note": seen.note} if seen.note else {}
     print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting, **note})
@@ -50,13 +50,13 @@ def _print_as_json(target: Target, seen: Sight) -> None:
 
 def _print_as_text(target: Target, seen: Sight) -> None:
     name = target.described
-    is_held = any(contender.granted for contender in seen.contenders)
+    is_held = any(candidate.granted for candidate in seen.candidates)
     if not is_held:
         print_folded(f"{name} has no holder: {seen.note}" if seen.note else f"{name} is free")
-    for contender in seen.contenders:
-        if contender.granted:
-            print_folded(f"{name} is held by {describe_holder(contender.holder)}")
+    for candidate in seen.candidates:
+        if candidate.granted:
+            print_folded(f"{name} is held by {describe_holder(candidate.holder)}")
         else:
-            print_folded(f"  queued: {describe_holder(contender.holder)}")
+            print_folded(f"  queued: {describe_holder(candidate.holder)}")
     if is_held and seen.note:
         print_folded(f"  problem: {visible(seen.note)}")

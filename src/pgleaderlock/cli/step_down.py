@@ -1,7 +1,7 @@
-"""``pgleaderlock step-down``: ask the leader to hand over, and see what becomes of it.
+"""``pgleaderlock step-down``: ask the leader to hand over, and report the result.
 
-The leader answers an ask: it obeys, or refuses and says why. What becomes of it is what the nodes write into the
-history: when the leader released, and when the next one acquired. Both times are by the database's clock, so their
+The leader answers an ask: it accepts, or refuses with a reason. The result is read from the history, into which the
+nodes write when the leader released and when the next one acquired. Both times are by the database's clock, so their
 difference is the time without a leader.
 """
 
@@ -20,9 +20,9 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
-from pgleaderlock.registry.asking import Asked, AskRefused, Target
-from pgleaderlock.registry.audit import Line
-from pgleaderlock.registry.reading import KnownRole, Leader, RegistryReader
+from pgleaderlock.ops.registry.asking import Asked, AskRefused, Target
+from pgleaderlock.ops.registry.audit import Line
+from pgleaderlock.ops.registry.reading import KnownRole, Leader, RegistryReader
 
 __all__ = ["Wish", "step_down"]
 
@@ -30,8 +30,8 @@ _BEGINS = ("acquired", "recovered")
 _ENDS = ("released", "lost", "reconnecting", "stopped")
 _LOOK_EVERY_S = 1.0
 _LATE_S = 2.0
-"""How long the old leader may take to write its end when the new one has written its beginning already."""
-_SLACK_S = 5.0  # of the times that nodes write, against our own question for the time
+"""How long the old leader may take to write the end of its term after its successor has written its beginning."""
+_SLACK_S = 5.0  # by how much the times that nodes write may differ from the server time that we read
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +39,42 @@ class _Seen:
     """What the history shows of one hand-over."""
 
     is_heard: bool = False
+    """Whether the leader wrote that it received the ask."""
     end: Line | None = None
-    """The old leader's own word; None if it said none."""
+    """The end of the old term as the old leader wrote it; None if it wrote none."""
     heir: Line | None = None
     refusal: str | None = None
     is_asked: bool = True
 
     @property
     def seconds(self) -> float | None:
-        """For how long nobody led, if that is known."""
+        """The time without a leader; None if it is not known."""
         return None if self.end is None or self.heir is None else max(0.0, self.heir.at - self.end.at)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator wants."""
+    """The options of one ``step-down``."""
 
     role: str | None
     lock: str | None
     wait_s: float
     reason: str | None = None
     token: int | None = None
-    """Of the term that is meant; without it, whichever term the registry shows."""
+    """The fencing token of the term to end; None means the term that the registry shows."""
 
 
 async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
-    """Ask, wait, and tell; return the exit code."""
+    """Ask the leader, wait, print the result, and return the exit code."""
     async with opened(dsn, place) as reader:
         known = await find_role(reader, wish.role, wish.lock)
         if known is None:
-            raise click.UsageError("say whose leader: --role, or --lock.")
+            raise click.UsageError("name the role whose leader is meant: --role, or --lock.")
         since = await reader.now() - _SLACK_S
         role = next(iter(await reader.status(known.lock)), None)
         leader = None if role is None else role.leader
         problem = await reader.standby_problem() if leader is None else ""
-        if problem and role is not None:  # then the registry is not written, and the last that it shows leads on
+        if problem and role is not None:  # no node can write the registry then: the last leader in it still leads
             leader = role.last_leader
         if leader is not None:
             seen = await _ask(reader, known.lock, leader, since, wish)
@@ -89,7 +90,7 @@ async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int
 
 
 def _who_asks() -> str:
-    """For the leader's log and its history: a person at a host, as far as the system knows one."""
+    """Return user, host and process id, for the leader's log and the history."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's account without a name
@@ -98,7 +99,7 @@ def _who_asks() -> str:
 
 
 async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, wish: Wish) -> _Seen:
-    """Ask, and look what becomes of it."""
+    """Write the ask, and return what the history then shows."""
     target = Target(leader.instance, leader.token if wish.token is None else wish.token)
     try:
         asked = await reader.ask_to_step_down(lock, _who_asks(), leader=target, reason=wish.reason, wait_s=wish.wait_s)
@@ -108,7 +109,7 @@ async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, 
 
 
 async def _wait(reader: RegistryReader, asked: Asked, leader: Leader, since: float, wait_s: float) -> _Seen:
-    """Look until there is an heir and the old leader has had its say, or it has refused, or the time is over."""
+    """Read the history until both successor and old leader have written, the leader refused, or the time is over."""
     loop = asyncio.get_running_loop()
     deadline, has_heir = loop.time() + wait_s, False
     while True:
@@ -166,12 +167,12 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     if outcome in ("refused", "not_heard"):
         return _no_consent(leader, seen, role, within)
     if seen.heir is None and seen.end is None:
-        return f"{node} heard it, but had not released {role} {within}."
+        return f"{node} received the ask, but had not released {role} {within}."
     if seen.heir is None:
-        return f"{node} released {role}, but nobody took over {within}: are there other candidates?"
+        return f"{node} released {role}, but no candidate took over {within}: are there other candidates?"
     time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.heir.token})"
     if outcome == "same_node":
-        return f"{node} stepped down and took {role} again {time} {tokens}: nobody else did."
+        return f"{node} stepped down and acquired {role} again {time} {tokens}: no other candidate did."
     return f"{node} handed over to {visible(seen.heir.node)} {time} {tokens}"
 
 
@@ -180,14 +181,14 @@ def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:
     if seen.refusal is not None and not seen.is_asked:
         return f"{node} was not asked to step down from {role}: {visible(seen.refusal)}"
     if seen.refusal is not None:
-        return f"{node} goes on to lead {role}, the ask was refused: {visible(seen.refusal)}"
+        return f"{node} still leads {role}, the ask was refused: {visible(seen.refusal)}"
     silent_s = silence_s(leader)
-    last = "" if silent_s is None else f" Its registry has been silent for {duration(silent_s)}."
+    last = "" if silent_s is None else f" It has written nothing to the registry for {duration(silent_s)}."
     return (
-        f"{node} did not answer {within}, and leads {role} as far as is known.{last} Is its registry connected, "
-        "does it accept asks (accept_asks), and what does its log say of them?"
+        f"{node} did not answer {within}, and leads {role} as far as the registry shows.{last} Check that its registry "
+        "is connected, that it accepts asks (accept_asks), and what its log says about them."
     )
 
 
 def _how_long(seen: _Seen) -> str:
-    return "without saying when it ended" if seen.seconds is None else f"in {duration(seen.seconds)}"
+    return "without writing when it ended" if seen.seconds is None else f"in {duration(seen.seconds)}"

@@ -1,10 +1,10 @@
-"""What may have been meant by an option or a command that there is not, in place of click's own guess."""
+"""Suggestions for an unknown option or command, in place of click's own."""
 
 from collections.abc import Iterable
 
 import click
 
-from pgleaderlock._spelling import near
+from pgleaderlock._base.spelling import near
 
 __all__ = ["with_near_words"]
 
@@ -12,7 +12,7 @@ _ELSEWHERE = {"--lock": "--key", "--key": "--lock"}  # commands on the registry 
 
 
 def with_near_words(error: click.UsageError) -> click.UsageError:
-    """Return the error with words that this command has, or none; any other error as it is."""
+    """Return the error with similar options or commands that exist, if any; any other error as it is."""
     context = error.ctx
     if context is None:
         return error

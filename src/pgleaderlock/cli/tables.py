@@ -1,7 +1,7 @@
-"""Tables for people, made to fit where they are shown.
+"""Tables for people, fitted to the terminal.
 
-A pipe gets everything on one line per row: whoever reads it there may search it. A terminal has an edge. What does not
-fit is folded, and before a name has to be folded the columns that matter least are left out, which is said. Nothing is
+A pipe gets one line per row with everything on it, so that it can be searched. In a terminal, cells that do not fit are
+folded; before a name has to be folded, the least important columns are left out, and the caption says so. No cell is
 ever cut off.
 """
 
@@ -18,12 +18,12 @@ from rich.text import Text
 __all__ = ["PIPE_CELLS", "console_for", "fitting_table"]
 
 PIPE_CELLS = 1000
-"""The width of a pipe, in which nothing is folded."""
+"""The width for a pipe, in which nothing is folded."""
 _GAP_CELLS = 2  # between two columns
 _PROSE_CELLS = 16
-"""What a column of prose needs at least; it is folded between words."""
+"""The least width of a column of prose, which is folded between words."""
 _LONGEST_WORD_CELLS = 24
-"""A word that is longer is folded, too: it is a path or a name, and no word."""
+"""A longer word is folded too: it is a path or a name."""
 
 
 def fitting_table(
@@ -37,8 +37,8 @@ def fitting_table(
 ) -> Table:
     """Return a table for this width. Columns of ``prose`` are folded between words first.
 
-    Then empty columns go, those of ``once`` that are the same on every line go into the caption, and at last those of
-    ``least_first`` are left out.
+    Then empty columns are removed, columns of ``once`` with the same value on every line are moved into the caption,
+    and finally those of ``least_first`` are left out.
     """
     cells = {heading: [row[place] for row in rows] for place, heading in enumerate(headings)}
     needed = {heading: _needed_cells(heading, cells[heading], is_prose=heading in prose) for heading in headings}
@@ -62,7 +62,7 @@ def fitting_table(
     table = _empty_table(_caption(same, left_out, headings))
     widest = {heading: _widest(cells[heading]) for heading in prose if heading in cells}
     widths = _widths(needed, widest, width) if fits() else {}
-    for heading in needed:  # a time in two parts is none
+    for heading in needed:  # a time folded into two parts cannot be read
         table.add_column(heading, overflow="fold", no_wrap="(UTC)" in heading, width=widths.get(heading))
     for place in range(len(rows)):
         table.add_row(*(cells[heading][place] for heading in needed))
@@ -83,7 +83,7 @@ def _empty_table(caption: str | None) -> Table:
 
 
 def _widths(needed: Mapping[str, int], prose: Mapping[str, int], width: int) -> dict[str, int]:
-    """Return how wide each column is: what it needs, and for prose what is left. Left to itself, rich splits words."""
+    """Return the width of each column: what it needs, and for prose the rest. By default, rich would split words."""
     room = width - sum(needed.values()) - _GAP_CELLS * (len(needed) - 1)
     widths = dict(needed)
     for heading, widest in prose.items():
@@ -115,14 +115,14 @@ def _caption(same: Sequence[str], left_out: Sequence[str], headings: Sequence[st
 
 
 class _Terminal(Console):
-    """One that never hides the cursor: whoever kills or suspends us finds it where it was."""
+    """A console that never hides the cursor, so that it is visible after this process is killed or suspended."""
 
     def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002, FBT001, FBT002 - rich's own signature
         return False
 
 
 def console_for() -> Console:
-    """Return where tables go: a terminal, or a pipe, in which nothing is folded or coloured."""
+    """Return the console for tables: of a terminal, or of a pipe, in which nothing is folded or coloured."""
     if not sys.stdout.isatty():
         return Console(file=sys.stdout, width=PIPE_CELLS, color_system=None, force_terminal=False)
     wants_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

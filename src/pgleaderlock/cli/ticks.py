@@ -1,4 +1,4 @@
-"""``pgleaderlock ticks``: which slots of scheduled jobs were claimed, and what became of them, the oldest first."""
+"""``pgleaderlock ticks``: the claimed slots of scheduled jobs, and how their runs ended, the oldest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from pgleaderlock.cli.roles import print_record, unreachable
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.keys import LockKey
-from pgleaderlock.ticks.reading import RecordedTick, open_ledger
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.work.schedule.reading import RecordedTick, open_ledger
 
 __all__ = ["show_ticks"]
 
@@ -25,7 +25,7 @@ _STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "y
 async def show_ticks(
     dsn: str, place: Place, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
 ) -> None:
-    """Print the newest of one job or of all."""
+    """Print the newest runs of one job or of all."""
     named = None if lock is None else str(lock)
     try:
         async with open_ledger(dsn, place.schema, schema_owner=place.owner) as ledger:
@@ -41,7 +41,7 @@ async def show_ticks(
         console = console_for()
         console.print(_table(ticks, console.width))
     if is_cut:
-        click.echo(f"There is more before this: these are the newest {limit} (--limit).", err=True)
+        click.echo(f"Older lines were left out: these are the newest {limit} (--limit).", err=True)
     if not ticks:
         of_them = "".join(f" of {what}" for what in (job and f"job {visible(job)}", named and f"lock {named}") if what)
         since_then = f" since {iso(since_at)}" if since_at else ""
@@ -89,5 +89,5 @@ def _table(ticks: Sequence[RecordedTick], width: int) -> Table:
 
 def _detail(tick: RecordedTick) -> str:
     if tick.skipped_from is not None:
-        return f"and all before it, back to {iso(tick.skipped_from)}"
+        return f"and all earlier slots, back to {iso(tick.skipped_from)}"
     return tick.detail or ""

@@ -1,4 +1,4 @@
-"""Times and spans, as people and programs read them, and as people write them (``--since``)."""
+"""Times and durations: printing them for people and programs, and parsing ``--since``."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from pgleaderlock._checks import quoted
+from pgleaderlock._base.checks import quoted
 
 __all__ = ["SINCE_FORMS", "Since", "duration", "iso", "parse_since"]
 
@@ -18,17 +18,17 @@ SINCE_FORMS = "a span (30s, 15m, 1h, 7d) or a time (2026-11-15T10:00, in UTC, or
 
 
 def iso(at: float | None) -> str | None:
-    """Write a time of the database's as ISO 8601, in UTC and with milliseconds."""
+    """Return a time of the database as ISO 8601, in UTC and with milliseconds."""
     if at is None:
         return None
     try:
         return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):  # a database's years go further than ours
+    except (ValueError, OverflowError, OSError):  # PostgreSQL has more years than Python
         return f"{at:g} s after 1970"
 
 
 def duration(seconds: float) -> str:
-    """Say a span of time with as much of it as a person wants to know."""
+    """Return a duration for people, with two units at most."""
     if not math.isfinite(seconds):  # a time in PostgreSQL can be infinite
         return f"{seconds} s"
     if round(seconds, 3) < 1:
@@ -47,13 +47,13 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """A beginning: so many seconds ago, or at this time; with neither, as far back as there is anything."""
+    """The value of ``--since``: seconds ago, or a time; with neither, the beginning of the history."""
 
     ago_s: float | None = None
     at: float | None = None
 
     def resolve(self, now: float) -> float:
-        """Return it in seconds of the epoch, by the database's clock; a time that has not come yet is wrong usage."""
+        """Return it in seconds of the epoch, by the database's clock; a time in the future is wrong usage."""
         if self.ago_s is not None:
             return max(0.0, now - self.ago_s)
         if self.at is not None and self.at > now + _TOLERANCE_S:
@@ -62,7 +62,7 @@ class Since:
 
 
 def parse_since(text: str) -> Since:
-    """Read either form; a ValueError says what both look like."""
+    """Parse either form; a ValueError shows both forms."""
     if (span := _SPAN.fullmatch(text.strip())) is not None:
         return Since(ago_s=float(span[1]) * _SECONDS[span[2]])
     try:

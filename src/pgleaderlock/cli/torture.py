@@ -1,4 +1,4 @@
-"""``pgleaderlock torture``: the words, and the checks that refuse what cannot be meant before anything runs."""
+"""``pgleaderlock torture``: the options, and the checks that refuse wrong usage before anything runs."""
 
 import os
 import random
@@ -41,29 +41,29 @@ _KINDS = (
 
 
 def find_forbidden(*, can_restart: bool, is_ours: bool) -> dict[str, str]:
-    """Return the faults that may not be done to this server, and why."""
-    found = {} if can_restart else {"restart": "a server that is not ours is restarted only with --restart-command"}
+    """Return the faults that may not be injected on this server, and why."""
+    found = {} if can_restart else {"restart": "your server is restarted only with --restart-command"}
     if not is_ours:
-        found["standby"] = "a server that is not ours keeps its synchronous_standby_names"
-        found["step"] = "a server that is not ours keeps its clock"
+        found["standby"] = "synchronous_standby_names of your server is not changed"
+        found["step"] = "the clock of your server is not changed"
     return found
 
 
 def parse_faults(text: str | None, forbidden: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the faults that were asked for; by default all that may be done. ValueError says what may not."""
+    """Return the requested faults, by default all permitted ones. ValueError names one that is unknown or forbidden."""
     if text is None:
         return tuple(kind for kind in _KINDS if kind not in forbidden)
     words = list(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in words:
         if word not in _KINDS:
-            raise ValueError(f"{word!r} is nothing that can be done here: {', '.join(_KINDS)}")
+            raise ValueError(f"there is no fault {word!r}; the faults are {', '.join(_KINDS)}")
         if word in forbidden:
             raise ValueError(forbidden[word])
     return tuple(words)
 
 
 def _check_report(context: click.Context, _option: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse now what could not be written after minutes."""
+    """Refuse a report that cannot be written now, instead of minutes later."""
     if value is None:
         return None
     folder = value.absolute().parent
@@ -88,38 +88,43 @@ def _check_report(context: click.Context, _option: click.Parameter, value: Path 
     default=3,
     show_default=True,
     metavar="N",
-    help="How many processes stand for the role.",
+    help="How many candidates (processes) to start.",
 )
 @seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
-@seconds_option("--every", "About how long after a fault the next one comes. [default: a lease and a half]")
+@seconds_option("--every", "Average time between two faults. [default: a lease and a half]")
 @click.option(
     "--takeover",
     type=click.Choice(["fast", "strict"]),
     default="fast",
     show_default=True,
-    help="Strict waits a lease after every leader that did not release; it makes a term table, and drops it.",
+    help="Strict waits one lease after every leader that did not release; it creates a term table, and drops it.",
 )
 @click.option(
     "--faults",
     metavar="FAULTS",
-    help=f"Only these, with commas between them: {', '.join(_KINDS)}. [default: all that are permitted]",
+    help=f"Only these faults, separated by commas: {', '.join(_KINDS)}. [default: all that are permitted]",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Do the same in the same order. [default: any]")
 @click.option(
-    "--restart-command", metavar="COMMAND", help="Restart the server with this, now and then. [default: not at all]"
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Repeat the faults of a run, in the same order. [default: random]",
+)
+@click.option(
+    "--restart-command", metavar="COMMAND", help="Also restart the server, with this command. [default: no restarts]"
 )
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
     callback=_check_report,
     metavar="FILE",
-    help="Write a page with a picture of who led when.",
+    help="Write an HTML page with a timeline of leaders and faults.",
 )
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Keep the processes' own logs there; it must be new or empty.",
+    help="Keep the logs of the processes in this folder, which must be new or empty.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, in place of the tables.")
 @click.pass_context
@@ -139,21 +144,22 @@ def torture(
     logs: Path | None,
     as_json: bool,
 ) -> None:
-    """Elect a leader on a database while everything goes wrong, and look for two leaders at once.
+    """Run an election on a database while faults are injected, and look for two leaders at once (split brain).
 
-    Real processes are killed and frozen, their sessions ended, their network made bad; an independent checker reads
-    what each of them believed. With --embedded on a PostgreSQL of its own, which is restarted and crashed, too; its
-    clock is stepped, where faketime is installed, and its synchronous standby is taken away.
+    Real processes are killed and frozen, their sessions terminated, their network disturbed; an independent checker
+    reads from when to when each process acted as leader. With --embedded, it runs on its own PostgreSQL, which is
+    also restarted and crashed; its clock is stepped, where faketime is installed, and its synchronous standby removed.
 
-    On yours, only sessions of these processes are touched, for a lock with a random name. Ctrl-C ends and removes
-    everything.
+    On your database, only sessions of these processes are touched, for a lock with a random name. Ctrl-C ends and
+    removes everything.
 
-    Exit code 1 if two led at once, a token came twice or went back, a term ended without a cause, or nobody ever led.
+    Exit code 1 if there were two leaders at once, a token was repeated or decreased, a term ended without a cause, or
+    no process ever led.
     """
     if lease_s < _SHORTEST_LEASE_S:
         raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
     if restart_command is not None and dsn is None:
-        raise click.UsageError("--restart-command goes with --dsn: the server of its own is restarted anyway.")
+        raise click.UsageError("--restart-command needs --dsn: the embedded server is restarted anyway.")
     try:
         forbidden = find_forbidden(can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
         kinds = parse_faults(faults, forbidden)
@@ -163,7 +169,7 @@ def torture(
         raise click.UsageError(f"--logs: {logs} is not empty.")
     need_store(dsn)
     from pgleaderlock.cli import torture_show as show  # noqa: PLC0415 - its tables take a while to import
-    from pgleaderlock.torture import Options  # noqa: PLC0415
+    from pgleaderlock.testing.torture import Options  # noqa: PLC0415
 
     show_logs("ERROR")
     seed = random.randrange(_SEEDS) if seed is None else seed  # noqa: S311 - not a secret

@@ -1,4 +1,4 @@
-"""What ``pgleaderlock torture`` does and shows: what it will do, how it goes, tables or JSON, and a page."""
+"""Run ``pgleaderlock torture`` and print it: the plan, the progress, then tables or JSON, and a page."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
-from pgleaderlock.demo import own_folder, own_server
 from pgleaderlock.errors import ConnectionError, EmbeddedServerError, LockError
-from pgleaderlock.torture import (
+from pgleaderlock.testing.demo import own_folder, own_server
+from pgleaderlock.testing.torture import (
     PERCENTS,
     Conductor,
     Ground,
@@ -48,21 +48,21 @@ class _UnfitError(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for."""
+    """The options of one run."""
 
     options: Options
     dsn: str | None
-    """None: a server of our own."""
+    """None means the embedded PostgreSQL."""
     restart_command: str | None
     report: Path | None
     logs: Path | None
     as_json: bool
     forbidden: Mapping[str, str]
-    """Faults that may not be done to this server, if all were asked for, and why."""
+    """Faults that may not be injected on this server, if all were requested, and why."""
 
 
 def run_torture(request: Request) -> int:
-    """Run it to its end, leave nothing behind, and return the exit code."""
+    """Run to the end, clean up, and return the exit code."""
     unwind_on_hangup()
     try:
         with _ground(request) as (ground, folder):
@@ -74,7 +74,7 @@ def run_torture(request: Request) -> int:
 
 @contextlib.contextmanager
 def _ground(request: Request) -> Iterator[tuple[Ground, Path]]:
-    """Yield the server, and a folder for sockets that nobody else can enter."""
+    """Yield the server, and a folder for sockets that only this user can enter."""
     if request.dsn is None:
         click.echo("starting a PostgreSQL...", err=True)
         clocks: list[WallClock] = []
@@ -103,7 +103,7 @@ def _logs_folder(request: Request, folder: Path) -> Path:
 
 
 class _Run:
-    """One torture, as a person sees it."""
+    """One torture run and its output."""
 
     def __init__(self, request: Request, ground: Ground, folder: Path, logs: Path) -> None:
         self._request = request
@@ -132,7 +132,7 @@ class _Run:
         return self._tell(conductor, options)
 
     async def _prepare(self) -> Options:
-        """Find out what can be done on this server and this machine, and say what will be."""
+        """Find out which faults are possible on this server and this machine, and print the plan."""
         options = self._request.options
         try:
             await self._ground.survey(options.lease_s)
@@ -144,7 +144,7 @@ class _Run:
         options = dataclasses.replace(options, faults=tuple(k for k in options.faults if k not in self._impossible))
         if not options.faults:
             reasons = "; ".join(dict.fromkeys(self._impossible.values()))
-            raise click.UsageError(f"--faults: nothing of it is possible here: {reasons}.")
+            raise click.UsageError(f"--faults: none of them is possible here: {reasons}.")
         click.echo(visible(self._intention(options)), err=True)
         if self._impossible:
             reasons = "; ".join(f"{kind}: {why}" for kind, why in self._impossible.items())
@@ -152,7 +152,7 @@ class _Run:
         return options
 
     async def _find_impossible(self, options: Options) -> dict[str, str]:
-        """Return which faults cannot be drawn here, and why. A clock is stepped with faketime only."""
+        """Return which faults are impossible here, and why. Clock steps need faketime."""
         found = dict(self._request.forbidden)
         clocks = [kind for kind in ("step", "clock") if kind in options.faults]
         if clocks and (why := await asyncio.to_thread(why_clocks_cannot_jump, self._folder)):
@@ -167,7 +167,7 @@ class _Run:
             f"faults {','.join(options.faults)}, to these processes and their sessions only",
         ]
         if not self._ground.is_ours and options.takeover == "strict":
-            words.append(f"schema {self._ground.schema} is made, and dropped at the end")
+            words.append(f"schema {self._ground.schema} is created, and dropped at the end")
         if not self._ground.is_ours and "restart" in options.faults:
             words.append(f"the server is restarted with {self._request.restart_command}")
         words.append(f"seed {options.seed}")
@@ -177,10 +177,10 @@ class _Run:
         progress = asyncio.ensure_future(self._show_progress(conductor))
         try:
             async with self._ground.tidied(has_schema=options.takeover == "strict"):
-                await conductor.run(stop, lambda: click.echo("all of them take part: it begins", err=True))
+                await conductor.run(stop, lambda: click.echo("all processes take part: the faults begin", err=True))
         except LockError as error:
             raise click.ClickException(str(error)) from error
-        except OSError as error:  # such as: one process more cannot be had
+        except OSError as error:  # for example: no further process can be started
             raise click.ClickException(f"the torture failed: {error}") from error
         finally:
             progress.cancel()
@@ -225,7 +225,7 @@ class _Run:
         return exit_codes.of_signal(self._came[0]) if self._came else exit_codes.CLEAN
 
     def _command(self, options: Options) -> str:
-        """How to do it again. Without the connection string: it may hold a password."""
+        """Return the command that repeats this run, without the connection string, which may hold a password."""
         words = ["pgleaderlock", "torture", "--seed", str(options.seed), "--minutes", f"{options.seconds / 60:g}"]
         words += ["--nodes", str(options.nodes), "--lease", f"{options.lease_s:g}", "--every", f"{options.every_s:g}"]
         words += ["--takeover", options.takeover, "--faults", ",".join(options.faults)]
@@ -248,7 +248,7 @@ def _print(verdict: Verdict, setting: Setting, report: Path | None) -> None:
     leaderless = [
         [Text(cause), Text(seconds(lasted_s), justify="right")] for cause, lasted_s in verdict.leaderless_s().items()
     ]
-    console.print(fitting_table(("Nobody led after", "In all"), leaderless, console.width))
+    console.print(fitting_table(("Leaderless after", "In all"), leaderless, console.width))
     endings = [[Text(cause), Text(str(times), justify="right")] for cause, times in verdict.endings().items()]
     console.print(fitting_table(("Terms ended by", "Times"), endings, console.width))
     if setting.not_done():
@@ -259,4 +259,4 @@ def _print(verdict: Verdict, setting: Setting, report: Path | None) -> None:
         words = f"{len(verdict.terms)} terms, {sum(setting.done.values())} faults, never two leaders; tokens only grew"
         click.echo(click.style(words, fg="green", bold=True))
     if report is not None:
-        click.echo(f"the picture: {report.absolute()}")
+        click.echo(f"report: {report.absolute()}")

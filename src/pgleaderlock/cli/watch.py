@@ -1,8 +1,8 @@
-"""``pgleaderlock watch``: the roles of a registry, shown anew when something changes.
+"""``pgleaderlock watch``: the roles of a registry, printed again on every change.
 
-A terminal gets one table that stays in its place, and below it what the dashboard's page has beside its own; a pipe a
-new table per change, a program a line per change. A database that goes away makes the picture stale, which is said, and
-is asked again until it is back.
+A terminal gets one table that is updated in place, and below it alerts and events as on the dashboard; a pipe gets a
+new table per change, a program one line per change. While the database cannot be reached, the output is marked as
+stale, and the connection is retried.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from pgleaderlock.cli.roles import print_record, role_fields, roles_picture, sil
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.tables import console_for
 from pgleaderlock.cli.times import duration, iso
-from pgleaderlock.dashboard._alerts import Watched
-from pgleaderlock.dashboard._board import Board
-from pgleaderlock.dashboard._sources import RegistrySource
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.registry.reading import RoleStatus
+from pgleaderlock.ops.dashboard._alerts import Watched
+from pgleaderlock.ops.dashboard._board import Board
+from pgleaderlock.ops.dashboard._sources import RegistrySource
+from pgleaderlock.ops.registry.reading import RoleStatus
 
 __all__ = ["watch"]
 
@@ -36,7 +36,7 @@ _SHOWN_EVENTS = 5
 
 
 async def watch(dsn: str, place: Place, interval_s: float, *, as_json: bool) -> None:
-    """Show the roles until a signal ends it; UnreachableError if there was nothing to show to begin with."""
+    """Show the roles until a signal arrives; UnreachableError if the database could not be read even once."""
     task = asyncio.get_running_loop().create_task(_watch(dsn, place, interval_s, _screen_for(as_json=as_json)))
 
     def end(_signal: signal.Signals) -> None:
@@ -60,7 +60,7 @@ async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -
 
 
 async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
-    """Show what there is, again and again, until the connection ends."""
+    """Show the roles on every change, until the connection ends."""
     source = RegistrySource(
         dsn,
         place.schema,
@@ -80,7 +80,7 @@ async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", 
 
 
 class _DatabaseClock:
-    """The database's time of day, also while it cannot be asked."""
+    """The database's time of day, also while the database cannot be reached."""
 
     def __init__(self) -> None:
         self.read_at: float | None = None
@@ -98,13 +98,13 @@ class _DatabaseClock:
 
 class _Screen(Protocol):
     def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:
-        """Show what was read just now, and what the board makes of it."""
+        """Show the roles as read just now, with figures, alerts and events of the board."""
 
     def show_stale(self, error: str, since: float, now: float) -> None:
-        """Say that what was shown is old."""
+        """Mark the output as stale."""
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
 
 
 def _screen_for(*, as_json: bool) -> _Screen:
@@ -114,7 +114,7 @@ def _screen_for(*, as_json: bool) -> _Screen:
 
 
 def _essence(role: RoleStatus) -> tuple[Any, ...]:
-    """What makes a change: who leads and who stands, and whether they are heard of; not every sign of life."""
+    """Return what counts as a change: leader, candidates and whether they are alive; not every heartbeat."""
     leader = role.leader
     led = None if leader is None else (leader.instance, leader.token, silence_s(leader) is None)
     return role.role, led, tuple((each.instance, each.state, each.is_alive) for each in role.current_candidates)
@@ -125,7 +125,7 @@ def _stale_text(error: str, since: float) -> str:
 
 
 def _beside(board: Board) -> Iterator[Text]:
-    """Yield what the page shows beside the roles: figures of the window, what is wrong, and what happened last."""
+    """Yield what the page shows beside the roles: figures of the window, alerts, and the newest events."""
     failovers = sum(sum(role["failovers"].values()) for role in board.roles)
     leaderless_s = sum(role["leaderless_s"] for role in board.roles)
     yield Text(f"\nlast hour: {failovers} failovers, {duration(leaderless_s)} without a leader", style="dim")
@@ -142,7 +142,7 @@ def _beside(board: Board) -> Iterator[Text]:
 
 
 class _LiveTable:
-    """One table that stays in its place."""
+    """One table that is updated in place."""
 
     def __init__(self) -> None:
         self._live = Live(console=console_for(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
@@ -178,7 +178,7 @@ class _Tables:
             console = console_for()
             console.print(roles_picture(roles, console.width))
         elif self._is_stale:
-            click.echo(f"{iso(now)} fresh again, and nothing has changed")
+            click.echo(f"{iso(now)} fresh again, without changes")
         self._shown, self._is_stale = essence, False
 
     def show_stale(self, error: str, since: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What ``--help`` says of each command beside its options: a line in the list, an example, its exit codes, its group.
+"""The texts of ``--help`` for each command beside its options: a short line, an example, the exit codes, the group.
 
 One table, so that a command cannot be without them. The numbers are :mod:`~pgleaderlock.cli.exit_codes`.
 """
@@ -23,7 +23,7 @@ _EARLY = {codes.INTERRUPTED: f"interrupted before there was anything to hand ove
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of one command."""
+    """The help texts of one command."""
 
     short: str
     """One line in the list of commands."""
@@ -50,17 +50,17 @@ class Texts(TypedDict):
 
 
 def texts(command: str) -> Texts:
-    """Return what click is told of this command."""
+    """Return the texts of this command as arguments for click's decorators."""
     return Texts(short_help=WORDS[command].short, epilog=WORDS[command].epilog)
 
 
 def _shown(what: str) -> dict[int, str]:
-    """The exit codes of a command that asks and prints."""
+    """Return the exit codes of a command that reads a store and prints."""
     return {codes.CLEAN: what, codes.NOT_ACQUIRED: _UNWRITTEN}
 
 
 def _printed(what: str) -> dict[int, str]:
-    """The exit codes of a command that asks no store."""
+    """Return the exit codes of a command that uses no store."""
     return _shown(what) | _USAGE
 
 
@@ -70,18 +70,18 @@ WORDS: Mapping[str, Words] = {
         "demo --script kill,freeze,step-down --rounds 2",
         {
             codes.CLEAN: "ended, or every failover of the --script was measured",
-            codes.OVERLAP: "two led at once, or no other took over in a --script",
+            codes.OVERLAP: "split brain (two leaders at once), or no take-over in a --script",
         }
         | _USAGE
         | _STORE
         | {codes.INTERRUPTED: f"a --script was interrupted ({codes.TERMINATED}: SIGTERM)"},
     ),
     "torture": Words(
-        "Look for two leaders while everything goes wrong.",
+        "Inject faults, and look for two leaders at once.",
         "torture --dsn postgresql://db/app --minutes 10 --seed 42",
         {
             codes.CLEAN: "never two leaders, and no other problem",
-            codes.OVERLAP: "two led at once, or another problem: see above",
+            codes.OVERLAP: "split brain (two leaders at once), or another problem: see above",
         }
         | _USAGE
         | _STORE
@@ -93,7 +93,7 @@ WORDS: Mapping[str, Words] = {
         "run --dsn postgresql://db/app --role billing/scheduler",
         {codes.CLEAN: "stopped on request, and released"}
         | _USAGE
-        | {codes.UNREACHABLE: "the embedded PostgreSQL failed; another database is waited for"}
+        | {codes.UNREACHABLE: "the embedded PostgreSQL failed (for any other database, run waits)"}
         | {codes.LEADERSHIP_ENDED: "the election ended by itself, or the release was not confirmed"}
         | _EARLY,
     ),
@@ -109,11 +109,11 @@ WORDS: Mapping[str, Words] = {
             codes.EXEC_FAILED: "this system could not start one more process",
             codes.CANNOT_EXECUTE: "the command cannot be executed",
             codes.NOT_FOUND: "the command was not found",
-            "128+N": "a signal came while there was no command to pass it on to",
+            "128+N": "signal N arrived while no command was running",
         },
     ),
     "acquire": Words(
-        "Try to get the lock: exit code 0 or 1.",
+        "Try to acquire the lock: exit code 0 or 1.",
         "acquire --dsn postgresql://db/app --role nightly --hold 60",
         {codes.CLEAN: "acquired, held for --hold, and released", codes.NOT_ACQUIRED: "another process holds the lock"}
         | _USAGE
@@ -137,7 +137,7 @@ WORDS: Mapping[str, Words] = {
         {codes.CLEAN: "ended by Ctrl-C or SIGTERM"} | _USAGE | _REGISTRY,
     ),
     "history": Words(
-        "Show what happened: terms, and how they ended.",
+        "Show events: terms, and how they ended.",
         "history --dsn postgresql://db/app --role scheduler --since 12h",
         _shown("shown") | _USAGE | _REGISTRY | _SIGNAL,
     ),
@@ -147,9 +147,9 @@ WORDS: Mapping[str, Words] = {
         _shown("shown") | _USAGE | _REGISTRY | _SIGNAL,
     ),
     "audit": Words(
-        "Judge the history: availability, overlaps.",
+        "Check the history: availability, overlaps.",
         "audit --dsn postgresql://db/app --since 30d",
-        {codes.CLEAN: "no two terms overlap", codes.OVERLAP: "two terms overlap, beyond what the clocks leave open"}
+        {codes.CLEAN: "no two terms overlap", codes.OVERLAP: "two terms overlap by more than the error of the clocks"}
         | _USAGE
         | _REGISTRY
         | _SIGNAL,
@@ -163,7 +163,7 @@ WORDS: Mapping[str, Words] = {
         | _SIGNAL,
     ),
     "doctor": Words(
-        "Check whether a database can carry elections.",
+        "Check whether elections can run on a database.",
         "doctor --dsn postgresql://db/app --role billing/scheduler",
         {codes.CLEAN: "no problem found; there may be warnings"}
         | _USAGE
@@ -178,27 +178,27 @@ WORDS: Mapping[str, Words] = {
         _printed("shown"),
     ),
     "config check": Words(
-        "Say whether a configuration can be used.",
+        "Check whether a configuration can be used.",
         "config check --config pgleaderlock.toml",
         {codes.CLEAN: "no problems", codes.USAGE: "problems: each is named, with its place"},
     ),
-    "schema": Words("Print or make the tables."),
+    "schema": Words("Print or create the tables."),
     "schema show": Words("Print the statements.", "schema show --schema elections", _printed("printed")),
     "schema apply": Words(
-        "Make the tables, and grant them.",
+        "Create the tables, and grant their use.",
         "schema apply --dsn postgresql://db/app --grant-to app",
-        {codes.CLEAN: "they are there"}
+        {codes.CLEAN: "the tables exist"}
         | _USAGE
-        | {codes.UNREACHABLE: "the database cannot be reached, or refuses"}
+        | {codes.UNREACHABLE: "the database cannot be reached, or refuses to create them"}
         | _SIGNAL,
     ),
     "alerts": Words("Export alerts for Prometheus and others."),
     "alerts export": Words(
         "Compile alerts to rules, routes and a dashboard.",
         "alerts export --config pgleaderlock.toml --out rules",
-        _printed("exported; stderr says what was mended"),
+        _printed("exported; stderr lists the conditions that were corrected"),
     ),
-    "k8s": Words("Print what Kubernetes has to allow."),
+    "k8s": Words("Print the permissions for Kubernetes."),
     "k8s rbac": Words(
         "Print a Role and its binding.",
         "k8s rbac --namespace jobs --lease scheduler",
@@ -206,7 +206,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "nfs": Words("Look at a lock in a shared folder, or break it."),
     "nfs status": Words(
-        "Show who has the lock.",
+        "Show who holds the lock.",
         "nfs status /mnt/shared/locks/scheduler",
         _shown("shown, whether held or free") | _USAGE | {codes.UNREACHABLE: "the folder cannot be read"},
     ),
@@ -219,7 +219,7 @@ WORDS: Mapping[str, Words] = {
         | {codes.INTERRUPTED: "not confirmed: nothing was broken"},
     ),
     "nfs tidy": Words(
-        "Remove what dead candidates left behind.",
+        "Remove the files of dead candidates.",
         "nfs tidy /mnt/shared/locks/scheduler",
         {codes.CLEAN: "removed, or there was nothing"}
         | _USAGE

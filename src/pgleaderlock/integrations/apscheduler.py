@@ -18,9 +18,9 @@ from typing import Any
 
 from apscheduler.schedulers.base import STATE_STOPPED, BaseScheduler
 
-from pgleaderlock._crew import to_the_end
-from pgleaderlock.election import Election
-from pgleaderlock.term import Term
+from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.term import Term
+from pgleaderlock.work._service_order import to_the_end
 
 __all__ = ["SchedulerService", "gate_scheduler"]
 
@@ -28,7 +28,7 @@ _LOOK_AGAIN_S = 0.02
 
 
 class SchedulerService:
-    """A scheduler as a service, for :class:`~pgleaderlock.services.LeaderServices`."""
+    """A scheduler as a service, for :class:`~pgleaderlock.work.services.LeaderServices`."""
 
     def __init__(self, scheduler: BaseScheduler) -> None:
         if not isinstance(scheduler, BaseScheduler):

@@ -23,8 +23,8 @@ from celery import Celery, signals
 from celery.beat import Service
 from celery.utils.imports import symbol_by_name
 
-from pgleaderlock.election import Election
-from pgleaderlock.term import Term
+from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.term import Term
 
 __all__ = ["gate_beat"]
 

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import LockState
-from pgleaderlock.services import LeaderServices
+from pgleaderlock.work.services import LeaderServices
 
 __all__ = ["Lifespan", "leader_lifespan", "leader_routes"]
 
@@ -36,7 +36,7 @@ def leader_lifespan(
 ) -> Lifespan:
     """Return a lifespan that takes part in the election, with these services if there are any.
 
-    ``inner`` is a lifespan of your own. It is entered first, so that what gated work needs is there, and left last.
+    ``inner`` is a lifespan of your own. It is entered first, so that what leader tasks need is there, and left last.
     """
 
     @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 
 __all__ = ["Notifier", "notify", "watchdog_interval_s"]

@@ -12,14 +12,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from pgleaderlock._bodies import AfterWork, Work, WorkPolicy, is_async
-from pgleaderlock._checks import check_callable, check_seconds, refuse_pickling
-from pgleaderlock.election import Election
+from pgleaderlock._base.checks import check_callable, check_seconds, refuse_pickling
+from pgleaderlock.engine._leader_task import AfterWork, Work, WorkPolicy, is_async
+from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, LockState, StateChangeCallback
 from pgleaderlock.sync._callback_thread import CallbackThread
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
-from pgleaderlock.term import Term
 
 __all__ = ["BlockingElection", "refuse_coroutines"]
 
@@ -36,7 +36,7 @@ _EXIT_TIMEOUT_S = 10.0  # for a `with` block that ends in an exception, as in th
 
 
 class BlockingElection(Generic[A]):
-    """One contender, for any thread."""
+    """One candidate, for any thread."""
 
     __reduce_ex__ = refuse_pickling
 
@@ -101,11 +101,11 @@ class BlockingElection(Generic[A]):
         return None if self._is_forked else self._engine.term
 
     @property
-    def is_in_gated_work(self) -> bool:
+    def is_in_leader_task(self) -> bool:
         """Whether the caller is a function that runs because this process leads."""
-        return self._engine.is_in_gated_work
+        return self._engine.is_in_leader_task
 
-    # --- Gated work ----------------------------------------------------------------------------------------------
+    # --- Leader tasks ----------------------------------------------------------------------------------------------
 
     @overload
     def while_leader(self, fn: W) -> W: ...
@@ -136,7 +136,7 @@ class BlockingElection(Generic[A]):
         """
 
         def register(work: W) -> W:
-            refuse_coroutines("gated work", work)
+            refuse_coroutines("a leader task", work)
             self._on_the_loop(self._engine.while_leader(name=name, on_return=on_return, on_failure=on_failure), work)
             return work
 
@@ -155,9 +155,9 @@ class BlockingElection(Generic[A]):
         Starts the election unless it runs, and then also shuts it down when the caller is interrupted (Ctrl-C). What
         the work returned is returned; what it raised is raised, if that is why the election stopped (``stop``).
         """
-        refuse_coroutines("gated work", fn)
-        if self._callbacks.is_here or self.is_in_gated_work:
-            raise LockError("run_while_leader() in a callback or in gated work would wait for itself")
+        refuse_coroutines("a leader task", fn)
+        if self._callbacks.is_here or self.is_in_leader_task:
+            raise LockError("run_while_leader() in a callback or in a leader task would wait for itself")
         policy = WorkPolicy(on_return, on_failure)
 
         async def run(home: LoopThread) -> object:
@@ -173,7 +173,7 @@ class BlockingElection(Generic[A]):
         return self._call(run)
 
     def _on_the_loop(self, register: Callable[[F], object], fn: F) -> None:
-        """Register now, or on the event loop where it runs: the gate is turned there."""
+        """Register now, or on the event loop where it runs: leader tasks start and end there."""
         self._check_process()
         if self._home is None:
             register(fn)
@@ -193,7 +193,8 @@ class BlockingElection(Generic[A]):
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
-        Returns when the election has stopped and its callbacks have run. In a callback and in gated work it only asks.
+        Returns when the election has stopped and its callbacks have run. In a callback and in a leader task it only
+        asks.
         """
         self._end(self._engine.shutdown, timeout_s)
 
@@ -278,7 +279,7 @@ class BlockingElection(Generic[A]):
         return self._register(self._engine.on_error, "the on_error callback", fn)
 
     def on_overrun(self, fn: E) -> E:
-        """Call ``fn(error)``, a :class:`~pgleaderlock.errors.WorkOverrun`, when gated work outlived its term."""
+        """Call ``fn(error)``, a :class:`~pgleaderlock.errors.WorkOverrun`, when a leader task outlived its term."""
         return self._register(self._engine.on_overrun, "the on_overrun callback", fn)
 
     def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
@@ -339,7 +340,7 @@ class BlockingElection(Generic[A]):
         if self._home is None:
             return
         with contextlib.suppress(LoopEnded):  # and everything with it
-            if self._callbacks.is_here or self.is_in_gated_work:
+            if self._callbacks.is_here or self.is_in_leader_task:
                 self._ask(lambda: verb(timeout_s))
             else:
                 self._call(lambda _: verb(timeout_s))

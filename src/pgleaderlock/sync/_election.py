@@ -2,8 +2,8 @@
 
 from typing import Unpack
 
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.election import Election as AsyncElection
+from pgleaderlock.engine.election import Election as AsyncElection
+from pgleaderlock.stores.base import Backend
 from pgleaderlock.sync._blocking import BlockingElection
 from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
 
@@ -11,7 +11,7 @@ __all__ = ["Election"]
 
 
 class Election(BlockingElection[AsyncElection]):
-    """One contender for one lock, whatever store keeps it, for callers that block.
+    """One candidate for one lock, whatever store keeps it, for callers that block.
 
         election = Election(open_backend("file:///run/app/leader"))
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from pgleaderlock.backends._fence import Connection
-from pgleaderlock.backends.postgres import ConnectFn
-from pgleaderlock.keys import LockKey
 from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
+from pgleaderlock.postgres._fence import Connection
+from pgleaderlock.postgres.backend import ConnectFn
+from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
 from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
-from pgleaderlock.ticks.scheduled import JobOptions
+from pgleaderlock.work.schedule.registration import JobOptions
 
 __all__ = ["LeaderLock", "LockSettings"]
 

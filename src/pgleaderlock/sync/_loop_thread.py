@@ -15,12 +15,12 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pgleaderlock._threads import has_main_thread_ended
+from pgleaderlock._base.threads import has_main_thread_ended
 from pgleaderlock.errors import LockError
 
-__all__ = ["LoopEnded", "LoopThread", "enlist"]
+__all__ = ["Attempt", "LoopEnded", "LoopThread", "enlist"]
 
 T = TypeVar("T")
 Shutdown = Callable[[float], Awaitable[object]]
@@ -41,6 +41,29 @@ _parents: "list[LoopThread | None]" = []
 
 class LoopEnded(LockError):  # noqa: N818 - reads as the fact that it is
     """There is no background thread any more, and therefore no election that runs."""
+
+
+class Attempt(Generic[T]):
+    """A call that its caller can give up at any time: Ctrl-C may come before the caller has been given a future."""
+
+    def __init__(self, call: Coroutine[Any, Any, T]) -> None:
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self._is_given_up = False
+
+    async def run(self) -> T:
+        """Make the call, on the loop."""
+        if self._is_given_up:
+            self._call.close()
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        return await self._call
+
+    def give_up(self) -> None:
+        """Cancel it, on the loop; nothing, when it is over."""
+        self._is_given_up = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class LoopThread:
@@ -100,13 +123,15 @@ class LoopThread:
                 "a blocking call of pgleaderlock.sync was made on its own event loop's thread, by a connect_fn or a "
                 "retry strategy perhaps: it would wait for itself. Only is_leader and the like may be asked there"
             )
-        future = self.ask(call)
+        attempt = Attempt(call)
         try:
-            return future.result()
+            return self.ask(attempt.run()).result()
         except futures.CancelledError as error:
             raise LoopEnded(_ENDED) from error
-        finally:
-            future.cancel()  # nothing, when it is over
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
+                self._loop.call_soon_threadsafe(attempt.give_up)
+            raise
 
     def keep(self, owner: object, shutdown: Shutdown) -> None:
         """Stay for this election, and shut it down when the interpreter ends."""

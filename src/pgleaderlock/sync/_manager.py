@@ -1,12 +1,12 @@
-"""``sync.Manager``: the API of :mod:`pgleaderlock.consensus`, for callers that block."""
+"""``sync.Manager``: the API of :mod:`pgleaderlock.compat.consensus`, for callers that block."""
 
 from types import TracebackType
 
-from pgleaderlock import consensus
-from pgleaderlock.backends import base
-from pgleaderlock.clock import Clock, suspend_aware_clock
-from pgleaderlock.election import Election
+from pgleaderlock._base.clock import Clock, suspend_aware_clock
+from pgleaderlock.compat import consensus
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import ErrorCallback
+from pgleaderlock.stores import base
 from pgleaderlock.sync._blocking import BlockingElection
 
 __all__ = ["Lease", "Manager"]
@@ -38,8 +38,8 @@ class Manager:
         manager = Manager(new_from_env("my-app-leader"), Config(identity=os.environ["POD_NAME"]))
         lease = manager.start()
 
-    Takes what :class:`pgleaderlock.consensus.Manager` takes. The three verbs of a backend of your own are coroutines
-    here too; they are called on the background thread and must not block.
+    Takes what :class:`pgleaderlock.compat.consensus.Manager` takes. The three verbs of a backend of your own are
+    coroutines here too; they are called on the background thread and must not block.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from pgleaderlock.clock import Clock
+from pgleaderlock._base.clock import Clock
 from pgleaderlock.retry import RetryStrategy
 
 __all__ = ["ElectionSettings", "refuse_shutdown_event"]

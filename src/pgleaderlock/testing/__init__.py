@@ -1,17 +1,17 @@
-"""Tools to test code that elects leaders: a clock that jumps, a world in bad weather, what every backend must do."""
+"""Tools to test code that elects leaders: a virtual clock, a simulated cluster with faults, a contract for backends."""
 
 from pgleaderlock.testing.contract import BackendContract, InProcessContract
-from pgleaderlock.testing.simulation import Node, Report, SimulationFailed, Weather, simulate
+from pgleaderlock.testing.simulation import FaultProfile, Node, Report, SimulationFailed, simulate
 from pgleaderlock.testing.virtual_time import Deadlock, VirtualTimeLoop
 
 __all__ = [
     "BackendContract",
     "Deadlock",
+    "FaultProfile",
     "InProcessContract",
     "Node",
     "Report",
     "SimulationFailed",
     "VirtualTimeLoop",
-    "Weather",
     "simulate",
 ]

@@ -36,7 +36,7 @@ class FakeKubernetes:
     ) -> None:
         self.api = LeaseApi(namespaces=namespaces, coordinated=coordinated)
         self.tokens = set(tokens)
-        """Bearer tokens that are accepted; when empty, everybody is."""
+        """Bearer tokens that are accepted; when empty, every client is."""
         self.forbidden: set[str] = set()
         """Verbs that are answered with 403."""
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What every backend must do, as tests that anyone can run over theirs.
+"""The contract of a backend, as a test suite that the author of a backend can run.
 
     class TestMyBackend(BackendContract):
         def make_backend(self, name: str, **settings) -> Backend:
@@ -8,12 +8,13 @@
 pytest-asyncio (``asyncio_mode = "auto"``) that class is a complete test file. Time is real: some tests wait for a
 lease, which is why :attr:`~BackendContract.lease_s` is short.
 
-The suite tests promises, not mechanisms: one holder at a time, trust that ends before anybody else's begins, tokens
-that grow, a release that frees at once, silence that frees after a lease, and verbs that can be cut short. In a thread
-and in processes of their own, contenders are as independent as the suite can make them; the class is sent to those
-processes, so what it needs besides ``make_backend`` must be something that can be pickled.
+The suite tests promises, not mechanisms: one holder at a time, validity that ends before a successor's begins, tokens
+that grow, a release that frees the lock at once, silence that frees it after a lease, and calls that can be cancelled.
+Some candidates run in threads and in separate processes, to be as independent as possible; the class is sent to those
+processes, so its attributes must be picklable.
 
-Not shown by it: that a replacement is atomic on a bad day, and what happens when the store or the network fails.
+Not shown by it: that a take-over in the store is atomic under failures, and how the backend behaves when the store or
+the network fails.
 """
 
 from pgleaderlock.testing.contract._crowds import CrowdTests, ProcessTests
@@ -26,8 +27,8 @@ __all__ = ["BackendContract", "InProcessContract"]
 
 
 class InProcessContract(TermTests, TrustTests, WaitingTests, CutShortTests, CrowdTests):
-    """The tests for a store that lives in one process. Inherit, and say how a backend is made."""
+    """The tests for a store that lives in one process. Inherit, and define ``make_backend``."""
 
 
 class BackendContract(InProcessContract, ProcessTests):
-    """The tests for a store that several processes reach. Inherit, and say how a backend is made."""
+    """The tests for a store that several processes share. Inherit, and define ``make_backend``."""

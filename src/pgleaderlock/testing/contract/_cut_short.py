@@ -1,4 +1,4 @@
-"""Verbs that are cancelled: each ends at once, and whatever became of it in the store, the lock becomes free."""
+"""Calls that are cancelled: each ends at once, and whatever effect it had in the store, the lock becomes free."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -19,11 +19,11 @@ __all__ = ["CutShortTests"]
 
 
 class CutShortTests(ContractTools):
-    """A stop must not wait for anybody, and leaves nothing behind."""
+    """A cancelled call ends at once, and leaves no lock behind."""
 
     async def test_an_attempt_that_is_cut_short_does_not_hold_the_lock_for_ever(self) -> None:
-        """Wherever it was cut."""
-        async with self.contenders(2) as (first, second):
+        """At whatever point it was cancelled."""
+        async with self.candidates(2) as (first, second):
             for delay_s in (0.0, 0.0005, 0.002):
                 await self._cut_short(first.try_acquire(), delay_s)
                 await closed(first)
@@ -31,8 +31,8 @@ class CutShortTests(ContractTools):
                 await first.open()
 
     async def test_a_renewal_that_is_cut_short_does_not_hold_the_lock_for_ever(self) -> None:
-        """Nor does it spoil the next term."""
-        async with self.contenders(2) as (first, second):
+        """Nor does it affect the next term."""
+        async with self.candidates(2) as (first, second):
             old = await acquired(first)
             await self._cut_short(first.renew(old), 0.0005)
             await closed(first)
@@ -42,7 +42,7 @@ class CutShortTests(ContractTools):
 
     async def test_a_release_that_is_cut_short_does_not_hold_the_lock_for_ever(self) -> None:
         """Nor does it release the next term."""
-        async with self.contenders(2) as (first, second):
+        async with self.candidates(2) as (first, second):
             old = await acquired(first)
             await self._cut_short(first.release(old), 0.0005)
             await closed(first)
@@ -51,8 +51,8 @@ class CutShortTests(ContractTools):
             await renewed(second, new)
 
     async def test_a_wait_that_is_cut_short_ends_at_once(self) -> None:
-        """And can be begun again."""
-        async with self.contenders(2) as (first, second):
+        """And the candidate can go on afterwards."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
             await self._cut_short(second.wait(60), 0.05)
@@ -65,4 +65,4 @@ class CutShortTests(ContractTools):
         await asyncio.sleep(delay_s)
         attempt.cancel()
         await asyncio.wait({attempt}, timeout=self.lease_s)
-        assert attempt.done(), "a verb that was cancelled went on"
+        assert attempt.done(), "a call went on after it was cancelled"

@@ -1,4 +1,4 @@
-"""Who holds it, from when to when, and under which number."""
+"""Which candidate holds the lock, from when to when, and with which token."""
 
 import asyncio
 
@@ -18,30 +18,30 @@ __all__ = ["TermTests"]
 
 
 class TermTests(ContractTools):
-    """One holder at a time, and numbers that grow."""
+    """One holder at a time, and tokens that grow."""
 
-    async def test_a_single_contender_acquires(self) -> None:
-        """It is granted, with a token."""
-        async with self.contenders(1) as (only,):
+    async def test_a_single_candidate_acquires(self) -> None:
+        """The lock is granted, with a token."""
+        async with self.candidates(1) as (only,):
             token_of(await acquired(only))
 
-    async def test_a_second_contender_is_blocked_while_the_first_holds(self) -> None:
-        """Held by another is an answer, not an error."""
-        async with self.contenders(2) as (first, second):
+    async def test_a_second_candidate_is_blocked_while_the_first_holds(self) -> None:
+        """The attempt returns None and raises no error."""
+        async with self.candidates(2) as (first, second):
             await acquired(first)
             await assert_refused(second)
 
     async def test_a_release_lets_the_next_in_at_once(self) -> None:
-        """Without waiting for a lease to end."""
-        async with self.contenders(2) as (first, second):
+        """The next candidate does not wait for a lease to end."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
             await released(first, grant)
             assert_growing([token_of(grant), token_of(await acquired(second))])
 
     async def test_tokens_grow_from_term_to_term(self) -> None:
-        """Whoever holds it, and also when it is the same again."""
-        async with self.contenders(2) as backends:
+        """They grow for every next holder, also if it is the same candidate again."""
+        async with self.candidates(2) as backends:
             tokens = []
             for backend in [*backends, *backends]:
                 grant = await acquired(backend)
@@ -49,43 +49,43 @@ class TermTests(ContractTools):
                 await released(backend, grant)
             assert_growing(tokens)
 
-    async def test_tokens_grow_for_contenders_that_were_not_there_before(self) -> None:
-        """The number is the store's, not a contender's memory."""
+    async def test_tokens_grow_for_candidates_that_were_not_there_before(self) -> None:
+        """The store keeps the last token, not the candidate."""
         name, tokens = self.new_name(), []
         for _ in range(4):
-            async with self.contender(name) as newcomer:
+            async with self.candidate(name) as newcomer:
                 grant = await acquired(newcomer)
                 tokens.append(token_of(grant))
                 await released(newcomer, grant)
         assert_growing(tokens)
 
     async def test_tokens_grow_for_one_who_never_saw_the_silent_holder(self) -> None:
-        """A number that vanished with an expired term would come again."""
+        """A token that was deleted with its expired term would be assigned again."""
         name = self.new_name()
-        async with self.contender(name) as silent:
+        async with self.candidate(name) as silent:
             old = await acquired(silent)
             await asyncio.sleep(self.lease_s + self.margin_s / 2)
-            async with self.contender(name) as newcomer:
+            async with self.candidate(name) as newcomer:
                 assert_growing([token_of(old), token_of(await self.taken_over(newcomer))])
 
     async def test_locks_of_other_names_are_other_locks(self) -> None:
-        """Whoever holds one has no part in the other."""
-        async with self.contender(self.new_name()) as one, self.contender(self.new_name()) as other:
+        """The holder of one lock does not affect the other."""
+        async with self.candidate(self.new_name()) as one, self.candidate(self.new_name()) as other:
             grant = await acquired(one)
             await released(other, await acquired(other))
             await renewed(one, grant)
 
     async def test_opening_again_changes_nothing(self) -> None:
         """The engine opens before each attempt, whether it is needed or not."""
-        async with self.contenders(2) as (first, second):
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             await first.open()
             await renewed(first, grant)
             await assert_refused(second)
 
     async def test_an_old_grant_cannot_renew_or_release_the_term_of_another(self) -> None:
-        """The new holder keeps what it has."""
-        async with self.contenders(2) as (first, second):
+        """The new holder keeps its term."""
+        async with self.candidates(2) as (first, second):
             old = await acquired(first)
             await assert_refused(second)
             new = await self.taken_over(second)
@@ -94,8 +94,8 @@ class TermTests(ContractTools):
             await renewed(second, new)
 
     async def test_an_old_grant_cannot_renew_or_release_a_later_term_of_its_own_holder(self) -> None:
-        """A renewal that was forgotten somewhere, and comes to life in another term, is worth nothing."""
-        async with self.contenders(2) as (first, second):
+        """A renewal that was delayed until a later term must fail."""
+        async with self.candidates(2) as (first, second):
             old = await acquired(first)
             await released(first, old)
             new = await acquired(first)
@@ -104,8 +104,8 @@ class TermTests(ContractTools):
             await assert_refused(second)
 
     async def test_asking_often_changes_nothing(self) -> None:
-        """Who asks is not in anybody's way, and is let in when it is free."""
-        async with self.contenders(2) as (first, second):
+        """A candidate that asks often does not disturb the holder, and is granted the lock when it is free."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             for _ in range(10):
                 for _ in range(10):
@@ -115,22 +115,22 @@ class TermTests(ContractTools):
             await acquired(second)
 
     async def test_the_holder_is_named_while_there_is_one(self) -> None:
-        """For people."""
-        async with self.contenders(2) as (first, second):
+        """``holder()`` shows an operator who holds the lock."""
+        async with self.candidates(2) as (first, second):
             assert await second.holder() is None, "a holder is named where there is none"
             grant = await acquired(first)
             holder = await second.holder()
-            assert holder is not None, "nobody is named while somebody holds"
+            assert holder is not None, "no holder is named while the lock is held"
             assert holder.name, "the holder has no name"
             own = await first.holder()
             assert own is not None
-            assert own.name == holder.name, "the holder is called otherwise by itself"
+            assert own.name == holder.name, "the holder has another name for itself than for others"
             await released(first, grant)
             assert await second.holder() is None, "a holder is named where there is none any more"
 
     async def test_closing_lets_go_and_may_be_repeated(self) -> None:
-        """At the latest after the lease, another can have it; and so can we, after opening again."""
-        async with self.contenders(2) as (first, second):
+        """At the latest after the lease, another candidate gets the lock; and so does the first, once reopened."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
             await closed(first)
@@ -142,8 +142,8 @@ class TermTests(ContractTools):
             await acquired(first)
 
     async def test_closing_too_late_frees_nothing(self) -> None:
-        """Whoever was taken over from, and closes then, must not close its successor's term."""
-        async with self.contenders(3) as (first, second, third):
+        """A former holder that closes after the take-over must not end its successor's term."""
+        async with self.candidates(3) as (first, second, third):
             await acquired(first)
             await assert_refused(second)
             new = await self.taken_over(second)
@@ -151,9 +151,9 @@ class TermTests(ContractTools):
             await assert_refused(third)
             await renewed(second, new)
 
-    async def test_closing_a_contender_that_holds_nothing_frees_nothing(self) -> None:
-        """It gives up what it has, which is not the lock."""
-        async with self.contenders(3) as (holder, bystander, other):
+    async def test_closing_a_candidate_that_holds_nothing_frees_nothing(self) -> None:
+        """A follower that closes does not release the holder's lock."""
+        async with self.candidates(3) as (holder, bystander, other):
             grant = await acquired(holder)
             await assert_refused(bystander)
             await closed(bystander)
@@ -161,6 +161,6 @@ class TermTests(ContractTools):
             await renewed(holder, grant)
 
     async def test_labels_name_the_lock(self) -> None:
-        """In every log line."""
-        async with self.contenders(1) as (only,):
-            assert only.labels, "a lock without labels cannot be told from others in a log"
+        """The labels are part of every log line."""
+        async with self.candidates(1) as (only,):
+            assert only.labels, "a lock without labels cannot be distinguished from others in a log"

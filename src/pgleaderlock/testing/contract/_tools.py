@@ -1,4 +1,4 @@
-"""What the contract's tests are written with."""
+"""Helpers of the contract's tests."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant
+from pgleaderlock.stores.base import Backend
 
 __all__ = [
     "ContractTools",
@@ -29,33 +29,33 @@ __all__ = [
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""How long one call may take before it counts as hanging: a suite that hangs itself says nothing."""
+"""How long one call may take before it counts as hanging, so that the suite reports it and does not hang itself."""
 _numbers = itertools.count(1)
 
 
 class ContractTools:
-    """How contenders are made, and how long things may take."""
+    """The settings of the suite, and the making of candidates."""
 
     lease_s = 1.5
     """Long enough for the store to answer several times within a third of it."""
     margin_s = 1.0
     """How much later than its lease a silent holder's lock may become free."""
     tasks = 8
-    """How many contenders compete in the tests with many."""
+    """How many candidates compete in the tests with many."""
     processes = 3
     """How many of them are processes, in the test with processes."""
 
     def make_backend(self, name: str, **settings: Any) -> Backend:
-        """Return a contender for the lock of that name, with ``lease_s`` among the settings."""
+        """Return a candidate for the lock of that name, with ``lease_s`` among the settings."""
         raise NotImplementedError
 
     def new_name(self) -> str:
-        """Return the name of a lock that nobody has used."""
+        """Return the name of a lock that was never used before."""
         return f"contract-{os.getpid()}-{next(_numbers)}"
 
     @contextlib.asynccontextmanager
-    async def contender(self, name: str, *, lease_s: float | None = None) -> AsyncIterator[Backend]:
-        """Open one contender for that lock, and close it at the end."""
+    async def candidate(self, name: str, *, lease_s: float | None = None) -> AsyncIterator[Backend]:
+        """Open one candidate for that lock, and close it at the end."""
         backend = self.make_backend(name, lease_s=lease_s or self.lease_s)
         try:
             await ended(backend.open(), "open()")
@@ -64,14 +64,14 @@ class ContractTools:
             await closed(backend)
 
     @contextlib.asynccontextmanager
-    async def contenders(self, number: int) -> AsyncIterator[list[Backend]]:
-        """Open so many contenders for one new lock, and close them at the end."""
+    async def candidates(self, number: int) -> AsyncIterator[list[Backend]]:
+        """Open so many candidates for one new lock, and close them at the end."""
         name = self.new_name()
         async with contextlib.AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(self.contender(name)) for _ in range(number)]
+            yield [await stack.enter_async_context(self.candidate(name)) for _ in range(number)]
 
     async def taken_over(self, backend: Backend, lease_s: float | None = None) -> Grant:
-        """Wait, as a follower does, until the lock of a silent holder with that lease is ours."""
+        """Wait, as a follower does, until ``backend`` is granted the lock of a silent holder with that lease."""
         deadline = suspend_aware_clock() + (lease_s or self.lease_s) + self.margin_s
         while (grant := await ended(backend.try_acquire(), "try_acquire()")) is None:
             assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
@@ -80,7 +80,7 @@ class ContractTools:
 
 
 async def ended(verb: Coroutine[Any, Any, T], name: str) -> T:
-    """Return what a call answers; one that never does is named."""
+    """Return the result of a call; fail with its name if it does not end in time."""
     call = asyncio.ensure_future(verb)
     try:
         await asyncio.wait({call}, timeout=PATIENCE_S)
@@ -91,7 +91,7 @@ async def ended(verb: Coroutine[Any, Any, T], name: str) -> T:
 
 
 async def closed(backend: Backend) -> None:
-    """Close it, which never fails."""
+    """Close the backend, and check that this does not raise."""
     try:
         await ended(backend.close(), "close()")
     except (ConnectionError, LockError) as error:
@@ -99,15 +99,15 @@ async def closed(backend: Backend) -> None:
 
 
 async def acquired(backend: Backend) -> Grant:
-    """Return what a lock that is free must be granted with."""
+    """Acquire a lock that is free, and return the grant."""
     grant = await ended(backend.try_acquire(), "try_acquire()")
     assert grant is not None, "a free lock was not granted"
-    assert not math.isinf(grant.trusted_until), "nothing ends this grant"
+    assert not math.isinf(grant.trusted_until), "this grant never ends: trusted_until is infinite"
     return grant
 
 
 async def assert_refused(backend: Backend) -> None:
-    """While another holds the lock, that is the answer."""
+    """Check that an attempt returns None while another candidate holds the lock."""
     try:
         grant = await ended(backend.try_acquire(), "try_acquire()")
     except LockError as error:
@@ -116,12 +116,12 @@ async def assert_refused(backend: Backend) -> None:
 
 
 def assert_growing(tokens: list[int]) -> None:
-    """A number that comes twice, or a smaller one, would let an old leader through a fence."""
+    """Check that tokens grow: a repeated or smaller one would let an old leader through a fence."""
     assert tokens == sorted(set(tokens)), f"tokens must grow from term to term: {tokens}"
 
 
 async def assert_over(backend: Backend, grant: Grant) -> None:
-    """A holder that comes back must learn that it is one no longer, whatever it tries, and in errors of ours."""
+    """Check that a former holder can neither renew nor release, and that both raise errors of this library."""
     for name, done, verb in (("renew()", "renewed", backend.renew), ("release()", "released", backend.release)):
         try:
             answer = await ended(verb(grant), name)
@@ -131,31 +131,31 @@ async def assert_over(backend: Backend, grant: Grant) -> None:
             raise
         except Exception as error:
             raise AssertionError(
-                f"{name} of a term that was over raised {type(error).__name__}, which the engine does not know: lost "
-                "for certain is LeadershipLost, cannot tell is ConnectionError"
+                f"{name} of a term that was over raised {type(error).__name__}, which the engine does not know: "
+                "raise LeadershipLost if the term is certainly lost, and ConnectionError if that is unknown"
             ) from error
         raise AssertionError(f"a term that was over was {done}: {answer}")
 
 
 async def released(backend: Backend, grant: Grant) -> None:
-    """Let go of a grant that stands."""
+    """Release a grant that is valid."""
     try:
         await ended(backend.release(grant), "release()")
     except (ConnectionError, LockError) as error:
-        raise AssertionError(f"a term that stands could not be released: {error}") from error
+        raise AssertionError(f"a valid term could not be released: {error}") from error
 
 
 async def renewed(backend: Backend, grant: Grant) -> Grant:
-    """Return what a grant that stands is renewed to."""
+    """Renew a grant that is valid, and return the new grant."""
     try:
         new = await ended(backend.renew(grant), "renew()")
     except (ConnectionError, LockError) as error:
-        raise AssertionError(f"a term that stands could not be renewed: {error}") from error
+        raise AssertionError(f"a valid term could not be renewed: {error}") from error
     assert new.token == grant.token, "a renewal changed the token"
     return new
 
 
 def token_of(grant: Grant) -> int:
-    """Return the number that every grant must have."""
+    """Return the grant's token, which every grant must have."""
     assert isinstance(grant.token, int), "a grant without a token fences nothing"
     return grant.token

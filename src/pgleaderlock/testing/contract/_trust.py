@@ -1,4 +1,4 @@
-"""For how long a holder may believe, and that nobody else begins before that is over."""
+"""How long a grant is valid, and that no other candidate is granted the lock before its validity has ended."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.models import Grant
 from pgleaderlock.testing.contract._tools import (
     ContractTools,
@@ -20,15 +20,15 @@ from pgleaderlock.testing.contract._tools import (
 __all__ = ["TrustTests"]
 
 _STAGGERED_S = (0.001, 0.0005, 0.0005, 0.0, 0.0, 0.0)
-"""How long after each of several attempts the next begins, or the event loop stands still."""
+"""How long after each of several attempts the next one begins; after the last, the event loop blocks."""
 
 
 class TrustTests(ContractTools):
-    """Trust ends first, then the lease."""
+    """Validity ends first, then the lease."""
 
     async def test_trust_ends_within_the_lease(self) -> None:
-        """Leadership is declared lost a little before, so that work can stop."""
-        async with self.contenders(1) as (only,):
+        """Leadership is declared lost a little before validity ends, so that leader tasks can stop."""
+        async with self.candidates(1) as (only,):
             before = suspend_aware_clock()
             grant = await acquired(only)
             self._assert_within_the_lease(grant, before)
@@ -38,44 +38,44 @@ class TrustTests(ContractTools):
                 self._assert_within_the_lease(grant, before)
 
     async def test_silence_frees_the_lock_after_the_lease_and_not_before_trust_has_ended(self) -> None:
-        """The old holder's trust is over when the new one's begins."""
-        async with self.contenders(2) as (first, second):
+        """The old holder's validity has ended when the new one's begins."""
+        async with self.candidates(2) as (first, second):
             old = await acquired(first)
             await assert_refused(second)
             await asyncio.sleep(self.lease_s / 4)
             old = await renewed(first, old)
             new = await self.taken_over(second)
-            assert_disbelieved(old)
+            assert_not_valid(old)
             assert_growing([token_of(old), token_of(new)])
 
     async def test_silence_lasts_as_long_as_the_lease_of_the_holder(self) -> None:
-        """Not as long as that of the one who waits: the two may differ, during an upgrade for example."""
+        """Not as long as the lease of the follower: the two may differ, during an upgrade for example."""
         name, lease_s = self.new_name(), 2 * self.lease_s
-        async with self.contender(name, lease_s=lease_s) as holder, self.contender(name) as follower:
+        async with self.candidate(name, lease_s=lease_s) as holder, self.candidate(name) as follower:
             old = await acquired(holder)
             await assert_refused(follower)
             await self.taken_over(follower, lease_s)
-            assert_disbelieved(old)
+            assert_not_valid(old)
 
     async def test_a_renewal_extends_trust_and_keeps_others_out(self) -> None:
-        """For longer than a lease, without a gap."""
-        async with self.contenders(2) as (first, second):
+        """A renewed term lasts longer than a lease, without a gap."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             end = suspend_aware_clock() + 1.5 * self.lease_s
             while suspend_aware_clock() < end:
                 await second.wait(self.lease_s / 4)
                 await assert_refused(second)
                 longer = await renewed(first, grant)
-                assert longer.trusted_until > grant.trusted_until, "a renewal added no trust"
+                assert longer.trusted_until > grant.trusted_until, "a renewal did not extend trusted_until"
                 grant = longer
 
     async def test_an_answer_that_takes_its_time_adds_no_trust(self) -> None:
-        """While it is on its way the lease is running: trust counts from when the request was sent.
+        """The lease runs while an answer is on its way: validity counts from when the request was sent.
 
-        Here the answer waits because our event loop stands still. The follower lives in a thread, and does not.
+        Here the answer waits because our event loop is blocked. The follower runs in a thread, and is not blocked.
         """
         name, was_refused = self.new_name(), threading.Event()
-        async with self.contender(name) as holder:
+        async with self.candidate(name) as holder:
             grant = await acquired(holder)
             takeover = asyncio.create_task(asyncio.to_thread(asyncio.run, self._take_over(name, was_refused)))
             await asyncio.to_thread(was_refused.wait, self.lease_s / 3)
@@ -84,20 +84,20 @@ class TrustTests(ContractTools):
                 await asyncio.sleep(0)
             time.sleep(self.lease_s * 0.3)  # noqa: ASYNC251 - that is the point
             grant = await renewal
-            assert (await takeover)[0] > grant.trusted_until, "two may believe: trust must count from sending"
+            assert (await takeover)[0] > grant.trusted_until, "split brain: trusted_until must count from sending"
 
     async def test_a_grant_that_takes_its_time_adds_no_trust(self) -> None:
-        """The same for an acquisition. Where it is on its way cannot be seen from here: so there are several.
+        """The same for an acquisition. The test cannot see how far an attempt has come: so it makes several.
 
-        They begin one after the other, and then the event loop stands still for all of them, while followers in
-        threads begin to ask. Whoever was not yet heard by the store may come after its follower, which shows nothing.
+        They begin one after the other, and then the event loop blocks all of them, while followers in threads begin to
+        ask. An attempt that had not reached the store yet may be granted after its follower, which shows nothing.
         """
         names, stalled = [self.new_name() for _ in _STAGGERED_S], threading.Event()
         loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(len(names))
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(pool.shutdown)
             stack.callback(stalled.set)
-            holders = [await stack.enter_async_context(self.contender(name)) for name in names]
+            holders = [await stack.enter_async_context(self.candidate(name)) for name in names]
             takeovers = [loop.run_in_executor(pool, self._take_over_when, stalled, name) for name in names]
             attempts = []
             for holder, pause_s in zip(holders, _STAGGERED_S, strict=True):
@@ -109,35 +109,35 @@ class TrustTests(ContractTools):
                 grant, (at, token) = await attempt, await takeover
                 is_first = grant is not None and token_of(grant) < token
                 assert not is_first or grant is None or at > grant.trusted_until, (
-                    "two may believe: trust must count from sending, also for an acquisition"
+                    "split brain: trusted_until must count from sending, also for an acquisition"
                 )
 
     async def test_a_holder_in_good_health_is_not_called_lost(self) -> None:
-        """And whoever watches for the loss can be told to stop."""
-        async with self.contenders(1) as (only,):
+        """And a call of ``lost()`` can be cancelled."""
+        async with self.candidates(1) as (only,):
             grant = await acquired(only)
             watch = asyncio.create_task(only.lost())
             await asyncio.wait({watch}, timeout=self.lease_s / 4)
-            assert not watch.done(), "a healthy holder was called lost"
+            assert not watch.done(), "lost() returned for a healthy holder"
             watch.cancel()
             await asyncio.wait({watch}, timeout=self.lease_s)
-            assert watch.cancelled(), "a watch for the loss that was cancelled went on"
+            assert watch.cancelled(), "lost() went on after it was cancelled"
             await renewed(only, grant)
 
     # --- Helpers -----------------------------------------------------------------------------------------------
 
     def _assert_within_the_lease(self, grant: Grant, before: float) -> None:
         end = suspend_aware_clock() + self.lease_s
-        assert before < grant.lost_at < grant.trusted_until < end, f"trust must end within the lease: {grant}"
+        assert before < grant.lost_at < grant.trusted_until < end, f"validity must end within the lease: {grant}"
 
     def _take_over_when(self, stalled: threading.Event, name: str) -> tuple[float, int]:
         stalled.wait(self.lease_s)
         return asyncio.run(self._take_over(name, threading.Event()))
 
     async def _take_over(self, name: str, was_refused: threading.Event) -> tuple[float, int]:
-        """Ask again and again, on an event loop of its own, and return when the lock was ours, and its token."""
+        """Try repeatedly, on a separate event loop, and return when the lock was granted, and the token."""
         deadline = suspend_aware_clock() + 2 * self.lease_s + self.margin_s
-        async with self.contender(name) as follower:
+        async with self.candidate(name) as follower:
             while (grant := await follower.try_acquire()) is None:
                 was_refused.set()
                 assert suspend_aware_clock() < deadline, "the lock of a silent holder did not become free"
@@ -145,6 +145,6 @@ class TrustTests(ContractTools):
             return suspend_aware_clock(), token_of(grant)
 
 
-def assert_disbelieved(grant: Grant) -> None:
-    """Whoever had it must have stopped believing, now that another was granted the lock."""
-    assert suspend_aware_clock() > grant.trusted_until, "two may believe: the lock was granted before trust had ended"
+def assert_not_valid(grant: Grant) -> None:
+    """Check that the former holder's validity has ended, now that another candidate was granted the lock."""
+    assert suspend_aware_clock() > grant.trusted_until, "split brain: the lock was granted before validity had ended"

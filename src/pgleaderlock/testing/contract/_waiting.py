@@ -1,9 +1,9 @@
-"""Waiting for one's turn: woken in time, and not a moment busy before."""
+"""Waiting for the lock: the follower is woken in time, and does not poll busily before."""
 
 import asyncio
 import time
 
-from pgleaderlock.clock import suspend_aware_clock
+from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused, closed, released, renewed
 
 __all__ = ["WaitingTests"]
@@ -12,24 +12,24 @@ _MOST_RETURNS_PER_S = 20
 
 
 class WaitingTests(ContractTools):
-    """``wait`` returns when asking again is worth while, and not otherwise."""
+    """``wait`` returns when another attempt may succeed, and not otherwise."""
 
     async def test_whoever_waits_is_woken_by_a_release(self) -> None:
-        """Or looks again by itself: in either case before the lease would be over."""
-        async with self.contenders(2) as (first, second):
+        """Or it checks again by itself: in either case before the lease would have ended."""
+        async with self.candidates(2) as (first, second):
             grant = await renewed(first, await acquired(first))
             await assert_refused(second)
             waiting = asyncio.create_task(second.wait(60))
             await asyncio.sleep(0.1)
             await released(first, grant)
             await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
-            assert waiting.done(), "whoever waits was not woken, neither by the release nor by its own clock"
+            assert waiting.done(), "the follower was not woken, neither by the release nor by its own clock"
             await waiting
             await acquired(second)
 
     async def test_a_wait_is_over_when_its_time_is(self) -> None:
-        """Others wait for the engine, which waits here."""
-        async with self.contenders(2) as (first, second):
+        """The engine calls ``wait()``, and must be able to go on."""
+        async with self.candidates(2) as (first, second):
             await acquired(first)
             await assert_refused(second)
             waiting = asyncio.create_task(second.wait(self.lease_s / 4))
@@ -39,7 +39,7 @@ class WaitingTests(ContractTools):
 
     async def test_whoever_was_closed_can_still_wait(self) -> None:
         """The engine waits between two attempts to connect, too."""
-        async with self.contenders(1) as (only,):
+        async with self.candidates(1) as (only,):
             await closed(only)
             waiting = asyncio.create_task(only.wait(self.lease_s / 10))
             await asyncio.wait({waiting}, timeout=self.lease_s + self.margin_s)
@@ -47,8 +47,8 @@ class WaitingTests(ContractTools):
             await waiting
 
     async def test_closing_leaves_no_task_behind(self) -> None:
-        """Nor what a task holds."""
-        async with self.contenders(2) as (first, second):
+        """Nor the resources of a task."""
+        async with self.candidates(2) as (first, second):
             grant = await acquired(first)
             await assert_refused(second)
             await second.wait(self.lease_s / 10)
@@ -58,8 +58,8 @@ class WaitingTests(ContractTools):
         assert not left, f"tasks are left after closing: {left}"
 
     async def test_waiting_is_not_asking_in_a_circle(self) -> None:
-        """One that returns at once, again and again, keeps a processor busy, and the store."""
-        async with self.contenders(2) as (first, second):
+        """A ``wait()`` that returns at once, again and again, would keep a processor and the store busy."""
+        async with self.candidates(2) as (first, second):
             await acquired(first)
             await assert_refused(second)
             returns, spell_s, busy_s = 0, self.lease_s / 2, time.process_time()

@@ -1,7 +1,7 @@
-"""``python -m pgleaderlock.testing.exhaustive --nodes 2 --faults 2``: explore, and print what was seen.
+"""``python -m pgleaderlock.testing.exhaustive --nodes 2 --faults 2``: explore, and print the result.
 
-Exit code 0: everything was seen and nothing was wrong; 1: the story of a violation was printed; 3: there was more than
-``--limit`` allows to see.
+Exit code 0: every state was visited, without a violation; 1: the path to a violation was printed; 3: ``--limit`` ended
+the search.
 """
 
 import argparse
@@ -19,29 +19,29 @@ _RULES = tuple(rule.name for rule in dataclasses.fields(Rules))
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pgleaderlock.testing.exhaustive",
-        description="See every interleaving of a few nodes, one server and a few faults, and look for two leaders.",
+        description="Visit every interleaving of a few nodes, one server and a few faults, and look for a split brain.",
     )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--lease-ticks", type=int, default=3, help="the lease in ticks (default: 3)")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.9], help="the nodes' clocks beside the server's")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0.9], help="the nodes' clock speeds; the server's is 1"
+    )
     parser.add_argument("--takeover", choices=("fast", "strict"), default="fast")
     parser.add_argument("--term-row", action="store_true", help="as term_table=True (strict has it anyway)")
-    parser.add_argument("--grace", action="store_true", help="leaders try to recover before they tell of a loss")
+    parser.add_argument("--grace", action="store_true", help="leaders try to recover before they declare a loss")
     parser.add_argument("--faults", type=int, default=1, help="how many in all (default: 1)")
-    parser.add_argument("--kills", type=int, help="how many of them lose a session (default: strict all, fast 1)")
+    parser.add_argument("--kills", type=int, help="how many of them kill a session (default: strict all, fast 1)")
     parser.add_argument("--kills-apart", action="store_true", help="sessions are lost a lease or more apart")
-    parser.add_argument("--ends-are-heard", action="store_true", help="a host hears of an end at once (no restarts)")
+    parser.add_argument("--ends-are-heard", action="store_true", help="a session's end reaches its host at once")
     parser.add_argument("--restarts", type=int, help="how many of them are restarts of the server (default: all)")
     parser.add_argument("--crashes", type=int, help="how many of them are crashes of a node (default: all)")
-    parser.add_argument("--no-step-downs", action="store_true", help="nobody is asked to release")
-    parser.add_argument("--no-give-ups", action="store_true", help="nobody gives up an answer before it has to")
-    parser.add_argument("--begins-led", action="store_true", help="begin with a leader and a follower in line")
+    parser.add_argument("--no-step-downs", action="store_true", help="no leader is asked to step down")
+    parser.add_argument("--no-give-ups", action="store_true", help="no node times out before it has to")
+    parser.add_argument("--begins-led", action="store_true", help="begin with a leader and a queued follower")
     parser.add_argument("--without", choices=_RULES, action="append", default=[], help="switch a rule off")
     parser.add_argument("--limit", type=int, help="stop after so many states")
-    parser.add_argument("--hope", action="store_true", help="count the states from which nobody can come to lead")
-    parser.add_argument(
-        "--mutations", action="store_true", help="tell what happens without each rule, and nothing else"
-    )
+    parser.add_argument("--hope", action="store_true", help="count the states from which no node can come to lead")
+    parser.add_argument("--mutations", action="store_true", help="print only what happens without each rule")
     return parser
 
 
@@ -80,12 +80,12 @@ def _report(seen: Explored) -> str:
         lines.append(f"hopeless     {seen.hopeless:>12,}")
     lines += [f"\n{violation}" for violation in seen.violations]
     if not seen.violations:
-        lines.append("nothing wrong" if seen.is_complete else "nothing wrong so far, and more to see")
+        lines.append("nothing wrong" if seen.is_complete else "nothing wrong so far; the limit ended the search")
     return "\n".join(lines)
 
 
-def _tell_mutations() -> int:
-    """Tell the story of each; 1 if there is one without."""
+def _print_mutations() -> int:
+    """Print the path of each mutation's violation; return 1 if one has none."""
     missed = 0
     for mutation in MUTATIONS:
         seen = explore(mutation.scope, mutation.rules)
@@ -95,10 +95,10 @@ def _tell_mutations() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Explore as the words say, print what was seen, and return the exit code."""
+    """Explore as the arguments say, print the result, and return the exit code."""
     given = _parser().parse_args(argv)
     if given.mutations:
-        return _tell_mutations()
+        return _print_mutations()
     seen = explore(_scope(given), Rules(**dict.fromkeys(given.without, False)), limit=given.limit, hope=given.hope)
     sys.stdout.write(_report(seen) + "\n")
     if seen.violations or seen.hopeless:

@@ -1,9 +1,9 @@
-"""Everything that can happen next in a world: a node moves, the server does, a fault strikes, or time passes."""
+"""All possible next steps of a world: a node acts, the server acts, a fault occurs, or time passes."""
 
 from collections.abc import Iterator
 
 from pgleaderlock.models import LockState
-from pgleaderlock.testing.exhaustive._contender import Contender
+from pgleaderlock.testing.exhaustive._candidate import Candidate
 from pgleaderlock.testing.exhaustive._facts import Move
 from pgleaderlock.testing.exhaustive._rules import Game
 from pgleaderlock.testing.exhaustive._server import close, end, restart, server_moves
@@ -16,7 +16,7 @@ _LEADER = STATES.index(LockState.LEADER)
 
 
 def beginning(game: Game) -> World:
-    """Everybody follows, nobody has a session, and the server has been there for long."""
+    """Return the first world: all nodes are followers without a session, and the server has been up for long."""
     scope = game.scope
     nodes = tuple(Node(min(index, len(scope.rates) - 1), _FOLLOWER) for index in range(scope.nodes))
     kills, restarts, crashes = (min(scope.faults, n) for n in (scope.kills, scope.restarts, scope.crashes))
@@ -41,9 +41,9 @@ def _calm_enough(game: Game) -> int:
 
 
 def moves(game: Game, world: World) -> Iterator[Move]:
-    """Return everything that can happen without a fault."""
+    """Return every possible step without a fault."""
     for index in range(len(world.nodes)):
-        yield from Contender(game, world, index).moves()
+        yield from Candidate(game, world, index).moves()
     for actor, text, then in server_moves(game, world):
         yield actor, text, then, None
     later = _tick(game, world)
@@ -52,7 +52,7 @@ def moves(game: Game, world: World) -> Iterator[Move]:
 
 
 def faults(game: Game, world: World) -> Iterator[Move]:
-    """Return every fault that is left, wherever it can strike. A freeze is none: nobody is obliged to move."""
+    """Return every fault that is left, in every place. A freeze is none: a node may always pause."""
     if world.faults == 0:
         return
     fewer = world._replace(faults=world.faults - 1)
@@ -70,7 +70,7 @@ def _sessions_lost(world: World) -> Iterator[Move]:
     for index, node in enumerate(world.nodes):
         for lock in ("lock", "witness"):
             if getattr(node, lock).status in (HOLDS, WAITS):
-                text = f"FAULT: somebody has the server end {{}}'s session for the {lock}."
+                text = f"FAULT: {{}}'s {lock} session is killed."
                 yield index, text, end(world, index, lock), None
 
 
@@ -82,13 +82,13 @@ def _crashed(world: World, index: int) -> World:
 
 
 def complaint_about(game: Game, world: World) -> str | None:
-    """Say what must never be so, if it is: two that believe, or a lock that its holder does not know of."""
-    if sum(Contender(game, world, index).believes() for index in range(len(world.nodes))) > 1:
-        return "two nodes believe that they lead"
+    """Return the violation in this world, if any: a split brain, or a lock that its holder does not know of."""
+    if sum(Candidate(game, world, index).claims_to_lead() for index in range(len(world.nodes))) > 1:
+        return "two nodes claim to lead"
     for node in world.nodes:
         is_idle = node.state == _FOLLOWER and node.step == Step.IDLE
         if is_idle and HOLDS in (node.lock.status, node.witness.status):
-            return "a node holds a lock, does not know it, and keeps everybody else from it"
+            return "a node holds a lock without knowing it, and keeps every other node out"
     return None
 
 

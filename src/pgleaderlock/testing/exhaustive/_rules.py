@@ -1,7 +1,7 @@
-"""What is checked (a scope), and by which rules the nodes play.
+"""The size of the world (a scope), and the rules of the protocol.
 
-A rule is a mechanism of the protocol that a test can switch off, to see that it is missed. The product has no such
-switches, apart from ``witness`` and ``takeover``, which are settings of it.
+A rule is a mechanism of the protocol that a test can switch off, to check that its absence is found. The product has no
+such switches, apart from its settings ``witness`` and ``takeover``.
 """
 
 import itertools
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.terms import Past, past_s
-from pgleaderlock.fsm import Policy, Table, table_for
+from pgleaderlock.engine.fsm import Policy, Table, table_for
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.terms import Past, past_s
 
 __all__ = ["Game", "Rules", "Scope"]
 
@@ -22,35 +22,35 @@ class Rules:
     """The mechanisms, each of which can be switched off."""
 
     trust_from_sending: bool = True
-    """Off: trust counts from when the answer came."""
+    """Off: validity counts from when the answer came."""
     trust_ends_early: bool = True
-    """Off: a grant is believed in for the whole lease, not for 0.9 of it."""
+    """Off: a grant is valid for the whole lease, not for 0.9 of it."""
     belief_by_clock: bool = True
-    """Off: whoever is in LEADER believes, whatever the clock says."""
+    """Off: a node in the state LEADER claims to lead, whatever the clock says."""
     looks_at_sockets: bool = True
-    """Off: neither ``is_leader`` nor the engine, before it announces a term, looks whether that session has ended."""
+    """Off: neither ``is_leader`` nor the engine, before it announces a term, checks whether that session has ended."""
     loss_is_final: bool = True
     """Off: a renewal that comes after leadership had to be declared lost still counts."""
     late_grant_is_none: bool = True
-    """Off: a grant leads to leadership even if it had to be declared lost by the time it was read."""
+    """Off: a grant begins a term even if it was read when it had to be declared lost."""
     witness: bool = True
     """Off: there is no second lock."""
     silence_is_no_end: bool = True
-    """Off: a leader closes its witness, and asks for it anew, when the answer of a renewal does not come soon."""
+    """Off: a leader closes its witness session, and acquires a new one, when a renewal is not answered soon."""
     trust_needs_witness: bool = True
-    """Off: a renewal without a witness adds trust all the same."""
+    """Off: a renewal without the witness lock extends validity all the same."""
     renew_before_leading: bool = True
-    """Off: whoever has both locks leads at once, trusting since the last request for one was sent."""
+    """Off: a node with both locks leads at once, valid from the moment it sent its last lock request."""
     settle_after_restart: bool = True
-    """Off: a server's restart is not waited out."""
+    """Off: there is no quiet period after a server start."""
     settle_from_answer: bool = True
     """Off: the server's age is taken to be its age when it was asked, not when it answered."""
     close_on_doubt: bool = True
-    """Off: whoever gives up standing in line keeps the session."""
+    """Off: a follower that leaves the queue keeps its session."""
     new_token_on_recovery: bool = True
     """Off: a leader that recovers goes on with the token it had."""
     token_after_grant: bool = True
-    """Off: a try is given its token before its lock."""
+    """Off: an attempt gets its token before its lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Scope:
     lease_ticks: int = 3
     """A lease in ticks. With two, a grant is one tick old, or lost; with more there is something between the two."""
     rates: tuple[float, ...] = (0.9,)
-    """How fast the nodes' clocks go, beside the server's; the last one is every further node's."""
+    """The speed of the nodes' clocks relative to the server's; the last one applies to every further node."""
     takeover: Literal["fast", "strict"] = "fast"
     term_row: bool = False
     grace: bool = False
     """Whether a leader that lost its session tries to recover first."""
     faults: int = 1
-    """How many there may be in all."""
+    """How many faults there may be in all."""
     kills: int = 1
     """How many sessions may be ended by the server, at most."""
     kills_apart: bool = False
@@ -84,7 +84,7 @@ class Scope:
     """Whether a node may at any time give up waiting for an answer, as it does after a time-out."""
 
     begins_led: bool = False
-    """Whether it begins with a leader, and the second node in line, instead of with nobody and nothing."""
+    """Whether the first world has a leader and a queued follower, instead of followers without a session."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.lease_ticks < 1 or not self.rates:
@@ -95,7 +95,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Game:
-    """A scope and its rules, with what follows from both for each age. Computed once, by the product's own code."""
+    """A scope and its rules, and the validity of each age under both. Computed once, by the product's own code."""
 
     scope: Scope
     rules: Rules = field(default_factory=Rules)
@@ -113,13 +113,13 @@ class Game:
 
     @cached_property
     def age_cap(self) -> int:
-        """The age from which on nothing more can follow from a request: it is worth nothing by any clock."""
+        """The age at which a request is no longer valid by any clock, so that nothing more can follow from it."""
         until = max(self._trusted_until, self.lease.grant(1, sent=0.0).lost_at)
         return next(age for age in itertools.count() if min(self.scope.rates) * age >= until)
 
     @cached_property
     def trusted(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether a grant of that age is trusted, for each rate and age."""
+        """Whether a grant of that age is valid, for each rate and age."""
         return self._by_age(self._trusted_until)
 
     @property
@@ -140,14 +140,14 @@ class Game:
         return self.lease.term_table or not self.rules.renew_before_leading
 
     def settle_ticks(self, rate: int, server_age: int, asked_age: int) -> int:
-        """For how many more ticks to wait, having read how old the server was at some time since it was asked."""
+        """Return how many more ticks to wait, given the server's age at some time since the node asked for it."""
         if not self.rules.settle_after_restart:
             return 0
         since = 0 if self.rules.settle_from_answer else asked_age
         return max(0, self._ticks(self.lease.lease_s - server_age, rate) - since)
 
     def past_ticks(self, rate: int, token: int, ours: int, *, was_released: bool) -> int | None:
-        """For how many ticks from the grant the last leader may believe, as the term row shows; None: it does not."""
+        """Return how many ticks from the grant the last leader may be valid, by the term row; None: unknown."""
         past = Past(token or None, self.lease.lease_s, 1, was_released, 1)
         left_s = past_s(past, self.lease, ours=ours or None)
         return None if left_s is None else self._ticks(left_s, rate)

@@ -1,4 +1,4 @@
-"""Breadth first through all worlds that can be reached, and back again to tell the story of one."""
+"""Breadth-first search through all reachable worlds, and the path back from a violation."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgleaderlock.testing.exhaustive._contender import Contender
+from pgleaderlock.testing.exhaustive._candidate import Candidate
 from pgleaderlock.testing.exhaustive._facts import Move
 from pgleaderlock.testing.exhaustive._moves import beginning, complaint_about, faults, moves
 from pgleaderlock.testing.exhaustive._rules import Game, Rules, Scope
@@ -20,7 +20,7 @@ _NAMES = "ABCDEFGH"
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must never be so, and the shortest way to it."""
+    """A violation, and the shortest path to it."""
 
     what: str
     story: tuple[str, ...]
@@ -33,7 +33,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What was seen."""
+    """The result of a search."""
 
     states: int
     transitions: int
@@ -41,10 +41,10 @@ class Explored:
     """The number of steps to the world that is furthest from the beginning."""
     seconds: float
     is_complete: bool
-    """Whether everything was seen: no violation ended the search, and no limit did."""
+    """Whether every world was visited: neither a violation nor the limit ended the search."""
     violations: tuple[Violation, ...] = ()
     hopeless: int | None = None
-    """From how many worlds nobody can come to lead without a further fault; None when that was not asked."""
+    """From how many worlds no node can come to lead without a further fault; None if that was not requested."""
 
 
 class _Search:
@@ -59,7 +59,7 @@ class _Search:
         self.ways_back: dict[World, list[World]] | None = {} if hope else None
 
     def run(self) -> bool:
-        """Go on until everything was seen, and say whether it was."""
+        """Search, and return whether every world was visited."""
         first = canonical(beginning(self.game))
         self.parents[first] = None
         level = [first]
@@ -106,7 +106,7 @@ class _Search:
         return len(self.parents) - len(hopeful)
 
     def violation(self) -> Violation | None:
-        """Tell what was found."""
+        """Return the violation that was found, with its path; None if there was none."""
         if self.found is None:
             return None
         last, bad, wrong = self.found
@@ -115,23 +115,23 @@ class _Search:
         while step is not None:
             path.append(step)
             step = self.parents[step]
-        return _told(self.game, path[::-1], wrong)
+        return _narrated(self.game, path[::-1], wrong)
 
 
 def _has_leader(game: Game, world: World) -> bool:
-    return any(Contender(game, world, index).believes() for index in range(len(world.nodes)))
+    return any(Candidate(game, world, index).claims_to_lead() for index in range(len(world.nodes)))
 
 
-def _told(game: Game, path: list[World], wrong: str) -> Violation:
-    """Walk the path once more with nodes that keep their names, and say what happens."""
+def _narrated(game: Game, path: list[World], wrong: str) -> Violation:
+    """Repeat the path with nodes that keep their names, and describe each step."""
     world = beginning(game)
-    story = ["A leads, with token 1, and B stands in line."] if game.scope.begins_led else []
+    story = ["A leads, with token 1, and B is queued."] if game.scope.begins_led else []
     for place, goal in enumerate(path[1:], 2):
         is_last = place == len(path)
         actor, text, world, complaint = _towards(game, world, goal, must_complain=is_last and wrong)
         name = _NAMES[actor] if actor >= 0 else ""
-        believers = [_NAMES[i] for i in range(len(world.nodes)) if Contender(game, world, i).believes()]
-        story.append(text.format(name) + (f" ({' and '.join(believers)} believe)" if len(believers) > 1 else ""))
+        leaders = [_NAMES[i] for i in range(len(world.nodes)) if Candidate(game, world, i).claims_to_lead()]
+        story.append(text.format(name) + (f" ({' and '.join(leaders)} claim to lead)" if len(leaders) > 1 else ""))
         wrong = complaint.format(name) if complaint else wrong
     return Violation(wrong, tuple(story))
 
@@ -146,7 +146,7 @@ def _towards(game: Game, world: World, goal: World, *, must_complain: str | bool
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Millions of tuples without a cycle among them: to look for one again and again takes a third of the time."""
+    """Switch the garbage collector off: to look for cycles among millions of tuples takes a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -159,10 +159,10 @@ def _uncollected() -> Iterator[None]:
 def explore(
     scope: Scope | None = None, rules: Rules | None = None, *, limit: int | None = None, hope: bool = False
 ) -> Explored:
-    """See every world that can be reached, or the shortest way to one that must not be.
+    """Visit every reachable world, or find the shortest path to a violation.
 
-    The search ends with the first violation, or past ``limit`` worlds. With ``hope``, it is also counted from how many
-    worlds nobody can come to lead any more; that takes several times the memory.
+    The search ends with the first violation, or past ``limit`` worlds. With ``hope``, it also counts the worlds from
+    which no node can come to lead any more; that takes several times the memory.
     """
     game = Game(scope or Scope(), rules or Rules())
     began = time.perf_counter()

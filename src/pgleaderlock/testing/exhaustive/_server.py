@@ -1,7 +1,8 @@
-"""The server: two locks with a line for each, sessions that end, and a counter of transactions.
+"""The server: two locks with a queue for each, sessions that end, and a counter of transactions.
 
-As in PostgreSQL, a lock that becomes free belongs to the first in line at that instant; nobody overtakes. A session
-that holds a lock and was silent for a lease *may* be ended at any time from then on, never before.
+As in PostgreSQL, a lock that becomes free is granted to the first session in the queue at that instant; no session
+overtakes another. A session that holds a lock and was silent for a lease *may* be ended at any time from then on, never
+before.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def _is_held(world: World, lock: str) -> bool:
 
 
 def ask(world: World, index: int, lock: str, *, waits: bool) -> World:
-    """Run a statement that asks for a lock: granted, refused, or put in line."""
+    """Run a statement that asks for a lock: it is granted, refused, or queued."""
     node = world.nodes[index]
     session: Session = getattr(node, lock)
     if session.status == HOLDS or not _is_held(world, lock):
@@ -54,12 +55,12 @@ def _grant(world: World, index: int, lock: str) -> World:
     if node.step == Step.STARTED:  # its token was taken before
         return put(world, index, node._replace(lock=HELD_NOW))
     token = world.counter + 1
-    answer = token if node.step in (Step.TRYING, Step.IN_LINE) else NOT_YET  # else nobody is there to read it
+    answer = token if node.step in (Step.TRYING, Step.IN_LINE) else NOT_YET  # otherwise no request waits for it
     return put(world, index, node._replace(answer=answer, lock=HELD_NOW))._replace(counter=token)
 
 
 def _freed(world: World, lock: str) -> World:
-    """The first in line has it, and everybody else moves up."""
+    """Grant the lock to the first session in the queue, and move all others up."""
     first = None
     for index, node in enumerate(world.nodes):
         status, place = getattr(node, lock)
@@ -70,7 +71,7 @@ def _freed(world: World, lock: str) -> World:
     return world if first is None else _grant(world, first, lock)
 
 
-def _left_line(world: World, lock: str, place: int) -> World:
+def _left_queue(world: World, lock: str, place: int) -> World:
     for index, node in enumerate(world.nodes):
         session = getattr(node, lock)
         if session.status == WAITS and session.number > place:
@@ -79,27 +80,27 @@ def _left_line(world: World, lock: str, place: int) -> World:
 
 
 def _replaced(world: World, index: int, lock: str, now: Session) -> World:
-    """One session becomes another, and what it held or waited for is everybody's."""
+    """Replace a session; the lock that it held is granted to the next, and its place in the queue is removed."""
     node = world.nodes[index]
     status, number = getattr(node, lock)
     world = put(world, index, with_session(node, lock, now))
     if status == HOLDS:
         return _freed(world, lock)
-    return _left_line(world, lock, number) if status == WAITS else world
+    return _left_queue(world, lock, number) if status == WAITS else world
 
 
 def end(world: World, index: int, lock: str) -> World:
-    """The server ends a session; its node will read of it later."""
+    """End a session by the server; its node will notice later."""
     return _replaced(world, index, lock, Session(DEAD))
 
 
 def wait(world: World, index: int, lock: str) -> World:
-    """A slice is over without a grant, and the node hears of it."""
+    """End a wait slice without a grant."""
     return _replaced(world, index, lock, Session(OPEN))
 
 
 def close(world: World, index: int, lock: str) -> World:
-    """The node closes a session. One that holds something lives on at the server until it is missed."""
+    """Close a session by its node. One that holds a lock stays at the server until the server detects the close."""
     node = world.nodes[index]
     session: Session = getattr(node, lock)
     if session.status == HOLDS:
@@ -109,7 +110,7 @@ def close(world: World, index: int, lock: str) -> World:
 
 
 def restart(world: World) -> World:
-    """Every session ends, and every lock is free."""
+    """Restart the server: every session ends, and every lock is free."""
     nodes = tuple(_cut_off(node) for node in world.nodes)
     return world._replace(nodes=nodes, orphans=(), server_age=0)
 
@@ -121,12 +122,12 @@ def _cut_off(node: Node) -> Node:
 
 
 def server_moves(game: Game, world: World) -> Iterator[tuple[int, str, World]]:
-    """Everything that the server may do by itself, and whose node it is about (-1: nobody's)."""
+    """Return every possible step of the server, and the number of the node that it concerns (-1: none)."""
     for place, lock in enumerate(world.orphans):
         left = world.orphans[:place] + world.orphans[place + 1 :]
         yield (
             -1,
-            f"The server misses a client that is gone, and frees its {lock}.",
+            f"The server detects that a client is gone, and ends its {lock} session.",
             _freed(world._replace(orphans=left), lock),
         )
     for index, node in enumerate(world.nodes):
@@ -135,24 +136,24 @@ def server_moves(game: Game, world: World) -> Iterator[tuple[int, str, World]]:
             if session.status == HOLDS and session.number >= game.scope.lease_ticks:
                 yield (
                     index,
-                    f"The server has heard nothing of {{}} for a lease, and frees its {lock}.",
+                    f"The server has received nothing from {{}} for a lease, and ends its {lock} session.",
                     end(world, index, lock),
                 )
         yield from _answers(world, index, node)
 
 
 def _answers(world: World, index: int, node: Node) -> Iterator[tuple[int, str, World]]:
-    """Requests that carry a time reach the server when they like. All others do so at once: see the package."""
+    """Let requests that carry a time reach the server at any time. All others do so at once: see the package."""
     if node.answer != NOT_YET:
         return
     if node.step == Step.PING_LOCK and node.lock.status == HOLDS:
         yield index, "{}'s renewal reaches the server.", put(world, index, node._replace(answer=YES, lock=HELD_NOW))
     elif node.step == Step.PING_WITNESS and node.witness.status == HOLDS:
-        heard = node._replace(answer=YES, witness=HELD_NOW)
-        yield index, "{}'s renewal of the witness reaches the server.", put(world, index, heard)
+        renewed = node._replace(answer=YES, witness=HELD_NOW)
+        yield index, "{}'s renewal of the witness lock reaches the server.", put(world, index, renewed)
     elif node.step == Step.UNLOCKING and node.lock.status == HOLDS:
         row = world.row
         if row.token and row.token == node.term:
             row = row._replace(was_released=1)
         freed = _replaced(put(world, index, node._replace(answer=YES)), index, "lock", Session(OPEN))
-        yield index, "The server unlocks what {} releases.", freed._replace(row=row)
+        yield index, "The server releases {}'s lock.", freed._replace(row=row)

@@ -1,11 +1,10 @@
-"""One moment of the small world: its nodes, its server, and what is left of its faults.
+"""One state of the small world: its nodes, its server, and the faults that are left.
 
-Everything is made of small whole numbers in tuples, so that a world can be hashed, compared and put in order. Times are
-ages in ticks, capped where nothing more can follow from them; tokens are ranks. That is what makes the number of worlds
-finite.
+Everything is made of small whole numbers in tuples, so that a world can be hashed, compared and sorted. Times are ages
+in ticks, capped where nothing more can follow from them; tokens are ranks. That makes the number of worlds finite.
 
-No node is named anywhere: who holds a lock is written in the holder's own session, and who waits carries the place in
-line. So two worlds that differ only in which node is which become equal when their nodes are put in order.
+Nodes have no names: a lock's holder is recorded in the holder's own session, and a queued session has its place in the
+queue. So two worlds that differ only in which node is which become equal when their nodes are sorted.
 """
 
 from typing import Final, NamedTuple
@@ -38,7 +37,7 @@ OPEN: Final = 1
 WAITS: Final = 2
 HOLDS: Final = 3
 DEAD: Final = 4
-"""The server ended it, and the node has not read the news."""
+"""The server has ended the session, and the node has not noticed yet."""
 
 NO: Final = -1
 NOT_YET: Final = 0
@@ -54,7 +53,7 @@ class Session(NamedTuple):
 
     status: int
     number: int = 0
-    """How long the server has heard nothing on it, while it holds; its place in line, while it waits."""
+    """How long the server has received nothing on it, while it holds the lock; its place in the queue, while queued."""
 
 
 NO_SESSION: Final = Session(NONE)
@@ -75,11 +74,11 @@ class Step:
     PING_WITNESS: Final = 9
     UNLOCKING: Final = 10
     STARTED: Final = 11
-    """A try that has its token and not its lock: only where a rule is switched off."""
+    """An attempt that has its token but not its lock: only where a rule is switched off."""
 
 
 class Node(NamedTuple):
-    """One contender."""
+    """One candidate."""
 
     rate: int
     state: int
@@ -92,11 +91,11 @@ class Node(NamedTuple):
     term: int = 0
     """The token of its last term."""
     grant_age: int = -1
-    """How long ago the request was sent that the grant counts from."""
+    """How long ago the request was sent from which the grant's validity counts."""
     asked_age: int = -1
     """How long ago the request in progress, or the first one of its round, was sent."""
     settle: int = 0
-    """For how many ticks the past may still be believed in by somebody."""
+    """For how many ticks an earlier leader may still be valid."""
 
 
 class Row(NamedTuple):
@@ -107,7 +106,7 @@ class Row(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything, at one moment."""
+    """The whole state at one moment."""
 
     nodes: tuple[Node, ...]
     server_age: int
@@ -116,23 +115,23 @@ class World(NamedTuple):
     restarts: int
     crashes: int
     faults: int
-    """How many more there may be of each kind, and in all."""
+    """How many more faults of each kind there may be, and in all."""
     calm: int = 0
     """How long ago a session was lost by a fault, where that matters."""
     orphans: tuple[str, ...] = ()
-    """Sessions whose client is gone, which the server may find out at any time: the lock that each of them holds."""
+    """The locks held by sessions whose client is gone, which the server may detect at any time."""
     counter: int = 0
     """The last transaction id."""
     row: Row = Row()
     last_led: int = 0
-    """The greatest token that anybody led with."""
+    """The greatest token of any leader so far."""
 
 
 def put(world: World, index: int, node: Node) -> World:
     """Return the world with one node changed."""
     nodes = list(world.nodes)
     nodes[index] = node
-    return World(tuple(nodes), *world[1:])  # half of the search's time goes by here, and _replace takes twice as long
+    return World(tuple(nodes), *world[1:])  # half of the search's time is spent here; _replace takes twice as long
 
 
 def with_session(node: Node, lock: str, session: Session) -> Node:
@@ -141,7 +140,7 @@ def with_session(node: Node, lock: str, session: Session) -> Node:
 
 
 def canonical(world: World) -> World:
-    """Return the one world that stands for all that differ only in names: of nodes, and of tokens."""
+    """Return the representative of all worlds that differ only in the names of nodes and tokens."""
     row_token = world.row.token
     live = {0, world.counter, row_token, world.last_led}
     nodes = []

@@ -1,21 +1,21 @@
 """A simulated world for elections: see :func:`simulate`."""
 
 from pgleaderlock.testing.simulation.checks import SimulationFailed
+from pgleaderlock.testing.simulation.fault_profiles import CALM, FAULT_PROFILES, STORM, FaultProfile
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.simulation import Report, Simulation, simulate
 from pgleaderlock.testing.simulation.stores import STORES, Store
-from pgleaderlock.testing.simulation.weather import CALM, STORM, WEATHERS, Weather
 
 __all__ = [
     "CALM",
+    "FAULT_PROFILES",
     "STORES",
     "STORM",
-    "WEATHERS",
+    "FaultProfile",
     "Node",
     "Report",
     "Simulation",
     "SimulationFailed",
     "Store",
-    "Weather",
     "simulate",
 ]

@@ -1,11 +1,11 @@
 """Faults of the server's wall clock: it is set forward or back, also right after a restart.
 
-Two effects, which are faults of their own. What the server says of its *age* is a wall-clock difference, so a step
-makes it wrong: the protocol has to cope with that. And idle sessions *end* by the wall clock: a step forward ends them
-early, a step back late. No client can prevent the second; ``takeover="strict"`` closes what it makes possible.
+A step has two effects, which are separate faults. The server's *age* is a wall-clock difference, so a step makes it
+wrong: the protocol has to cope with that. And idle sessions *end* by the wall clock: a step forward ends them early, a
+step back late. No client can prevent the second; ``takeover="strict"`` prevents the split brain that it makes possible.
 
-A candidate can know better than the server's clock only if it was in touch with the server shortly before the restart.
-So the restart behind a leader's back strikes only while all other nodes are, and have been for a lease.
+A candidate can detect a wrong server clock only if it was in touch with the server shortly before the restart. So the
+restart behind a leader's back is injected only while all other nodes are, and have been for a lease.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ __all__ = ["ClockFaults"]
 
 _STEP_S = 120.0
 _STEP = 20.0
-"""Seconds, or leases if that is more, by which a clock is set at most: further than anybody could wait."""
+"""Seconds, or leases if that is more, by which a clock is set at most: longer than any wait."""
 _DOWN = 0.05
 """Leases that a restart takes."""
 
 
 class ClockFaults:
-    """The part of the sky that knows of the server's wall clock."""
+    """The part of the fault injector for the server's wall clock."""
 
     _world: World
     _checker: Checker
@@ -57,7 +57,7 @@ class ClockFaults:
         server = self._server_here()
         if server is None:
             return False
-        self._checker.note("sky", "the server's statistics are reset")
+        self._checker.note("fault", "the server's statistics are reset")
         server.reset_statistics()
         return None
 
@@ -68,7 +68,7 @@ class ClockFaults:
             return False
         how: Callable[[float], None] = self._world.random.choice((server.restart, server.crash))
         down_s, by_s = _DOWN * self._lease_s, self._draw_step_s()
-        self._checker.note("sky", f"the server: {how.__name__}, for {down_s:.1f} s")
+        self._checker.note("fault", f"the server: {how.__name__}, for {down_s:.1f} s")
         how(down_s)
         self._then(down_s * self._world.random.uniform(1.0, 3.0), lambda: self._step(server, by_s))
         return None
@@ -105,14 +105,14 @@ class ClockFaults:
         return max(_STEP_S, _STEP * self._lease_s) * self._world.random.uniform(-1.0, 1.0)
 
     def _step(self, server: ModelledPostgres, by_s: float, *, ends: bool = False) -> None:
-        self._checker.note("sky", f"the server's wall clock is set by {by_s:+.1f} s")
+        self._checker.note("fault", f"the server's wall clock is set by {by_s:+.1f} s")
         server.step_clock(by_s, moves_time_outs=ends)
         if ends:
             for node in self._nodes:  # both its sessions may have ended, and nothing keeps a successor waiting
                 node.cable.troubled_at = node.pair_ended_at = self._world.now
 
     def _is_in_touch(self, node: Node) -> bool:
-        """Whether it is awake and has been hearing from the server for a lease."""
+        """Whether the node is not frozen and has received data from the server for a lease."""
         trouble_at = max(node.booted_at, node.thawed_at, node.cable.troubled_at)
         return (
             node.is_alive

@@ -1,4 +1,4 @@
-"""Answers that may come after nobody waits for them any more."""
+"""Answers that may come when their future is done or cancelled already."""
 
 import asyncio
 from typing import TypeVar
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:
-    """Answer, if that is still of interest."""
+    """Set the result, unless the future is done."""
     if not future.done():
         future.set_result(result)
 
 
 def reject(future: asyncio.Future[T], error: Exception) -> None:
-    """Answer with an error, if that is still of interest."""
+    """Set the exception, unless the future is done."""
     if not future.done():
         future.set_exception(error)

@@ -1,7 +1,7 @@
-"""Faults of one way of the network: answers that come late, on some connections of one node, while it is harmed.
+"""Faults of one direction of the network: late answers on some connections of one node, together with another fault.
 
-A network that is slow for all (:attr:`Weather.slow_share`) is slow for the successor too, which then leads too late to
-be seen beside a leader that counts its validity wrongly. Here the leader alone has late answers.
+A network that is slow for all (:attr:`FaultProfile.slow_share`) is slow for the successor too, which then leads too
+late to be seen beside a leader that counts its validity wrongly. Here the leader alone has late answers.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,18 +18,18 @@ _LATE = 0.33
 _LATE_SHARE = 0.5
 """How many of the connections of a node have late answers."""
 _STRIKE = (0.3, 0.9)
-"""Leases from the first late answer on until the node is harmed: at least one renewal has come late."""
+"""Leases from the first late answer until the other fault: at least one renewal has come late."""
 
 
 class LateFaults:
-    """The part of the sky that knows of late answers."""
+    """The part of the fault injector for late answers."""
 
     _world: World
     _lease_s: float
     _is_clear: bool
 
     def freeze(self, node: Node, lasts_s: float) -> bool | None:
-        """Let a process stand still."""
+        """Freeze a process."""
         raise NotImplementedError
 
     def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
@@ -57,7 +57,7 @@ class LateFaults:
         return None
 
     def late_answers_and_kill(self, node: Node, lasts_s: float) -> bool | None:
-        """End one session of a node whose answers are late, and so is the news of that end; it connects slowly, too."""
+        """End one session of a node whose answers are late, as is the notice of that end; it connects slowly, too."""
         if self._delay_answers(node, self._lease_s, 1.0) is False:
             return False
         self.slow_connects(node, lasts_s)

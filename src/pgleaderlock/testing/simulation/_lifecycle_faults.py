@@ -1,4 +1,4 @@
-"""Faults that are no fault of the world: a caller that is in a hurry, and asks again before the first was done."""
+"""Faults of the caller: it is in a hurry, and makes a second request before the first is done."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,7 +18,7 @@ _ALL = 1.0
 
 
 class LifecycleFaults:
-    """The part of the sky that knows of callers."""
+    """The part of the fault injector for hurried callers."""
 
     _world: World
     _lease_s: float

@@ -1,9 +1,9 @@
 """The event loop of one simulated process: asyncio as the engine knows it, on a clock that may run fast or slow.
 
-A loop for each node, and none of them ever waits: what a node has to do next is an appointment of the
-:class:`~pgleaderlock.testing.simulation.world.World`. So a process can stand still while the others go on, can be gone
-between any two steps, and its second can be longer than that of others; none of that could be had on a loop that all
-nodes share.
+Each node has a loop, and none of them ever waits: the next step of a node is a call scheduled in the
+:class:`~pgleaderlock.testing.simulation.world.World`. So a process can be frozen while the others go on, can be killed
+between any two steps, and its clock can have another rate than that of others; on one loop for all nodes none of that
+would be possible.
 
 Only what tasks, futures, timers and time-outs need is here. Sockets, pipes and signals are not; a thread's work is done
 at once.
@@ -44,7 +44,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._turn_is_due = False
         self._is_over = False
-        self._tasks: list[asyncio.Task[Any]] = []  # kept, so that what a dead process left behind is never finished
+        self._tasks: list[asyncio.Task[Any]] = []  # kept, so that the tasks of a dead process are not collected
         self.is_frozen = False
         self.turn_s = _BUSY_S
         """How long it takes at most to come to the next turn: longer on a loop that other work keeps busy."""
@@ -56,20 +56,20 @@ class NodeLoop(asyncio.AbstractEventLoop):
     # --- Life and death ----------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Stand still. What arrives meanwhile waits."""
+        """Take no step until :meth:`thaw`. What arrives meanwhile waits."""
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Go on, as if nothing had been."""
+        """Go on with all that waits."""
         self.is_frozen = False
         self._arrange_turn()
 
     def close(self) -> None:
-        """Die. Not one more step is taken, not even to tidy up, until :meth:`bury`."""
+        """Kill the process: take no step, not even for clean-up, until :meth:`bury`."""
         self._is_over = True
 
     def bury(self) -> None:
-        """Cancel what a process left behind, after the end of the world: destroyed half-way, tasks complain."""
+        """Cancel the tasks of a process after the run: asyncio logs an error for a pending task that is destroyed."""
         self._is_over = self.is_frozen = False
         self._after_step = lambda: None
         self._failed = lambda _: None
@@ -78,7 +78,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._arrange_turn()
 
     def forget_finished(self) -> None:
-        """Let go of tasks that are done: one that raised to nobody says so then, and not before."""
+        """Drop the tasks that are done: asyncio reports an exception that was never retrieved only then."""
         self._tasks = [task for task in self._tasks if not task.done()]
 
     @property
@@ -87,7 +87,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         return all(task.done() for task in self._tasks)
 
     def is_closed(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process is dead."""
         return self._is_over
 
     def is_running(self) -> bool:
@@ -194,18 +194,18 @@ class NodeLoop(asyncio.AbstractEventLoop):
         func: Callable[[Unpack[Ts]], T],
         *args: *Ts,
     ) -> asyncio.Future[T]:
-        """Do a thread's work at once, and let it be known a little later."""
+        """Do a thread's work at once, and set the result of its future a little later."""
         future: asyncio.Future[T] = self.create_future()
         try:
             result = func(*args)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - it is passed to the caller
             self.call_soon(reject, future, error)
         else:
             self.call_soon(resolve, future, result)
         return future
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """Fail the simulation: work that raised would only be begun again, and a test pass in which it never acted."""
+        """Fail the simulation: the engine would restart work that raised, and a test would pass without any action."""
         error = NotImplementedError("replace it by something that sleeps")
         self._failed({"message": "real sockets, names and processes know nothing of virtual time", "exception": error})
         raise error
@@ -214,10 +214,10 @@ class NodeLoop(asyncio.AbstractEventLoop):
     getaddrinfo = subprocess_exec = subprocess_shell = add_reader = add_writer = _refuse
 
     def get_debug(self) -> bool:
-        """No: it would be slow."""
+        """Return False: asyncio's debug mode is slow."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Let whoever checks know what nobody caught. What a dead process leaves behind is nobody's business."""
+        """Report an exception that no code caught to the checker, unless the process is dead."""
         if not self._is_over:
             self._failed(context)

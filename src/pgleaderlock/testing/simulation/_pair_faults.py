@@ -1,11 +1,11 @@
-"""Faults that strike both sessions of a leader: one after the other, or both in one statement.
+"""Faults that end both sessions of a leader: one after the other, or both in one statement.
 
-The news of each end arrives at the leader's host in the usual time. That is what makes these faults part of the
-promise: the kernel of the host knows, so ``is_leader`` can know. A second end of which the network brings no news (a
-cable that is pulled, a message that is slow) is not promised by ``takeover="fast"``, and such a strike is left out.
+The notice of each end arrives at the leader's host in the usual time. Therefore the promise covers these faults: the
+kernel of the host knows of the end, so ``is_leader`` can know. ``takeover="fast"`` does not cover a second end whose
+notice the network delays (a pulled cable, a slow message), and such a fault is left out.
 """
 
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
@@ -27,15 +27,15 @@ _BUSY = 0.4
 _FLOOD_BYTES = 12_000_000
 """More than the kernel keeps for a connection that is not read."""
 _NOTICED = 0.1
-"""Leases within which a leader that is awake has left LEADER, after both its sessions have ended."""
+"""Leases within which a leader that is not frozen has left LEADER, after both its sessions have ended."""
 _NEWCOMER_LATENCIES = 10
 """Within so many latencies of the network a node that has both locks comes to lead."""
 _PAUSE = 1.15
-"""Leases since another session of this node was ended by a fault whose news may be slow."""
+"""Leases since another session of this node was ended by a fault whose notice may be slow."""
 
 
 class PairFaults:
-    """The part of the sky that knows of session pairs."""
+    """The part of the fault injector for session pairs."""
 
     _world: World
     _checker: Checker
@@ -87,7 +87,7 @@ class PairFaults:
         self._end(node, first)
 
         def end_second() -> None:
-            if second.is_quickly_heard:
+            if second.is_quickly_reached:
                 self._end(node, second)
                 self._expect_to_leave(node)
 
@@ -115,8 +115,8 @@ class PairFaults:
     def flood_and_end_both(self, node: Node, lasts_s: float) -> bool | None:
         """Flood the channel on which candidates are woken, and then end both sessions of a leader that cannot read it.
 
-        Its process stands still, or its event loop is busy. Any user of the database may notify, so this is promised
-        like any other end of both sessions: the end of the lock session may not be hidden by what others send.
+        Its process is frozen, or its event loop is busy. Any user of the database may send notifications, so the
+        promise covers this like any other end of both sessions: they must not hide the end of the lock session.
         """
         server, pair = self._server_here(), self._pair_of(node)
         if server is None or pair is None or not any(session.channels for session in pair):
@@ -125,7 +125,7 @@ class PairFaults:
             self.busy(node)
         elif self.freeze(node, lasts_s) is False:
             return False
-        self._note(node, f"is flooded with {_FLOOD_BYTES} bytes of notifications, as all who listen are")
+        self._note(node, f"is flooded with {_FLOOD_BYTES} bytes of notifications, as all listeners are")
         server.flood(_FLOOD_BYTES)
         return self.end_both(node)
 
@@ -150,20 +150,20 @@ class PairFaults:
         return None
 
     def freeze(self, node: Node, lasts_s: float) -> bool | None:
-        """Let a process stand still."""
+        """Freeze a process."""
         raise NotImplementedError
 
     # --- How ---------------------------------------------------------------------------------------------------
 
     def _pair_of(self, node: Node) -> list[ServerSession] | None:
-        """Both sessions of a leader, if the news of their end would reach its host."""
+        """Return both sessions of a leader, if the notice of their end would reach its host in the usual time."""
         server = self._server_here()
         if server is None or not node.is_alive:
             return None
         if self._world.now < self._killed_at.get(node.name, -1e9) + _PAUSE * self._lease_s:
             return None
         holders = server.holders_of(node.name)
-        if len(holders) != _PAIR or not all(session.is_quickly_heard for session in holders):
+        if len(holders) != _PAIR or not all(session.is_quickly_reached for session in holders):
             return None
         return holders
 

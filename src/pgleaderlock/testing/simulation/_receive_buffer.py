@@ -1,6 +1,6 @@
-"""What has come to a host on one connection and was not read yet, and what a look at the socket shows behind it.
+"""The unread bytes of one connection at a host, and whether a check of the socket shows the end behind them.
 
-The product looks at a socket without reading it (:mod:`pgleaderlock.backends._hangup`), and the model shows what that
+The product looks at a socket without reading it (:mod:`pgleaderlock.postgres._hangup`), and the model shows what that
 look would see. The error that ends a session shows among the first unread bytes, and no further. The close shows once
 all that was sent before it has come; it cannot come while the receive buffer is full. So whatever is unread can hide an
 end: notifications above all, because any user of the database may send as many as they like. What an answer takes up is
@@ -11,7 +11,7 @@ real host it does not: the model is the harder case.
 import math
 from collections.abc import Callable
 
-from pgleaderlock.backends._hangup import LOOKED_AT_BYTES
+from pgleaderlock.postgres._hangup import LOOKED_AT_BYTES
 
 __all__ = ["ReceiveBuffer"]
 
@@ -31,7 +31,7 @@ class ReceiveBuffer:
         self._closes_at = math.inf
 
     def take_in(self, size_bytes: int) -> None:
-        """Keep what was sent until it is read. What there is no room for waits at the server, and is read after it."""
+        """Keep what was sent until it is read. What does not fit waits at the server, and is read after it."""
         self._unread_bytes += size_bytes
 
     def take_in_end(self, *, is_announced: bool) -> None:
@@ -40,7 +40,7 @@ class ReceiveBuffer:
         self._closes_at = self._now() + (_EXIT_S if is_announced else 0.0)
 
     def read(self) -> None:
-        """Let the process read everything; what found no room comes meanwhile."""
+        """Let the process read everything, also what did not fit."""
         self._unread_bytes = 0
 
     @property
@@ -50,7 +50,7 @@ class ReceiveBuffer:
 
     @property
     def shows_end(self) -> bool:
-        """Whether a look at the socket shows that the session has ended."""
+        """Whether a check of the socket shows that the session has ended."""
         if self._is_announced and self._unread_bytes < LOOKED_AT_BYTES:
             return True
         return not self.is_full and self._now() >= self._closes_at

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pgleaderlock.backends.session import OnEnd, ServerFacts
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.postgres.session import OnEnd, ServerFacts
 from pgleaderlock.testing.simulation._futures import resolve
 from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
 from pgleaderlock.testing.simulation._statements import read
@@ -39,7 +39,7 @@ class SimulatedSession:
         self._on_end: OnEnd | None = None
 
     async def connect(self) -> None:
-        """Be accepted, or raise."""
+        """Connect, or raise ConnectionError."""
         self.to_server.send(self._knock, after_s=self._cable.draw_connect_s())
         try:
             pid = await self._connected
@@ -60,17 +60,17 @@ class SimulatedSession:
 
     @property
     def facts(self) -> ServerFacts:
-        """A recent server's, without a pooler."""
+        """The facts of a recent server without a pooler."""
         return ServerFacts(VERSION, self._pid)
 
     @property
     def closed(self) -> bool:
-        """Whether we gave it up."""
+        """Whether the client has closed it."""
         return self._is_closed
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end shows at this host, even if the process stands still and has not read it."""
+        """Whether the socket shows the end, even if the process is frozen and has not read it."""
         return self._is_closed or self._unread.shows_end
 
     @property
@@ -79,7 +79,7 @@ class SimulatedSession:
         return None
 
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
-        """Send it, and wait for the answer, the bound, or the end. After anything but an answer it is closed."""
+        """Send a statement, and wait for the answer, the time-out, or the end. Close, unless an answer comes."""
         ask = read(statement)
         if self._is_closed:
             raise self._ended()
@@ -118,15 +118,15 @@ class SimulatedSession:
             on_end(error)
 
     async def listen(self, channel: str) -> None:
-        """Nothing is ever notified here."""
+        """Do nothing: this session receives no notifications."""
 
     async def notified(self) -> None:
-        """Never, if nothing was listened to."""
+        """Wait for ever, if the session does not listen."""
         await self._notified.wait()
         self._notified.clear()
 
     def watch(self, on_end: OnEnd) -> None:
-        """Report the end, on the node's own loop: a process that stands still learns of it when it goes on."""
+        """Report the end, on the node's own loop: a frozen process is notified when it thaws."""
         self._on_end, self._is_watched = on_end, True
         self._unread.read()
         if self._is_closed:
@@ -135,7 +135,7 @@ class SimulatedSession:
             self._end.add_done_callback(lambda _: self._report_end())
 
     async def close(self) -> None:
-        """Send the good-bye, and do not wait for an answer."""
+        """Send the close, and do not wait for an answer."""
         self._on_end = None
         self._shut()
 
@@ -147,28 +147,28 @@ class SimulatedSession:
     # --- The network -------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """What the kernel does for a process that closes its socket, or dies."""
+        """Close the connection, as the kernel does for a process that closes its socket or dies."""
         self.to_server.send(lambda: self._deliver(None))
 
     def vanish(self) -> None:
-        """What becomes of a connection whose host lost power, or that a firewall forgot."""
+        """Make the connection silent without a close, as when the host loses power, or a firewall drops its state."""
         self.to_server.is_dead = self.to_client.is_dead = True
         self._cable.troubled_at = self._cable.world.now
 
-    def hear(self, answer: tuple[Any, ...] | None) -> None:
-        """Take in an answer; one that nobody waits for any more is dropped with its session."""
+    def receive_answer(self, answer: tuple[Any, ...] | None) -> None:
+        """Handle an answer; one whose request was given up is dropped with its session."""
         if self._answer is not None:
             resolve(self._answer, answer)
 
-    def hear_end(self, cause: LossCause) -> None:
-        """Take in the end. A server that cannot write ends a session without a word."""
+    def receive_end(self, cause: LossCause) -> None:
+        """Handle the end. A server that cannot write ends a session without an error message."""
         cause = LossCause.CONNECTION_LOST if self._unread.is_full else cause
         self._unread.take_in_end(is_announced=cause in _ANNOUNCED)
         resolve(self._connected, None)
         resolve(self._end, cause)
 
-    def hear_notification(self, size_bytes: int) -> None:
-        """Take in a notification, which is unread until the process takes its next turn."""
+    def receive_notification(self, size_bytes: int) -> None:
+        """Handle a notification, which is unread until the process takes its next turn."""
         self._unread.take_in(size_bytes)
         self._notified.set()
         if self._is_watched:
@@ -179,6 +179,6 @@ class SimulatedSession:
             self._there.receive(request)
 
     def _ended(self) -> ConnectionError:
-        """The server's last words, if they were heard; psycopg remembers them too."""
+        """Return the server's last error, if it was received; psycopg keeps it too."""
         cause = self._end.result() if self._end.done() else LossCause.CONNECTION_LOST
         return ConnectionError("the simulated session ended", cause=cause)

@@ -10,11 +10,11 @@ from pgleaderlock.testing.simulation.world import World
 __all__ = ["StandbyFaults"]
 
 _LASTS = 4.0
-"""How many times as long as other faults it lasts: a lock that stays with a dead process is found after leases."""
+"""How many times as long as other faults it lasts: a lock that a dead process keeps is detected only after leases."""
 
 
 class StandbyFaults:
-    """The part of the sky that knows of the standby."""
+    """The part of the fault injector for the standby."""
 
     _world: World
     _checker: Checker
@@ -30,11 +30,11 @@ class StandbyFaults:
         server = self._server_here()
         if server is None or server.waits_for_standby:
             return False
-        self._checker.note("sky", f"the standby is away for {_LASTS * lasts_s:.1f} s")
+        self._checker.note("fault", f"the standby is away for {_LASTS * lasts_s:.1f} s")
         server.lose_standby()
 
         def come_back() -> None:
-            self._checker.note("sky", "the standby is back")
+            self._checker.note("fault", "the standby is back")
             server.find_standby()
 
         self._then(_LASTS * lasts_s, come_back)

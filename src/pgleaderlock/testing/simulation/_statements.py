@@ -2,7 +2,7 @@
 
 The model is asked with the very SQL that PostgreSQL is asked with, and does what the text says: a statement that no
 longer sets the idle time-out does not bring the session under the lease here either. What cannot be read is an error
-of the model, never ignored: whoever changes a statement must come here, and to the test that asks both the same.
+of the model, never ignored: a change of a statement must be repeated here, and in the test that compares both.
 """
 
 import re
@@ -31,26 +31,26 @@ class Ask:
     verb: str
     key: str = ""
     idle_ms: int | None = None
-    """What becomes of the session's idle time-out; None: nothing."""
+    """The new idle time-out of the session; None: unchanged."""
     wait_ms: int = 0
     is_flushed: bool = False
-    """Whether the transaction that hands out a token reaches the disk before it is answered."""
+    """Whether the transaction that assigns a token reaches the disk before it is answered."""
     commits_locally: bool | None = None
     """Whether from here on commits do not wait for a standby: for the session (True), or for this statement (False)."""
     frees_all: bool = False
     with_facts: bool = False
     counts_recovery: bool = False
-    """Whether the server's age is asked for in a way that a crash recovery begins anew."""
+    """Whether the server's age is asked for in a way that counts from the last crash recovery."""
     lock: str = ""
     token: int = 0
     lease_s: float = 0.0
     marks: tuple[str, int] | None = None
-    """The term that is said to have been released cleanly."""
+    """The term that is marked as released cleanly."""
 
 
 @lru_cache(maxsize=4096)
 def read(statement: str) -> Ask:
-    """Say what is asked for; LookupError if that cannot be told."""
+    """Return what the statement asks for; LookupError if the model does not know it."""
     for reader in (_read_simple, _read_lock, _read_terms, _read_group):
         ask = reader(statement)
         if ask is not None:

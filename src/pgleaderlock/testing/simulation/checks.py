@@ -1,15 +1,17 @@
-"""What must hold at every step, whatever the weather; and the transcript that a failure is told with.
+"""The invariants that must hold at every step, under every fault profile; and the transcript for a failure.
 
-- At most one node believes that it leads. Frozen nodes count: they could thaw in any moment.
-- Tokens grow from term to term, over all nodes, and each recovery begins a new one. No term begins when it is over.
-- A term that ends without being asked to has a cause.
-- A leader that is awake has left LEADER before another leads; and has told those who listen, if its network is well. (A
-  killed session and an unanswered renewal together leave nothing that could keep a successor waiting.)
-- While a node is well and nothing new goes wrong, somebody leads before long.
+- At most one node claims to lead. Frozen nodes count: they could thaw at any moment.
+- Tokens grow from term to term, over all nodes, and each recovery begins a new term. No term begins after its validity
+  has ended.
+- A term that ends without a request has a cause.
+- A leader that is not frozen has left LEADER before another leads, and has called its ``on_lost`` callbacks if its
+  network has no fault. (A killed session and an unanswered renewal together leave no lock that could keep a successor
+  waiting.)
+- While a node is healthy and no new fault occurs, a node leads before long.
 - No lock stays with a session whose process is gone for longer than about two leases.
-- What a user's code does as the leader, it does not do after a newer term began.
-- Nothing raises: no callback, no work, no task. In production that is logged and the election goes on; here it would be
-  an assertion of a user's that nobody hears of. (Not heard of is what an ``on_error`` callback raises.)
+- A user's code does not act as leader after a newer term began.
+- Nothing raises: no callback, no leader task, no other task. In production an exception is logged and the election goes
+  on; here that would hide a failed assertion of the user. (An exception in an ``on_error`` callback is not noticed.)
 """
 
 import contextlib
@@ -18,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
+from pgleaderlock.engine.delivery import CALLBACK_FAILED, WORK_FAILED
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind, LockState
-from pgleaderlock.stream import CALLBACK_FAILED, WORK_FAILED
 from pgleaderlock.testing.simulation.node import Node, describe_event
 from pgleaderlock.testing.simulation.world import World
 
@@ -33,7 +35,7 @@ _DEAD_HOLDER_LEASES = 2.5
 
 
 class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
-    """Something happened that must not. Carries the seed, and the story that led to it."""
+    """An invariant was violated. Carries the seed, and the transcript of what led to it."""
 
     def __init__(self, what: str, kind: str, story: Sequence[str], replay: str) -> None:
         lines = "\n".join(f"  {line}" for line in story)
@@ -46,7 +48,7 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
 
 
 def _is_only_a_try(event: Event) -> bool:
-    """Followers ask again and again, and a story of that would be of nothing else."""
+    """Whether this is one of a follower's many attempts, which would fill the transcript."""
     quiet = {LockState.FOLLOWER, LockState.ACQUIRING}
     is_change = event.kind is EventKind.STATE_CHANGE and {event.from_state, event.to_state} == quiet
     return event.kind is EventKind.ACQUIRE_FAILED or is_change
@@ -54,7 +56,7 @@ def _is_only_a_try(event: Event) -> bool:
 
 @dataclass(slots=True)
 class _Course:
-    """What the checkers of all roles have in common."""
+    """The state that the checkers of all roles share."""
 
     story: deque[tuple[float, str, str]]
     terms: int = 0
@@ -67,7 +69,7 @@ class _Course:
 
 
 class Checker:
-    """Looks at every step of every node, for one role; where there are several, each has its own."""
+    """Checks every step of every node, for one role; each role has its own checker."""
 
     def __init__(self, world: World, lease_s: float, replay: str, *, keep: bool = False) -> None:
         self._world = world
@@ -81,7 +83,7 @@ class Checker:
         self.leaderless_since: float | None = 0.0
 
     def for_another_role(self) -> "Checker":
-        """Return one for a role that is elected beside this one, by the same processes."""
+        """Return a checker for another role of the same processes."""
         other = Checker(self._world, self.lease_s, self._replay)
         other._course = self._course
         self._others.append(other)
@@ -89,7 +91,7 @@ class Checker:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that happens now matters any more."""
+        """Whether the run is over, so that nothing is checked any more."""
         return self._course.is_over
 
     @is_over.setter
@@ -98,17 +100,17 @@ class Checker:
 
     @property
     def terms(self) -> int:
-        """How many there were, of all roles."""
+        """The number of terms, of all roles."""
         return self._course.terms
 
     @property
     def losses(self) -> Counter[str]:
-        """Why terms ended that were not asked to."""
+        """The causes of the terms that ended without a request, counted."""
         return self._course.losses
 
     @property
     def gaps_s(self) -> list[float]:
-        """How long nobody led, each time."""
+        """How long each time without a leader lasted."""
         return self._course.gaps_s
 
     @property
@@ -118,15 +120,15 @@ class Checker:
 
     @property
     def leader(self) -> Node | None:
-        """Who leads, if anybody does."""
+        """The leader; None if there is none."""
         return next((node for node in self.nodes if node.believes), None)
 
     def leave_out(self, place: str) -> None:
-        """Write something else where this would be in the transcript, which is the same every time."""
+        """Replace this path in the transcript, which must be the same every time."""
         self._course.place = place
 
     def note(self, who: str, what: str) -> None:
-        """Write it into the transcript."""
+        """Add a line to the transcript."""
         if self.is_over:
             return
         if self._course.place:
@@ -134,27 +136,27 @@ class Checker:
         self._course.story.append((self._world.now, who, what))
 
     def transcript(self) -> list[str]:
-        """Return what was written."""
+        """Return the lines of the transcript."""
         return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self._course.story]
 
     # --- Steps -------------------------------------------------------------------------------------------------
 
     def stepped(self, node: Node) -> None:
-        """See what the node thinks after this step."""
+        """Check the node's state after one of its steps."""
         self.raise_failure()
         if node.lock.state is not LockState.LEADER:
             if node.leads:
                 node.leads = False
-                if self.leader is None:  # one that thaws may find that another leads already
+                if self.leader is None:  # another node may lead already when a frozen leader thaws
                     self._note_leaderless()
         elif not node.leads:
             node.leads = True
             self._check_new_term(node)
-        elif node.believes:  # a term that goes on may have been renewed when another's had begun
+        elif node.believes:  # its renewal may have come after another's term had begun
             self._check_alone()
 
     def raise_failure(self) -> None:
-        """Raise what was found where raising reaches nobody: in a callback, or when a task was forgotten."""
+        """Raise a failure that was found where an exception is lost: in a callback, or in a task without an owner."""
         if self._failure is not None and not self.is_over:
             raise self._failure
 
@@ -162,9 +164,9 @@ class Checker:
         node.token = node.lock.token
         self.note(node.name, f"LEADS with token {node.token}")
         self._check_alone()
-        self._check_told(node)
+        self._check_notified(node)
         if node.token is None:
-            self._fail("late", f"{node.name} leads by a grant that nobody can believe in any more: {node.describe()}")
+            self._fail("late", f"{node.name} leads by a grant that is no longer valid: {node.describe()}")
             return
         if node.token <= self.highest:
             self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
@@ -175,11 +177,11 @@ class Checker:
             self.leaderless_since = None
 
     def _check_alone(self) -> None:
-        believers = [each for each in self.nodes if each.believes]
-        if len(believers) > 1:
-            self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in believers))
+        leaders = [each for each in self.nodes if each.believes]
+        if len(leaders) > 1:
+            self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in leaders))
 
-    def _check_told(self, leader: Node) -> None:
+    def _check_notified(self, leader: Node) -> None:
         for node in self.nodes:
             if node is leader or not node.is_alive or node.is_frozen or node.is_busy:
                 continue
@@ -188,20 +190,20 @@ class Checker:
             if self._world.now < node.thawed_at + 0.1 * self.lease_s:  # it has only just woken up
                 continue
             if node.lock.state is LockState.LEADER:
-                self._fail("told_late", f"{leader.name} leads, and {node.name} has not been told: {node.describe()}")
-            tells = node.is_telling or node.lock.state is LockState.RECONNECTING
+                self._fail("told_late", f"{leader.name} leads, and {node.name} is still LEADER: {node.describe()}")
+            notifies = node.is_notifying or node.lock.state is LockState.RECONNECTING
             is_well = self._world.now > node.cable.troubled_at + 2 * self.lease_s
-            if tells and is_well and node.loop.time() < node.trusted_until:
-                self._fail("told_late", f"{leader.name} leads before {node.name} has told its on_lost callbacks")
+            if notifies and is_well and node.loop.time() < node.trusted_until:
+                self._fail("told_late", f"{leader.name} leads before {node.name} has called its on_lost callbacks")
 
     def check_left(self, node: Node, tokens: list[tuple[Node, int | None]]) -> None:
-        """Both sessions of a leader that is awake have ended a while ago: it must have left LEADER."""
+        """Check that a leader that is not frozen has left LEADER a while after both its sessions ended."""
         for seat, token in tokens:
             if not node.is_frozen and seat.lock.state is LockState.LEADER and seat.token == token:
                 self._fail("told_late", f"{seat.name} leads on without any session: {seat.describe()}")
 
     def heard(self, node: Node, event: Event) -> None:
-        """Look at what an election says of itself."""
+        """Check an event of an election."""
         if self.is_over or event.kind is EventKind.RENEWED:
             return
         if not _is_only_a_try(event):
@@ -213,9 +215,9 @@ class Checker:
         if event.kind is EventKind.LOST and event.from_state in _LEADING:
             cause = event.loss or LossCause.UNKNOWN
             if cause is LossCause.UNKNOWN:
-                self._fail("cause", f"{node.name} lost its leadership, and nobody knows why: {event}")
+                self._fail("cause", f"{node.name} lost its leadership without a known cause: {event}")
             if cause is LossCause.STALLED and self._was_awake(node):
-                self._fail("cause", f"{node.name} says that it stood still, and it did not: {event}")
+                self._fail("cause", f"{node.name} reports that it stalled, and it did not: {event}")
             self.losses[cause.value] += 1
             node.lost_a_term = True
 
@@ -224,13 +226,13 @@ class Checker:
         return self._world.now > max(node.thawed_at, node.busy_until, node.booted_at) + 1.5 * self.lease_s
 
     def _check_raised(self, node: Node, event: Event) -> None:
-        """What the engine itself says of a user's code, such as that it was cancelled, is no bug of that code."""
+        """Fail on an exception of a user's code; the engine's own errors, such as a cancellation, are no bug of it."""
         is_ours = isinstance(event.error, PgLeaderLockError) and event.error.__cause__ is None
         if not is_ours and self._failure is None:
             self._fail("raised", f"{node.name}: {event.cause.replace('_', ' ')}: {event.error!r}")
 
     def acted(self, node: Node, deed: str) -> None:
-        """See whether a deed comes too late."""
+        """Check that a node does not act as leader too late."""
         others = [each for each in self.nodes if each is not node and each.believes]
         if node.token is None:
             self._fail("acted", f"{node.name} {deed!r}, and has never led since it started: {node.describe()}")
@@ -239,25 +241,25 @@ class Checker:
             self._fail("acted", f"{node.name} {deed!r} of term {node.token}, when {newer}: {node.describe()}")
 
     def failed(self, node: Node, context: dict[str, Any]) -> None:
-        """Nothing may raise where nobody catches it."""
-        if self._failure is not None and not self.is_over:  # what was raised there is a finding of our own
+        """Fail on an exception that no code caught."""
+        if self._failure is not None and not self.is_over:  # that exception is a failure that we raised
             raise self._failure
         error = context.get("exception")
-        with contextlib.suppress(SimulationFailed):  # a task that is being forgotten raises to nobody
+        with contextlib.suppress(SimulationFailed):  # an exception here would be lost: see raise_failure()
             self._fail("raised", f"{node.name}: {context.get('message')}: {error!r}")
 
-    # --- Nobody ------------------------------------------------------------------------------------------------
+    # --- No leader ---------------------------------------------------------------------------------------------
 
     def disturb(self) -> None:
-        """Note that something went wrong, or right again: from here on, patience begins anew."""
+        """Note that a fault began or ended: the time until a node must lead begins anew."""
         self._course.disturbed_at = self._world.now
 
     def note_strike(self) -> None:
-        """Note that a fault struck."""
+        """Note that a fault was injected."""
         self._course.struck_at = self._world.now
 
     def check_dead_holder(self, holder: str, lock: str, since: float) -> None:
-        """A session that nobody owns any more may keep a lock for two leases, if a node is there to end it."""
+        """Check that a session whose client is gone has lost its lock after 2.5 leases, if a node could end it."""
         waited_s = self._world.now - max(since, self._course.struck_at)
         if waited_s > _DEAD_HOLDER_LEASES * self.lease_s and self._well_nodes():
             self._fail("stuck", f"lock {lock} has been held for {waited_s:.1f} s by a session of {holder} that is gone")
@@ -270,11 +272,11 @@ class Checker:
             self.leaderless_since = self._world.now
 
     def look(self, patience_s: float) -> None:
-        """See whether somebody leads who should. Called now and then."""
+        """Check that a node leads if one should. Called periodically."""
         for other in self._others:
             other.look(patience_s)
         if self.leader is not None:
-            self.leaderless_since = None  # one who believes again, in the same term
+            self.leaderless_since = None  # a leader may have become valid again, in the same term
             return
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
@@ -283,11 +285,11 @@ class Checker:
         candidates = [each for each in self._well_nodes() if each.lock.state is not LockState.STOPPED]
         if candidates and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
-            self._fail("nobody", f"nobody leads for {waited_s:.1f} s, and nothing is wrong: {states}")
+            self._fail("nobody", f"no node leads for {waited_s:.1f} s, without a fault: {states}")
 
     def note_unrest(self) -> None:
-        """Leadership changed although nothing was wrong, and had not been for long."""
-        self._fail("unrest", "leadership changed with nothing wrong")
+        """Fail because leadership changed although there had been no fault for long."""
+        self._fail("unrest", "leadership changed without a fault")
 
     def _fail(self, kind: str, what: str) -> None:
         if self.is_over:

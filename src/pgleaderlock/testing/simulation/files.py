@@ -1,12 +1,12 @@
 """A folder that simulated processes of one host share: the real store, on real files, in virtual time.
 
-The folder is a temporary one, in memory where the system has that, and is removed in the end. What a kernel does is
-done here in its place: the locked files of a process that dies are closed, those of a frozen one stay; and whoever
-waits is told of a change a moment later, as inotify would tell it (:class:`FolderNews`). The files say nothing that
-depends on the seed but their numbers; names of temporary files, nonces and times of day are for people.
+The folder is a temporary one, in memory where the system has that, and is removed in the end. The simulation does what
+a kernel does: it closes the locked files of a process that dies, keeps those of a frozen one open, and notifies waiting
+processes of a change a moment later, as inotify would (:class:`FolderNews`). Of the files' contents, only the numbers
+affect the run; names of temporary files, nonces and times of day are for operators, and may differ between two runs.
 
-Each step on the files is taken as a whole here, as it is by an event loop. What can come between two system calls of
-one step is the subject of ``tests/file_torture.py``.
+Each step on the files is taken as a whole here, as it is by an event loop. ``tests/file_torture.py`` covers what can
+come between two system calls of one step.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pgleaderlock._files.watch import Watch
-from pgleaderlock.backends.file import FileStore
-from pgleaderlock.backends.record import Claim, Record
+from pgleaderlock._base.files.watch import Watch
+from pgleaderlock.stores.file.backend import FileStore
+from pgleaderlock.stores.record import Claim, Record
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.world import World
 
@@ -29,7 +29,7 @@ _NEWS_S = 0.001
 
 
 class SharedFolder:
-    """The folder, and who wants to hear of it."""
+    """The folder, and the listeners that are notified of its changes."""
 
     def __init__(self, world: World, leave_out: Callable[[str], object]) -> None:
         self._world = world
@@ -40,29 +40,29 @@ class SharedFolder:
         self.listeners: list[Callable[[], object]] = []
 
     def tell(self) -> None:
-        """Something in it has changed."""
-        for hear in self.listeners:
-            self._world.later(_NEWS_S * self._world.random.random(), hear)
+        """Notify all listeners of a change."""
+        for notify in self.listeners:
+            self._world.later(_NEWS_S * self._world.random.random(), notify)
 
     def end(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class FolderNews(Watch):
-    """What inotify would tell one process."""
+    """The notifications that inotify would give one process."""
 
     def __init__(self, folder: SharedFolder) -> None:
         super().__init__(folder.path, lambda _: True)
         self._shared = folder
 
-    def start(self, files: Iterable[Path]) -> bool:  # noqa: ARG002 - all of them are heard of
-        """It can always be listened to."""
+    def start(self, files: Iterable[Path]) -> bool:  # noqa: ARG002 - all of them are watched
+        """Return True: the folder can always be watched."""
         return True
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[asyncio.Event]:
-        """Set the event whenever something was told."""
+        """Yield an event that is set at every change."""
         news = asyncio.Event()
         self._shared.listeners.append(news.set)
         try:
@@ -81,26 +81,26 @@ class SimulatedFileStore(FileStore):
         node.connect(self)
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
-        """Write, and let others know."""
+        """Write, and notify the other processes."""
         try:
             return await super().write(claim, replacing)
         finally:
             self._shared.tell()
 
     async def close(self) -> None:
-        """Close, and let others know."""
+        """Close, and notify the other processes."""
         await super().close()
         self._shared.tell()
 
     @property
     def closed(self) -> bool:
-        """Never, before its process has ended."""
+        """False: it stays open until its process ends."""
         return False
 
     def hang_up(self) -> None:
-        """Close what a process had open that is dead."""
+        """Close the files of a dead process."""
         with contextlib.suppress(StopIteration):
             self.close().send(None)
 
     def vanish(self) -> None:
-        """All processes are on one host: nobody is left to see that."""
+        """Do nothing: all processes are on one host, so none is left to notice."""

@@ -1,14 +1,14 @@
-"""A ``LeaderGroup`` on the modelled PostgreSQL: the real one, but for what opens its sessions.
+"""A ``LeaderGroup`` on the modelled PostgreSQL: the real one, except that its sessions are simulated.
 
-Each of its roles is an election that is checked like any other: at most one process believes, and tokens grow. What the
-sky does to a process or to a session, it does to all roles at once; a step-down is one role's.
+Each of its roles is an election that is checked like any other: at most one process claims to lead, and tokens grow. A
+fault of a process or of a session hits all roles at once; a step-down concerns one role.
 """
 
 from typing import Any
 
-from pgleaderlock.backends.session import Session
-from pgleaderlock.group import LeaderGroup
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.leader_group import LeaderGroup
+from pgleaderlock.postgres.session import Session
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
@@ -18,14 +18,14 @@ __all__ = ["ListeningSession", "SimulatedGroup"]
 _DSN = "host=simulated dbname=simulated"
 _LISTEN_S = 5.0
 _POLLS = 10
-"""In a lease. The default of four a second would be most of what happens in a simulated hour."""
+"""Polls per lease. The default of four a second would be most of the steps of a simulated hour."""
 
 
 class ListeningSession(SimulatedSession):
-    """One that is told of releases."""
+    """A session that is notified of releases."""
 
     async def listen(self, channel: str) -> None:
-        """Begin to hear."""
+        """Listen on a channel."""
         await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
 
 

@@ -1,10 +1,10 @@
-"""A modelled API server of Kubernetes, and one node's way to it.
+"""A modelled API server of Kubernetes, and one node's client of it.
 
-The Lease, its rules and its numbers are :mod:`pgleaderlock.testing._lease_api`'s, which a real API server is asked the
-same questions as; above them stand the real store, watch and backend. Modelled here is what lies between: requests that
-each go their own way, so that one which its sender gave up long ago may still be obeyed; answers that are lost;
-a server that refuses, or that obeys and says that it could not; streams that end, fall silent, or are asked for
-a past that was compacted.
+The Lease, its rules and its numbers are those of :mod:`pgleaderlock.testing._lease_api`, which the tests compare with a
+real API server; the store, watch and backend above them are the real ones. Modelled here is what lies between: requests
+that each take their own path, so that one may still be executed long after its sender gave up; answers that are lost; a
+server that refuses, or that executes a request and reports a failure; streams that end, fall silent, or are asked for
+a history that was compacted.
 
 Not modelled: HTTP itself, credentials, 429. ``tests/test_kubernetes.py`` has those, over sockets.
 """
@@ -17,10 +17,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from pgleaderlock.backends.kubernetes.api import LeaseObject
-from pgleaderlock.backends.kubernetes.refusals import explain
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.stores.kubernetes.api import LeaseObject
+from pgleaderlock.stores.kubernetes.refusals import explain
 from pgleaderlock.testing._lease_api import LeaseApi, Refusal
 from pgleaderlock.testing.simulation._futures import resolve
 from pgleaderlock.testing.simulation.network import Cable, Pipe
@@ -32,14 +32,14 @@ Do = Callable[[LeaseApi], Any]
 
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 _REMEMBERED = 100
-"""Changes that a watch can be told of afterwards."""
+"""How many past changes a watch can still receive."""
 _STREAM_S = 300.0
 _UNTOLD_SHARE = 0.3
-"""Of what is asked of a server that is not well: how much is done, and answered as if it had not been."""
+"""The share of the requests to a failing server that are executed, and answered as if they had failed."""
 
 
 def wall_clock(world: World, rate: float, ahead_s: float) -> Callable[[], datetime]:
-    """Return a host's time of day, which may be hours from everybody else's."""
+    """Return a host's time of day, which may be hours from that of the other hosts."""
     return lambda: _EPOCH + timedelta(seconds=world.now * rate + ahead_s)
 
 
@@ -56,7 +56,7 @@ class ApiServer:
         self._streams: list[Stream] = []
 
     def answer(self, do: Do) -> Any:
-        """Do it, and return what is answered: an object, a refusal, or None for a connection that is refused."""
+        """Execute a request, and return the answer: an object, a refusal, or None for a refused connection."""
         if not self.is_up:
             return self._answer_badly(do)
         try:
@@ -87,7 +87,7 @@ class ApiServer:
     # --- Streams -----------------------------------------------------------------------------------------------
 
     def open_stream(self, stream: "Stream", since: int) -> Any:
-        """Begin to tell; return what is answered at once. A past that was compacted may be refused now, or later."""
+        """Begin to send; return the first answer. A history that was compacted may be refused now, or later."""
         if not self.is_up:
             return None
         if since < self._api.forgotten_up_to:
@@ -97,13 +97,13 @@ class ApiServer:
             stream.say({"type": "ERROR", "object": refusal.body})
             return {}
         self._streams.append(stream)
-        stream.told_up_to = since
+        stream.sent_up_to = since
         stream.catch_up(self._api)
         self.world.later(_STREAM_S * self.world.random.uniform(0.8, 1.2), lambda: self.end_stream(stream))
         return {}
 
     def end_stream(self, stream: "Stream") -> None:
-        """Say no more; the client is told that it was all."""
+        """End a stream, and notify its client."""
         if stream in self._streams:
             self._streams.remove(stream)
             stream.say(None)
@@ -111,19 +111,19 @@ class ApiServer:
     # --- Faults ------------------------------------------------------------------------------------------------
 
     def go_down(self, down_s: float) -> None:
-        """Be unwell for a while. Nothing that was written is forgotten."""
+        """Fail requests for a while. All that was written is kept."""
         self.is_up = False
         self._end_all_streams()
         self.world.later(down_s, self.come_back)
 
     def empty_holder(self) -> None:
-        """Let a person empty the name of the holder in every Lease: whoever holds one is not asked."""
+        """Let an operator empty the name of the holder in every Lease, without asking the holder."""
         for (namespace, name), lease in list(self._api.leases.items()):
             emptied = {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
             self.answer(partial(_put, namespace, name, emptied))
 
     def compact(self) -> None:
-        """Forget the past, and end all streams: none of them can go on from where it was."""
+        """Drop the history, and end all streams: none of them can be resumed."""
         self._api.forgotten_up_to = self._api.revision
         self._api.history.clear()
         self._end_all_streams()
@@ -133,13 +133,13 @@ class ApiServer:
             self.end_stream(stream)
 
     def come_back(self) -> None:
-        """Be well again."""
+        """Answer again."""
         if not self.is_up:
             self.is_up = True
             self.note("server", "is up")
 
     def end(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: there is nothing to remove."""
 
 
 def _put(namespace: str, name: str, lease: LeaseObject, api: LeaseApi) -> LeaseObject:
@@ -147,7 +147,7 @@ def _put(namespace: str, name: str, lease: LeaseObject, api: LeaseApi) -> LeaseO
 
 
 class Stream:
-    """One watch: a connection that may be forgotten on the way, which neither end is told."""
+    """One watch: a connection that may fall silent without a notice to either end."""
 
     def __init__(self, server: ApiServer, cable: Cable) -> None:
         self._server = server
@@ -155,12 +155,12 @@ class Stream:
         self._there, self._back = Pipe(cable), Pipe(cable)
         self.opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.events: asyncio.Queue[LeaseObject | None] = asyncio.Queue()
-        self.told_up_to = 0
+        self.sent_up_to = 0
         self.closed = False
         self._name = ("", "")
 
     def open(self, namespace: str, name: str, since: int) -> None:
-        """Ask for it."""
+        """Ask the server for the watch."""
         self._name = namespace, name
 
         def arrive() -> None:
@@ -170,9 +170,9 @@ class Stream:
         self._there.send(arrive)
 
     def catch_up(self, api: LeaseApi) -> None:
-        """Be told what has happened."""
-        for revision, event in api.events(*self._name, self.told_up_to):
-            self.told_up_to = revision
+        """Send the events that the client has not received yet."""
+        for revision, event in api.events(*self._name, self.sent_up_to):
+            self.sent_up_to = revision
             self.say(event)
 
     def say(self, event: LeaseObject | None) -> None:
@@ -180,18 +180,18 @@ class Stream:
         self._back.send(lambda: self.events.put_nowait(event))
 
     def hang_up(self) -> None:
-        """Tell the server that nobody listens any more."""
+        """Close the watch, and notify the server."""
         self.closed = True
         self._there.send(lambda: self._server.end_stream(self))
 
     def vanish(self) -> None:
-        """Fall silent, for both ends."""
+        """Make both directions silent."""
         self._there.is_dead = self._back.is_dead = True
         self._cable.troubled_at = self._cable.world.now
 
 
 class SimulatedClient:
-    """A :class:`~pgleaderlock.backends.kubernetes.api.LeaseClient`, with the time limits of the one over httpx."""
+    """A :class:`~pgleaderlock.stores.kubernetes.api.LeaseClient`, with the time limits of the one over httpx."""
 
     def __init__(
         self, server: ApiServer, cable: Cable, connect: Callable[[Stream], object], request_timeout_s: float
@@ -231,7 +231,7 @@ class SimulatedClient:
             stream.hang_up()
 
     async def close(self) -> None:
-        """Every request has a connection of its own."""
+        """Do nothing: every request has a connection of its own."""
 
     async def _ask(self, verb: str, namespace: str, name: str, do: Do) -> LeaseObject:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

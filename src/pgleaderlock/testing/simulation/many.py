@@ -1,8 +1,8 @@
 """Simulate many seeds on all cores: ``python -m pgleaderlock.testing.simulation --seeds 500``.
 
-Every store in every weather that its promise covers, with short, usual and long leases in turns. Prints what was seen;
-a failure prints its story and how to see it again, and the exit code is 1. The seeds begin at 1, so that a run can be
-repeated; another ``--first`` makes a run that nobody has made before.
+Every store under every fault profile that its promise covers, with short, usual and long leases in turns. Prints the
+figures; a failure prints its transcript and how to repeat it, and the exit code is 1. The seeds begin at 1, so that a
+run can be repeated; another ``--first`` runs other seeds.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pgleaderlock.testing.simulation.checks import SimulationFailed
+from pgleaderlock.testing.simulation.fault_profiles import FAULT_PROFILES, INSIDE
 from pgleaderlock.testing.simulation.simulation import Report, simulate
 from pgleaderlock.testing.simulation.stores import STORES
-from pgleaderlock.testing.simulation.weather import INSIDE, WEATHERS
 
 __all__ = ["main"]
 
@@ -30,14 +30,14 @@ LEASES_S = (5.0, 15.0, 60.0, 300.0)
 class _Job:
     seed: int
     store: str
-    weather: str
+    profile: str
     lease_s: float
     hours: float
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What was seen on one store."""
+    """The figures of one store."""
 
     hours: float = 0.0
     terms: int = 0
@@ -57,16 +57,16 @@ class _Sum:
 
 def _run(job: _Job) -> tuple[_Job, Report | str]:
     try:
-        return job, simulate(job.seed, weather=job.weather, store=job.store, hours=job.hours, lease_s=job.lease_s)
+        return job, simulate(job.seed, profile=job.profile, store=job.store, hours=job.hours, lease_s=job.lease_s)
     except SimulationFailed as failure:
         return job, str(failure)
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
-    """Hours are shared out so that each seed has as many leases to live through, however long a lease is."""
-    for seed, store, (place, weather) in product(_seeds(options), options.store, enumerate(options.weather)):
-        lease_s = options.lease or LEASES_S[(seed + place) % len(LEASES_S)]  # each weather has each of them in turn
-        yield _Job(seed, store, weather, lease_s, options.leases * lease_s / 3600)
+    """Yield all runs. Their hours depend on the lease, so that every seed lasts the same number of leases."""
+    for seed, store, (place, profile) in product(_seeds(options), options.store, enumerate(options.profile)):
+        lease_s = options.lease or LEASES_S[(seed + place) % len(LEASES_S)]  # each profile has each of them in turn
+        yield _Job(seed, store, profile, lease_s, options.leases * lease_s / 3600)
 
 
 def _seeds(options: argparse.Namespace) -> Iterable[int]:
@@ -95,7 +95,7 @@ def _tell(sums: dict[str, _Sum], took_s: float) -> None:
     failures = sum(len(seen.failures) for seen in sums.values())
     _say(
         f"{total.hours:,.0f} virtual hours in {took_s:.0f} s, {total.faults.total():,} faults, {total.terms:,} terms: "
-        + (f"{failures} FAILED" if failures else "never two leaders, and nothing else that must not be")
+        + (f"{failures} FAILED" if failures else "no split brain, and no other violation")
     )
 
 
@@ -105,19 +105,19 @@ def _listed(counts: Counter[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pgleaderlock.testing.simulation", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=10, help="of each store in each weather (default 10)")
+    parser.add_argument("--seeds", type=int, default=10, help="of each store in each profile (default 10)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--leases", type=float, default=120.0, help="how many leases each lasts (default 120)")
     parser.add_argument("--lease", type=float, help="seconds; by default 5, 15, 60 and 300 in turns")
     parser.add_argument("--store", nargs="+", choices=STORES, default=list(STORES), metavar="STORE")
-    parser.add_argument("--weather", nargs="+", choices=WEATHERS, default=list(INSIDE), metavar="WEATHER")
+    parser.add_argument("--profile", nargs="+", choices=FAULT_PROFILES, default=list(INSIDE), metavar="PROFILE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--trace", action="store_true", help="print the transcript of the first seed, and end")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run them, and return the exit code."""
+    """Run all simulations, and return the exit code."""
     options = _parser().parse_args(arguments)
     if options.trace:
         return _trace(next(_jobs(options)))
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for job, seen in pool.map(_run, jobs, chunksize=4):
             sums[job.store].add(seen)
             if isinstance(seen, str):
-                _say(f"{job.store}, {job.weather}: {seen}\n")
+                _say(f"{job.store}, {job.profile}: {seen}\n")
     _tell(sums, time.monotonic() - began)
     return 1 if any(seen.failures for seen in sums.values()) else 0
 
@@ -137,7 +137,7 @@ def _trace(job: _Job) -> int:
     try:
         report = simulate(
             job.seed,
-            weather=job.weather,
+            profile=job.profile,
             store=job.store,
             hours=job.hours,
             lease_s=job.lease_s,

@@ -1,13 +1,13 @@
 """A file server that simulated hosts share: the real store, on a real folder, behind cables that may be pulled.
 
-Work on the files is done by threads in production; here each piece of it travels to the server, is done there as
-a whole, and is answered, each way in its own time. So a heartbeat may arrive late, or its answer may, and what was
-given up on may still be done. A piece of work that has not begun when its process dies is not done, and that of
-a frozen process waits for it. A server that is down keeps everybody waiting, as a hard mount does.
+In production, threads do the work on the files; here each piece of work travels to the server, is done there as a
+whole, and is answered, each way with its own delay. So a heartbeat may arrive late, or its answer may, and work may
+still be done after its caller gave up. Work that has not begun when its process dies is not done, and that of a frozen
+process waits until it thaws. A server that is down keeps all clients waiting, as a hard mount does.
 
-What can come between two system calls of one piece, what is sent before and obeyed after a look at the clock, and what
-a client of NFS remembers wrongly, is the subject of ``tests/nfs_simulation.py``. Here it is leases, freezes, cuts, and
-the engine above.
+``tests/nfs_simulation.py`` covers what can come between two system calls of one piece, what is sent before and done
+after a reading of the clock, and stale caches of an NFS client. This simulation covers leases, freezes, cuts, and the
+engine above.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from pgleaderlock.backends.nfs import NfsStore
-from pgleaderlock.nfs._threads import Threads
+from pgleaderlock.stores.nfs._threads import Threads
+from pgleaderlock.stores.nfs.backend import NfsStore
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.network import Pipe
@@ -28,11 +28,11 @@ __all__ = ["FileServer", "SimulatedNfsStore"]
 T = TypeVar("T")
 
 _POLLS = 10
-"""In a lease. The default of ten a second would be most of what happens in a simulated hour."""
+"""Polls per lease. The default of ten a second would be most of the steps of a simulated hour."""
 
 
 class FileServer(SharedFolder):
-    """The folder, on a server that may be silent."""
+    """The folder, on a server that may be down."""
 
     def __init__(self, world: World, note: Callable[[str, str], None], leave_out: Callable[[str], object]) -> None:
         super().__init__(world, leave_out)
@@ -40,19 +40,19 @@ class FileServer(SharedFolder):
         self._waiting: list[Callable[[], object]] = []
 
     def serve(self, do: Callable[[], object]) -> None:
-        """Do it, now or when the server is back."""
+        """Do the work, now or when the server is back."""
         if self.is_up:
             do()
         else:
             self._waiting.append(do)
 
     def go_down(self, down_s: float) -> None:
-        """Answer nobody for a while."""
+        """Answer no client for a while."""
         self.is_up = False
         self._world.later(down_s, self.come_back)
 
     def come_back(self) -> None:
-        """Answer everybody."""
+        """Answer again, first what has waited."""
         if self.is_up:
             return
         self.is_up = True
@@ -63,7 +63,7 @@ class FileServer(SharedFolder):
 
 
 class _WayToTheServer(Threads):
-    """Where one process does its work on the files."""
+    """The threads of one process, which work on the files of the server."""
 
     def __init__(self, server: FileServer, node: Node) -> None:
         self._server = server
@@ -71,14 +71,14 @@ class _WayToTheServer(Threads):
         self._loop = node.loop
 
     def begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Send it; its end is told by an answer."""
+        """Send work to the server; return a future of its result."""
         answer: asyncio.Future[T] = self._loop.create_future()
         back = Pipe(self._cable)
 
         def do() -> None:
             try:
                 result = work()
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+            except Exception as error:  # noqa: BLE001 - it is passed to the caller
                 back.send(partial(reject, answer, error))
             else:
                 back.send(partial(resolve, answer, result))
@@ -87,7 +87,7 @@ class _WayToTheServer(Threads):
         return answer
 
     def start(self, work: Callable[[], object]) -> None:
-        """Send it. A thread takes no step while its process is frozen, and none after its end."""
+        """Send work to the server. A thread takes no step while its process is frozen, and none after its end."""
         Pipe(self._cable).send(lambda: self._server.serve(lambda: self._loop.call_soon(work)))
 
 

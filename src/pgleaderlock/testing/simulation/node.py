@@ -1,10 +1,10 @@
-"""One simulated process: an election, the real engine on a real backend, and what can become of a process."""
+"""One simulated process: an election (the real engine on a real backend), and the faults of a process."""
 
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.network import Cable
@@ -14,50 +14,50 @@ __all__ = ["Connection", "Lifecycle", "Node", "Role", "Watcher", "describe_event
 
 
 class Connection(Protocol):
-    """What a process has open that outlives its code: a session, a stream, a locked file."""
+    """An open resource of a process that the kernel closes: a session, a stream, a locked file."""
 
     @property
     def closed(self) -> bool:
-        """Whether the process gave it up."""
+        """Whether the process has closed it."""
 
     def hang_up(self) -> None:
-        """What the kernel does for a process that dies."""
+        """Close it as the kernel does when the process dies."""
 
     def vanish(self) -> None:
-        """What becomes of it when the host loses power, or a firewall forgets it."""
+        """Make it silent without a close, as when the host loses power, or a firewall drops its state."""
 
 
 class Watcher(Protocol):
-    """Who looks at every step."""
+    """The checker, as a node sees it."""
 
     def stepped(self, node: "Node") -> None:
-        """A node took a step."""
+        """Handle a step of a node."""
 
     def heard(self, node: "Node", event: Event) -> None:
-        """A node's election said something."""
+        """Handle an event of a node's election."""
 
     def acted(self, node: "Node", deed: str) -> None:
-        """A user's code did what only a leader may."""
+        """Handle an action of a user's code that only a leader may do."""
 
     def failed(self, node: "Node", context: dict[str, Any]) -> None:
-        """Something raised, and nobody caught it."""
+        """Handle an exception that no code caught."""
 
     def note(self, who: str, what: str) -> None:
-        """Write it into the transcript."""
+        """Add a line to the transcript."""
 
 
 class Lifecycle(Protocol):
-    """What is started and shut down: an election, or a group of them."""
+    """An object that is started and shut down: an election, or a group of them."""
 
     async def start(self) -> None:
-        """Begin."""
+        """Start it."""
 
     async def shutdown(self, timeout_s: float | None = None) -> None:
-        """End in order."""
+        """Shut it down in order."""
 
 
 class Node:
-    """One process, which may be started, frozen, crashed and started again; ``lock`` is its election of the moment."""
+    """One process, which may be started, frozen, crashed and started again; ``lock`` is its current election."""
 
     def __init__(
         self, name: str, world: World, rate: float, watcher: Watcher, make_election: Callable[["Node"], Election]
@@ -71,21 +71,21 @@ class Node:
         self.booted_at = 0.0
         self.lock: Election
         self.service: Lifecycle
-        """What is started: ``lock``, unless that is one of several that are started together."""
+        """The object to start: ``lock``, or the group that ``lock`` belongs to."""
         self.seats: list[Node] = [self]
-        """One for each role that this process stands for."""
+        """One for each role for which this process is a candidate."""
         self.is_alive = False
         self.thawed_at = 0.0
         self.busy_until = 0.0
-        """Until when the event loop was, or is, kept busy by other work."""
+        """Until when other work keeps, or kept, the event loop busy."""
         self.pair_ended_at = -math.inf
         """When a session of its pair was last ended together with the other one."""
-        self.is_telling = False
-        """Whether an ``on_lost`` of the simulation's own is under way."""
+        self.is_notifying = False
+        """Whether an ``on_lost`` callback of the simulation's own is running."""
         self.lost_a_term = False
-        """Whether its last term ended, and callbacks have not begun to hear of it."""
+        """Whether its last term has ended, and no callback has been notified yet."""
         self.trusted_until = 0.0
-        """Until when, on its own clock, its last term could be believed in."""
+        """Until when, on its own clock, its last term was valid."""
         self.leads = False  # as the checker saw it last
         self.token: int | None = None
         self._watcher = watcher
@@ -95,17 +95,17 @@ class Node:
     # --- For users ---------------------------------------------------------------------------------------------
 
     def act(self, deed: str = "acts") -> None:
-        """Do what must be done by the leader only. The simulation fails if a newer leader was there already."""
+        """Mark an action that only the leader may do. The simulation fails if a newer term has begun already."""
         self._watcher.acted(self, deed)
 
     # --- For stores --------------------------------------------------------------------------------------------
 
     def connect(self, connection: Connection) -> None:
-        """Note what the kernel has to close when this process dies."""
+        """Register a resource that the kernel has to close when this process dies."""
         self.sessions = [each for each in self.sessions if not each.closed]
         self.sessions.append(connection)
 
-    # --- What becomes of it ------------------------------------------------------------------------------------
+    # --- Life cycle --------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """Start the process."""
@@ -114,10 +114,10 @@ class Node:
         self.is_alive = True
         for seat in self.seats:
             seat.trusted_until = 0.0  # the host's clock begins anew
-            seat.is_telling = seat.lost_a_term = False
+            seat.is_notifying = seat.lost_a_term = False
             seat.token = None  # a new process remembers nothing
         self.sessions.clear()
-        self.loop = NodeLoop(  # type: ignore[abstract] # what has to do with sockets is not there, on purpose
+        self.loop = NodeLoop(  # type: ignore[abstract] # it has no socket methods, on purpose
             self.world,
             self.rate,
             after_step=self._stepped,
@@ -132,10 +132,10 @@ class Node:
             seat._watcher.stepped(seat)  # noqa: SLF001 - a part of us
 
     def crash(self, *, with_host: bool = False) -> None:
-        """Be gone. A kernel that survives closes the connections."""
+        """Kill the process. Its kernel closes the connections, unless the host crashes too."""
         self.is_alive = False
         for seat in self.seats:
-            seat.leads = seat.is_telling = False
+            seat.leads = seat.is_notifying = False
         self.loop.close()
         for session in self.sessions:
             if with_host:
@@ -144,16 +144,16 @@ class Node:
                 session.hang_up()
 
     def freeze(self) -> None:
-        """Stand still."""
+        """Freeze the process."""
         self.loop.freeze()
 
     def thaw(self) -> None:
-        """Go on."""
+        """Let the process run again."""
         self.thawed_at = self.world.now
         self.loop.thaw()
 
     def keep_busy(self, turn_s: float, lasts_s: float) -> None:
-        """Let other work keep the event loop busy: each turn may come so much later, for so long."""
+        """Keep the event loop busy with other work: for ``lasts_s``, each turn comes up to ``turn_s`` later."""
         loop, idle_s = self.loop, self.loop.turn_s
         loop.turn_s = turn_s
         self.busy_until = self.world.now + lasts_s
@@ -165,42 +165,42 @@ class Node:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its event loop is kept busy."""
+        """Whether other work keeps its event loop busy."""
         return self.world.now < self.busy_until
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it stands still."""
+        """Whether the process is frozen."""
         return self.is_alive and self.loop.is_frozen
 
     @property
     def believes(self) -> bool:
-        """Whether its code would be told that it leads, if it asked in this moment; frozen or not."""
+        """Whether ``is_leader`` would be True for its code at this moment; frozen or not."""
         return self.is_alive and self.lock.is_leader
 
     def listen(self) -> None:
-        """Hear what the election says, before anybody else does."""
+        """Subscribe the checker to the election's events, before any other listener."""
         self.lock.subscribe(lambda event: self._watcher.heard(self, event))
 
     def describe(self) -> str:
-        """Return what it thinks of itself."""
+        """Return its state in words."""
         if not self.is_alive:
             return f"{self.name} is gone"
         frozen = ", frozen" if self.is_frozen else ""
         cut = ", cut off" if self.cable.is_out else ""
-        left = f", trusts for {self.lock.time_left_s:.3f} s more" if self.lock.state is LockState.LEADER else ""
+        left = f", valid for {self.lock.time_left_s:.3f} s more" if self.lock.state is LockState.LEADER else ""
         return f"{self.name} is {self.lock.state.value}, token {self.lock.token}{left}{frozen}{cut}"
 
 
 class Role(Node):
-    """One more election of a process. What belongs to the process, its loop and its cable, is asked of that."""
+    """One more election of a process. It shares the loop, the cable and all else of that process."""
 
-    def __init__(self, process: Node, name: str, watcher: Watcher) -> None:  # not super's: all that would be another's
+    def __init__(self, process: Node, name: str, watcher: Watcher) -> None:  # not super's: no new process
         self._process = process
         self.name = name
         self._watcher = watcher
         self.lock: Election
-        self.is_telling = self.lost_a_term = self.leads = False
+        self.is_notifying = self.lost_a_term = self.leads = False
         self.trusted_until = 0.0
         self.token: int | None = None
         process.seats.append(self)

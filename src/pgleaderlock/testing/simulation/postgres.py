@@ -1,27 +1,28 @@
-"""A modelled PostgreSQL: sessions, advisory locks with their line, the idle-session time-out, restarts, promotions.
+"""A modelled PostgreSQL: sessions, advisory locks with their queue, the idle-session time-out, restarts, promotions.
 
-It is asked with the statements that the real one is asked with (:mod:`._statements`), through connections that lose and
-delay (:mod:`.network`). What it models is what the protocol relies on:
+It receives the same statements as a real server (:mod:`._statements`), through connections that lose and delay
+(:mod:`.network`). It models what the protocol relies on:
 
-- a lock belongs to a session, may be held several times, and is handed to the first in line when its session ends;
+- a lock belongs to a session, may be held several times, and is granted to the first in the queue when its session
+  ends;
 - a session that waits for a lock reads nothing, so it does not notice that its client has gone;
 - a session that is idle for longer than its limit is ended, and only an idle one;
-- a time-out in line may race with the grant: the lock is then held by a session that was told no;
-- transaction ids grow; those that did not reach the disk are handed out again after a crash;
-- a commit that writes something waits for an absent synchronous standby, and its session with all its locks: neither
-  its client's end nor a time-out gets it out of there, only its own end;
-- the wall clock may be set forward and back; what the server says of its age is a difference of wall-clock times, and
-  idle sessions end by that clock too, if the fault says so;
-- notifications lie unread in front of whatever comes after them, the end of the session too (:mod:`._receive_buffer`);
-- a start forgets all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
+- the time-out of a wait slice may race with the grant: the lock is then held by a session whose client was refused;
+- transaction ids grow; those that did not reach the disk are assigned again after a crash;
+- a commit that writes something waits for an absent synchronous standby, and its session keeps all its locks: neither
+  the end of its client nor a time-out ends that wait, only the end of the session;
+- the wall clock may be set forward and back; the server's age is a difference of wall-clock times, and idle sessions
+  end by that clock too, if the fault says so;
+- unread notifications hide whatever comes after them, also the end of the session (:mod:`._receive_buffer`);
+- a start drops all locks; a crash recovery does too, and leaves the server's start time as it was; a promotion also
   leaves the age, and begins another timeline;
 - the term table carries a note of the run in which it was made; another server may take the name over, with an empty
   table that is older than its start, or with none.
 
-``tests/test_modelled_postgres.py`` asks the model and a real server the same questions. What only the model is asked,
-because it cannot be had from a real one on demand: the race of a time-out with its grant, a loss of power, a promotion.
-Different on purpose: how long things take, and that after a crash without a named victim all clients are told. Not
-modelled: fenced transactions, a claim that times out, everything else.
+``tests/test_modelled_postgres.py`` compares the model with a real server. Only the model is tested for what a real one
+does not do on demand: the race of a time-out with its grant, a loss of power, a promotion. Different on purpose: all
+durations, and that after a crash without a named victim all clients are notified. Not modelled: fenced transactions,
+a claim that times out, everything else.
 """
 
 import re
@@ -30,10 +31,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pgleaderlock.backends._pg_activity import lock_columns
-from pgleaderlock.backends.terms import NOTED as _NOTED
-from pgleaderlock.causes import LossCause
-from pgleaderlock.keys import LockKey
+from pgleaderlock._base.causes import LossCause
+from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.terms import NOTED as _NOTED
 from pgleaderlock.testing.simulation._statements import Ask
 from pgleaderlock.testing.simulation.network import Pipe
 from pgleaderlock.testing.simulation.world import Appointment, World
@@ -55,21 +56,21 @@ class Client(Protocol):
 
     owner: str
 
-    def hear(self, answer: tuple[Any, ...] | None) -> None:
-        """Take in an answer."""
+    def receive_answer(self, answer: tuple[Any, ...] | None) -> None:
+        """Handle an answer."""
 
-    def hear_end(self, cause: LossCause) -> None:
-        """Take in that the connection is over."""
+    def receive_end(self, cause: LossCause) -> None:
+        """Handle the end of the connection."""
 
-    def hear_notification(self, size_bytes: int) -> None:
-        """Take in that something was notified, in so many bytes."""
+    def receive_notification(self, size_bytes: int) -> None:
+        """Handle notifications of so many bytes."""
 
 
 @dataclass(slots=True)
 class _Lock:
     owner: "ServerSession | None" = None
     count: int = 0
-    line: "deque[ServerSession]" = field(default_factory=deque)
+    queue: "deque[ServerSession]" = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class ServerSession:
         self.started = f"{server.wall_clock:.6f}"
         self.client = client
         self.is_over = False
-        self.token = 0  # of the slice under way, once it is granted
+        self.token = 0  # of the current wait slice, once the lock is granted
         self.channels: set[str] = set()
         self._to_client = to_client
         self._requests: deque[tuple[Ask, Sequence[Any]] | None] = deque()
@@ -105,12 +106,12 @@ class ServerSession:
         )
         self.waits_for_standby_since: float | None = None
         self.client_left_at: float | None = None
-        """When its client hung up, which it reads once it has nothing else to do."""
+        """When its client closed the connection, which the session notices once it is idle."""
 
     def receive(self, request: tuple[Ask, Sequence[Any]] | None) -> None:
-        """Take in a statement, or a good-bye (None), which is read in its turn."""
+        """Queue a statement, or the client's close (None), to be handled in order."""
         if self.is_over:
-            self.server.answer_nobody(self._to_client, self.client)
+            self.server.answer_with_reset(self._to_client, self.client)
             return
         if request is None:
             self.client_left_at = self.server.world.now
@@ -118,14 +119,14 @@ class ServerSession:
         self._go_on()
 
     @property
-    def is_quickly_heard(self) -> bool:
-        """Whether the client's host would learn of its end within the usual time."""
+    def is_quickly_reached(self) -> bool:
+        """Whether the news of its end would reach the client's host within the usual time."""
         return not self.is_over and self._to_client.is_quick
 
     def end(self, cause: LossCause | None, *, quickly: bool = False) -> None:
-        """Be gone, and all that was held with it. The client is told why, unless nobody is left to tell.
+        """End the session, and free its locks. The client is notified of the cause, unless it is None.
 
-        ``quickly``: the news arrives at the client's host in the usual time, whatever happens on the way.
+        ``quickly``: the notice arrives at the client's host in the usual time, whatever happens to the network.
         """
         if self.is_over:
             return
@@ -135,30 +136,30 @@ class ServerSession:
                 appointment.call_off()
         if cause is not None:
             send = self._to_client.send_quickly if quickly else self._to_client.send
-            send(lambda: self.client.hear_end(cause))
+            send(lambda: self.client.receive_end(cause))
         self.server.forget(self)
 
     def be_notified(self, size_bytes: int = _NOTIFICATION_BYTES, *, quickly: bool = False) -> None:
-        """Pass on that something was notified, in so many bytes; ``quickly`` as in :meth:`end`."""
+        """Send notifications of so many bytes to the client; ``quickly`` as in :meth:`end`."""
         send = self._to_client.send_quickly if quickly else self._to_client.send
-        send(lambda: self.client.hear_notification(size_bytes))
+        send(lambda: self.client.receive_notification(size_bytes))
 
     def be_granted(self) -> None:
-        """Come to the head of the line."""
-        assert self._waits_for is not None  # noqa: S101 - only those in line are granted anything
+        """Take the lock, as the first in the queue, and answer the client."""
+        assert self._waits_for is not None  # noqa: S101 - only a queued session is granted a lock here
         key, ask = self._waits_for
         self._waits_for = None
         if self._patience is not None:
             self._patience.call_off()
-        if self.server.draw_race():  # the time-out came in the same moment: told no, and holding it
+        if self.server.draw_race():  # the time-out came in the same moment: refused, and yet it holds the lock
             self._answer(("",))
             return
-        self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} in line")
+        self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} from the queue")
         self._commit(ask, (str(self.server.next_token(is_flushed=ask.is_flushed)),), writes=ask.is_flushed)
 
     @property
     def waits_for(self) -> str | None:
-        """The lock that it stands in line for."""
+        """The lock for which the session is queued."""
         return None if self._waits_for is None else self._waits_for[0]
 
     def _go_on(self) -> None:
@@ -181,12 +182,12 @@ class ServerSession:
         self._idle = self.server.world.at(ends_at, lambda: self.end(LossCause.SILENCED))
 
     def move_time_out(self, by_s: float) -> None:
-        """Let the idle time-out that counts now come earlier, or later if this is negative."""
+        """Move the running idle time-out earlier, or later if ``by_s`` is negative."""
         if not self._is_busy and not self.is_over and self._idle is not None:
             self._limit_idleness_until(self._idle_ends_at - by_s)
 
     def _commit(self, ask: Ask, row: tuple[Any, ...] | None, *, writes: bool) -> None:
-        """Answer, once a standby has confirmed what was written. Only its own end frees a session from that wait."""
+        """Answer, once a standby has confirmed the write. Only the end of the session ends that wait otherwise."""
         is_local = self._commits_locally or ask.commits_locally is False
         if not writes or is_local or not self.server.waits_for_standby:
             self._answer(row)
@@ -196,7 +197,7 @@ class ServerSession:
         self.server.note(self.client.owner, "waits in a commit for a standby")
 
     def be_confirmed(self) -> None:
-        """Go on: the standby is back."""
+        """Answer the waiting commit: the standby is back."""
         if self._unconfirmed is not None:
             (row,) = self._unconfirmed
             self._unconfirmed = self.waits_for_standby_since = None
@@ -204,7 +205,7 @@ class ServerSession:
 
     def _answer(self, row: tuple[Any, ...] | None) -> None:
         self._is_busy = False
-        self._to_client.send(lambda: self.client.hear(row))
+        self._to_client.send(lambda: self.client.receive_answer(row))
         self._go_on()
 
     def _execute(self, ask: Ask, parameters: Sequence[Any]) -> None:
@@ -220,13 +221,13 @@ class ServerSession:
         self._commit(ask, row, writes=_writes(ask, row))
 
     def limit_idleness(self, ask: Ask) -> None:
-        """Come under a time-out, or leave it, if that was asked for. It counts from the next rest on."""
+        """Set or remove the idle time-out, if the statement asks for it. It counts from the next idle moment on."""
         if ask.idle_ms is not None:
             self._idle_ms = ask.idle_ms
 
     def _stand_in_line(self, ask: Ask) -> None:
         self._waits_for = ask.key, ask
-        if self.server.take(self, ask.key, in_line=True):
+        if self.server.take(self, ask.key, queues=True):
             self.be_granted()
             return
         self._patience = self.server.world.later(ask.wait_ms / 1000, self._lose_patience)
@@ -235,24 +236,24 @@ class ServerSession:
         if self._waits_for is not None:
             key, _ = self._waits_for
             self._waits_for = None
-            self.server.leave_line(self, key)
+            self.server.leave_queue(self, key)
             self._answer(("",))
 
 
 def _writes(ask: Ask, row: tuple[Any, ...] | None) -> bool:
-    """Whether the transaction has something for the disk: a refused try, a ping or an unlock has not."""
+    """Whether the transaction writes to the disk: a refused attempt, a ping or an unlock does not."""
     was_refused = ask.verb == "try" and row == (None,)
     return ask.verb == "claim" or ask.marks is not None or (ask.is_flushed and not was_refused)
 
 
 def _columns(key: str) -> tuple[int, int, int]:
-    """Where pg_locks shows a lock."""
+    """Return the columns under which pg_locks shows a lock."""
     numbers = [int(number) for number in _NUMBER.findall(key)]
     return lock_columns(LockKey.bigint(*numbers) if len(numbers) == 1 else LockKey.pair(*numbers))
 
 
 class ModelledPostgres:
-    """One server, or what a name in the network stands for at a time: after a promotion it is another."""
+    """The server behind a network name: after a promotion it is another one."""
 
     def __init__(
         self, world: World, note: Callable[[str, str], None], *, race_share: float = 0.0, is_standby: bool = False
@@ -279,26 +280,26 @@ class ModelledPostgres:
 
     @property
     def wall_clock(self) -> float:
-        """What the server's wall clock shows: clock_timestamp()."""
+        """The time of the server's wall clock: clock_timestamp()."""
         return self.world.now + self._ahead_s
 
     # --- Connections -------------------------------------------------------------------------------------------
 
     def accept(self, client: Client, to_client: Pipe) -> ServerSession | None:
-        """Begin a session; None when there is nobody to begin it."""
+        """Begin a session; return None if the server is down."""
         if not self.is_up:
             return None
         self._last_pid += 1
         session = self.sessions[self._last_pid] = ServerSession(self, self._last_pid, client, to_client)
         return session
 
-    def answer_nobody(self, to_client: Pipe, client: Client) -> None:
-        """What is sent to a session that is gone comes back as a reset, from a server that is there."""
+    def answer_with_reset(self, to_client: Pipe, client: Client) -> None:
+        """Answer a message to an ended session with a reset, if the server is up."""
         if self.is_up:
-            to_client.send(lambda: client.hear_end(LossCause.CONNECTION_LOST))
+            to_client.send(lambda: client.receive_end(LossCause.CONNECTION_LOST))
 
     def sessions_of(self, owner: str) -> list[ServerSession]:
-        """Return those of one node, the oldest first."""
+        """Return the sessions of one node, the oldest first."""
         return [session for session in self.sessions.values() if session.client.owner == owner]
 
     def holders_of(self, owner: str) -> list[ServerSession]:
@@ -307,36 +308,36 @@ class ModelledPostgres:
         return [session for session in self.sessions_of(owner) if session in holders]
 
     def forget(self, session: ServerSession) -> None:
-        """Free what a session held that is over."""
+        """Remove a session that has ended, free its locks, and remove it from all queues."""
         self.sessions.pop(session.pid, None)
         for lock in self._locks.values():
-            if session in lock.line:
-                lock.line.remove(session)
+            if session in lock.queue:
+                lock.queue.remove(session)
         self._free_all(session)
 
     # --- Locks -------------------------------------------------------------------------------------------------
 
-    def take(self, session: ServerSession, key: str, *, in_line: bool = False) -> bool:
-        """Take a lock if it is free or held by the same session, else perhaps stand in line."""
+    def take(self, session: ServerSession, key: str, *, queues: bool = False) -> bool:
+        """Take a lock if it is free or held by the same session; otherwise queue the session if ``queues``."""
         lock = self._locks.setdefault(key, _Lock())
         if lock.owner in (None, session):
             lock.owner = session
             lock.count += 1
             self._report_grant(session)
             return True
-        if in_line:
-            lock.line.append(session)
+        if queues:
+            lock.queue.append(session)
         return False
 
-    def leave_line(self, session: ServerSession, key: str) -> None:
-        """Wait no longer."""
-        self._locks[key].line.remove(session)
+    def leave_queue(self, session: ServerSession, key: str) -> None:
+        """Remove a session from the queue of a lock."""
+        self._locks[key].queue.remove(session)
 
     def _hand_over(self, key: str) -> None:
         lock = self._locks[key]
         lock.owner, lock.count = None, 0
-        if lock.line:
-            lock.owner, lock.count = lock.line.popleft(), 1
+        if lock.queue:
+            lock.owner, lock.count = lock.queue.popleft(), 1
             self._report_grant(lock.owner)
             lock.owner.be_granted()
 
@@ -345,11 +346,11 @@ class ModelledPostgres:
             self.on_grant(session.client.owner)
 
     def draw_race(self) -> bool:
-        """Whether this grant comes in the same moment as the time-out of its slice."""
+        """Draw whether this grant comes in the same moment as the time-out of its wait slice."""
         return self._race_share > 0 and self.world.random.random() < self._race_share
 
     def next_token(self, *, is_flushed: bool) -> int:
-        """Hand out a transaction id."""
+        """Assign a transaction id."""
         self._xid += 1
         if is_flushed:
             self._flushed_xid = self._xid
@@ -358,7 +359,7 @@ class ModelledPostgres:
     # --- Statements --------------------------------------------------------------------------------------------
 
     def answer(self, session: ServerSession, ask: Ask, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Answer what can be answered at once."""
+        """Return the answer to a statement that does not wait."""
         row: tuple[Any, ...] | None = getattr(self, f"_{ask.verb}")(session, ask, parameters)
         return row
 
@@ -498,36 +499,36 @@ class ModelledPostgres:
     # --- Faults ------------------------------------------------------------------------------------------------
 
     def restart(self, down_s: float, *, at_once: bool = False) -> None:
-        """Be shut down in order, or at once, which writes nothing to the disk any more; and be back later."""
+        """Shut down in order, or at once (without a last write to the disk); start again after ``down_s``."""
         if at_once:
             self._xid = self._flushed_xid
         self._stop(LossCause.SESSION_TERMINATED, down_s, self._start_anew)
 
     def crash(self, down_s: float, *, victim: int | None = None) -> None:
-        """Lose one process to kill -9, so all of them, and recover. The start time stays what it was.
+        """Crash as after a kill -9 of one process: all sessions end, and the server recovers. The start time stays.
 
-        The ``victim``, by its pid, has no last words for its client.
+        The ``victim``, by its pid, cannot notify its client.
         """
         self._xid = self._flushed_xid
         self._stop(LossCause.SERVER_RESTART, down_s, self._recover, victim)
 
     def lose_power(self, down_s: float) -> None:
-        """Vanish without a word, and start again."""
+        """Stop without a notice to any client, and start again."""
         self._xid = self._flushed_xid
         self._stop(None, down_s, self._start_anew)
 
     def promote(self, down_s: float) -> None:
-        """Vanish; the standby, which has been up for long and knows all that was committed, takes the name over."""
+        """Stop without a notice; the standby, which has been up for long and has all commits, takes the name over."""
         self._timeline += 1
         self._stop(None, down_s, self._come_back)
 
     def replace(self, down_s: float) -> None:
-        """Vanish; another server, which starts for the first time, takes the name over. It has no term table yet."""
+        """Stop without a notice; a new server, which has no term table yet, takes the name over."""
         self._become_another(None)
         self._stop(None, down_s, self._start_anew)
 
     def switch(self, down_s: float) -> None:
-        """Vanish; another server takes the name over, which has been up for long and got its tables before that."""
+        """Stop without a notice; another server, up for long and with older tables, takes the name over."""
         self._become_another(-2 * _LONG_AGO_S)
         self._started_at -= 1.0
         self._stop(None, down_s, self._come_back)
@@ -544,24 +545,24 @@ class ModelledPostgres:
     ) -> None:
         self.is_up = False
         for lock in self._locks.values():
-            lock.line.clear()  # nobody is granted anything by a server that goes down
+            lock.queue.clear()  # a server that goes down grants no lock
         for session in list(self.sessions.values()):
             session.end(LossCause.CONNECTION_LOST if session.pid == victim else told)
         self._locks.clear()
         self.world.later(down_s, come_back)
 
     def lose_standby(self) -> None:
-        """Let every commit that writes something wait."""
+        """Make every commit that writes something wait."""
         self.waits_for_standby = True
 
     def find_standby(self) -> None:
-        """Let all commits that wait go on."""
+        """End the wait of all commits."""
         self.waits_for_standby = False
         for session in list(self.sessions.values()):
             session.be_confirmed()
 
     def dead_holder(self) -> "tuple[ServerSession, str] | None":
-        """A session that holds a lock, waits for a standby, and has lost its client; and the lock."""
+        """Return a session that holds a lock, waits for a standby, and has lost its client; and the lock."""
         for key, lock in self._locks.items():
             owner = lock.owner
             if owner is not None and owner.waits_for_standby_since is not None and owner.client_left_at is not None:
@@ -569,7 +570,7 @@ class ModelledPostgres:
         return None
 
     def step_clock(self, by_s: float, *, moves_time_outs: bool = False) -> None:
-        """Set the wall clock forward or back. What was written down of the past stays as it was.
+        """Set the wall clock forward or back. Times that were recorded before stay as they are.
 
         ``moves_time_outs``: idle sessions end by the wall clock, so earlier or later.
         """
@@ -579,10 +580,10 @@ class ModelledPostgres:
                 session.move_time_out(by_s)
 
     def flood(self, size_bytes: int) -> None:
-        """Let a stranger notify on every channel that a session listens to, so much at once."""
+        """Let another user send so many bytes of notifications on every channel that a session listens to."""
         for session in self.sessions.values():
             if session.channels:
-                session.be_notified(size_bytes, quickly=session.is_quickly_heard)
+                session.be_notified(size_bytes, quickly=session.is_quickly_reached)
 
     def reset_statistics(self) -> None:
         """Run pg_stat_reset_shared('bgwriter'), after which the server looks as if it had just recovered."""
@@ -601,7 +602,7 @@ class ModelledPostgres:
         self.note("server", "is up")
 
     def end(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: there is nothing to remove."""
 
 
 def _keys_of(parameters: Sequence[Any]) -> list[tuple[int, str]]:

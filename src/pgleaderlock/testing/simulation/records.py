@@ -1,16 +1,16 @@
-"""A modelled lease store: one record that can be replaced if it is the one that was read.
+"""A modelled lease store: one record that can be replaced if it is still the one that was read.
 
-It stands for a row behind a pooler, a Kubernetes Lease, a file: whatever :class:`RecordStore` is an interface to. Every
-request goes its own way, so one that its sender has long given up may arrive after a later one.
+It models a row behind a pooler, a Kubernetes Lease, a file: all that :class:`RecordStore` is an interface to. Every
+request takes its own path, so one that its sender has long given up may arrive after a later one.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from pgleaderlock.backends.record import Claim, Record, RecordStore
-from pgleaderlock.causes import LossCause
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.stores.record import Claim, Record, RecordStore
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.network import Cable, Pipe
 from pgleaderlock.testing.simulation.world import World
@@ -32,7 +32,7 @@ class ModelledRecord:
         self._watchers: list[Callable[[], object]] = []
 
     def replace(self, claim: Claim, replacing: Record | None) -> Record | None:
-        """Write, if nobody has written since."""
+        """Write the record, unless it was written since it was read; then return None."""
         seen = None if replacing is None else replacing.version
         if (None if self.current is None else self.current.version) != seen:
             return None
@@ -44,14 +44,14 @@ class ModelledRecord:
         return self.current
 
     def watch(self, seen: Record | None, tell: Callable[[], object]) -> None:
-        """Tell when the record differs from the one that was seen."""
+        """Call ``tell`` once the record differs from the one that was seen."""
         if self.current != seen:
             tell()
         else:
             self._watchers.append(tell)
 
     def go_down(self, down_s: float) -> None:
-        """Refuse to answer for a while. Nothing that was written is forgotten, but all who watch are."""
+        """Refuse connections for a while. The record is kept, but all watches are lost."""
         self.is_up = False
         self._watchers.clear()
         self.world.later(down_s, self.come_back)
@@ -63,11 +63,11 @@ class ModelledRecord:
             self.note("server", "is up")
 
     def end(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: there is nothing to remove."""
 
 
 class SimulatedStore(RecordStore):
-    """One node's way to the record."""
+    """One node's client of the record."""
 
     def __init__(self, server: ModelledRecord, cable: Cable) -> None:
         self._server = server
@@ -75,19 +75,19 @@ class SimulatedStore(RecordStore):
 
     @property
     def labels(self) -> Mapping[str, object]:
-        """What it is."""
+        """The labels of the log lines."""
         return {"record": "simulated"}
 
     async def read(self) -> Record | None:
-        """Ask what it is now."""
+        """Read the record from the server."""
         return await self._ask(lambda: self._server.current)
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
-        """Ask for it to be replaced."""
+        """Ask the server to replace the record."""
         return await self._ask(lambda: self._server.replace(claim, replacing))
 
     async def changed(self, seen: Record | None, timeout_s: float) -> None:
-        """Wait to be told."""
+        """Wait until the record differs from ``seen``, or ``timeout_s`` has passed."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         there, back = Pipe(self._cable), Pipe(self._cable)
 

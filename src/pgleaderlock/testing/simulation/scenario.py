@@ -1,6 +1,6 @@
-"""A script of faults, and what the cluster says to them: a protocol as prose, to be read and reviewed as a diff.
+"""A script of faults, and the transcript of the cluster's reaction, to be read and reviewed as a diff.
 
-    # A leader is killed, and whoever stands in line takes over.
+    # A leader is killed, and the follower that is first in the queue takes over.
     store postgres
     at 20s crash leader for 30s
     until 60s
@@ -12,19 +12,19 @@ Above the line is the script, below it the transcript: every event of every node
 deterministic, so the transcript is the same each time, and a change of it is a change of the protocol.
 
 A line of the script is a setting (``store``, ``nodes``, ``lease``, ``grace``, ``until``) or a fault: ``at TIME FAULT
-[NODE] [for TIME]``, with a fault's name as :class:`~pgleaderlock.testing.simulation.sky.Sky` has it, and a node's name
-or ``leader``.
+[NODE] [for TIME]``, with a fault's name as :class:`~pgleaderlock.testing.simulation.fault_injector.FaultInjector` has
+it, and a node's name or ``leader``.
 """
 
 import re
 from dataclasses import dataclass, field
 
-from pgleaderlock._durations import parse_duration
+from pgleaderlock._base.durations import parse_duration
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing.simulation.checks import SimulationFailed
+from pgleaderlock.testing.simulation.fault_profiles import CALM
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
-from pgleaderlock.testing.simulation.weather import CALM
 
 __all__ = ["Scenario", "read_scenario"]
 
@@ -43,7 +43,7 @@ class _Strike:
 
 @dataclass(slots=True)
 class Scenario:
-    """A script that was read."""
+    """A parsed script."""
 
     script: str
     store: str = "postgres"
@@ -64,7 +64,7 @@ class Scenario:
             simulation = Simulation(
                 1,
                 nodes=self.nodes,
-                weather=CALM,
+                profile=CALM,
                 store=self.store,
                 lease_s=self.lease_s,
                 keep_transcript=True,
@@ -73,7 +73,7 @@ class Scenario:
             try:
                 self._run(simulation)
             except SimulationFailed:
-                pass  # what must not happen is the last line of the transcript
+                pass  # the violation is the last line of the transcript
             finally:
                 told = simulation.checker.transcript()
                 simulation.end()
@@ -83,7 +83,7 @@ class Scenario:
         simulation.start()
         for strike in self.strikes:
             simulation.run(strike.at_s - simulation.world.now)
-            simulation.sky.strike(strike.fault, _chosen(simulation, strike.node), strike.lasts_s)
+            simulation.faults.strike(strike.fault, _chosen(simulation, strike.node), strike.lasts_s)
         simulation.run(self.until_s - simulation.world.now)
 
 
@@ -95,7 +95,7 @@ def _chosen(simulation: Simulation, name: str) -> Node:
 
 
 def read_scenario(text: str) -> Scenario:
-    """Read a script; what is under the line is ignored. ValueError names the line that makes no sense."""
+    """Parse a script; what is under the ``---`` is ignored. ValueError names the line that cannot be parsed."""
     script = text.partition(f"\n{_LINE}\n")[0]
     scenario = Scenario(script)
     for line in script.splitlines():

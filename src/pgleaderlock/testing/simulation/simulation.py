@@ -1,7 +1,7 @@
-"""``simulate``: a cluster in any weather, on virtual time, with the real engine and the real backends' decisions.
+"""``simulate``: a cluster under any faults, on virtual time, with the real engine and the real backends' decisions.
 
-One run is one seed. The same seed takes the same steps, so what fails once fails every time, with the story of how it
-came to that.
+One run is one seed. The same seed takes the same steps, so what fails once fails every time, with the transcript of
+what led to it.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.election import Election
+from pgleaderlock.engine.election import Election
 from pgleaderlock.models import LockState
 from pgleaderlock.retry import FixedInterval
+from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.fault_injector import FaultInjector
+from pgleaderlock.testing.simulation.fault_profiles import FAULT_PROFILES, FaultProfile
 from pgleaderlock.testing.simulation.node import Node, Role
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
-from pgleaderlock.testing.simulation.sky import Sky
 from pgleaderlock.testing.simulation.stores import STORES, Server, Store
-from pgleaderlock.testing.simulation.weather import WEATHERS, Weather
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["Report", "Simulation", "quiet", "simulate"]
@@ -37,7 +37,7 @@ Build = Callable[[Node], object]
 """Registers a user's callbacks and work on ``node.lock``, before it is started. Called at every start of the node."""
 
 _PATIENCE = 9.0
-"""Leases in which somebody leads again, when nothing new goes wrong: a frozen holder's, a restart's, a strict one's."""
+"""Leases within which a node leads again without a new fault: after a frozen holder, a restart, a strict take-over."""
 _SETTLED = 3.0
 _HOURS = 0.5
 _BURIALS = 5
@@ -45,35 +45,35 @@ _BURIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened in one simulation in which nothing went wrong that must not."""
+    """The figures of one simulation in which no invariant was violated."""
 
     seed: int
     store: str
-    weather: str
+    profile: str
     hours: float
     steps: int
     terms: int
     faults: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     gaps_s: tuple[float, ...] = ()
-    """How long nobody led, each time."""
+    """How long each time without a leader lasted."""
     transcript: tuple[str, ...] = ()
 
     @property
     def median_gap_s(self) -> float:
-        """In the middle of all gaps; 0 when there was none."""
+        """The median of the times without a leader; 0 if there was none."""
         return statistics.median(self.gaps_s) if self.gaps_s else 0.0
 
 
 class Simulation:
-    """A cluster that has not begun yet. :func:`simulate` is what most want; scripts want this."""
+    """A cluster that has not started yet. Most callers want :func:`simulate`; this class is for scripts."""
 
     def __init__(
         self,
         seed: int,
         *,
         nodes: int = 3,
-        weather: str | Weather = "storm",
+        profile: str | FaultProfile = "storm",
         store: str | Store = "postgres",
         lease_s: float = 15.0,
         hours: float = _HOURS,
@@ -84,7 +84,7 @@ class Simulation:
         if nodes < 1 or hours < 0:
             raise ValueError(f"a cluster has at least one node and hours to come, not nodes={nodes}, hours={hours:g}")
         self.seed = seed
-        self.weather = _known("weather", WEATHERS, weather) if isinstance(weather, str) else weather
+        self.profile = _known("profile", FAULT_PROFILES, profile) if isinstance(profile, str) else profile
         self.store = _known("store", STORES, store) if isinstance(store, str) else store
         self.lease_s = lease_s
         self.world = World(seed)
@@ -93,23 +93,23 @@ class Simulation:
         self.checker = Checker(self.world, lease_s, self._replay(nodes, hours), keep=keep_transcript)
         self.server = self._make_server()
         for number in range(nodes):
-            rate = self.world.random.uniform(1 - self.weather.clock_spread, 1 + self.weather.clock_spread)
+            rate = self.world.random.uniform(1 - self.profile.clock_spread, 1 + self.profile.clock_spread)
             node = Node(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
-            node.cable.slow_share, node.cable.slow_s = self.weather.slow_share, self.weather.slowness * lease_s
+            node.cable.slow_share, node.cable.slow_s = self.profile.slow_share, self.profile.slowness * lease_s
             self.checker.nodes.append(node)
         self._add_roles()
-        self.sky = Sky(self.world, self.weather, self.server, self.checker)
+        self.faults = FaultInjector(self.world, self.profile, self.server, self.checker)
         self._loops: list[NodeLoop] = []
 
     @property
     def nodes(self) -> list[Node]:
-        """Those who contend."""
+        """The nodes, which are all candidates."""
         return self.checker.nodes
 
     def _replay(self, nodes: int, hours: float) -> str:
         settings = [
             f"nodes={nodes}",
-            f"weather={self.weather.name!r}",
+            f"profile={self.profile.name!r}",
             f"store={self.store.name!r}",
             *([] if hours == _HOURS else [f"hours={hours:g}"]),
             f"lease_s={self.lease_s:g}",
@@ -122,13 +122,13 @@ class Simulation:
             checker = self.checker.for_another_role()
             checker.nodes += [Role(node, f"{node.name}.{number + 1}", checker) for node in self.nodes]
 
-    # --- The making --------------------------------------------------------------------------------------------
+    # --- Setup -------------------------------------------------------------------------------------------------
 
     def _make_server(self) -> Server:
-        return self.store.make_server(self.world, self.checker, self.weather)
+        return self.store.make_server(self.world, self.checker, self.profile)
 
     def _draw_settings(self) -> dict[str, object]:
-        """Settle what users settle differently."""
+        """Draw the settings that differ between users."""
         draw = self.world.random
         return {
             "retry_strategy": FixedInterval(self.lease_s * draw.choice([0.1, 1 / 3, 1.0, 1.0])),
@@ -147,7 +147,7 @@ class Simulation:
         for seat, election in zip(node.seats, elections, strict=True):
             seat.lock = election
             seat.listen()
-            self._be_told_slowly(seat)
+            self._add_slow_callbacks(seat)
             self._build_on(seat)
         return node.lock
 
@@ -156,17 +156,17 @@ class Simulation:
             unawaited.close()
             raise TypeError("build is called before the loop runs, and cannot be async: start work from a callback")
 
-    def _be_told_slowly(self, node: Node) -> None:
-        """Callbacks take their time; a successor has to wait for them, for as long as it could not lead anyway."""
-        node.is_telling = False
+    def _add_slow_callbacks(self, node: Node) -> None:
+        """Register slow callbacks; a successor has to wait for them, for as long as it could not lead anyway."""
+        node.is_notifying = False
         takes_s = self.lease_s * self.world.random.choice([0.0, 0.02, 0.3])
 
         @node.lock.on_lost
-        async def be_told() -> None:
-            node.is_telling = node.lost_a_term
+        async def on_lost() -> None:
+            node.is_notifying = node.lost_a_term
             node.lost_a_term = False
             await asyncio.sleep(takes_s)
-            node.is_telling = False
+            node.is_notifying = False
 
         @node.lock.on_stopped
         async def tidy_up() -> None:
@@ -175,7 +175,7 @@ class Simulation:
     # --- The run -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all nodes, and look now and then whether somebody leads."""
+        """Start all nodes, and check periodically that a node leads."""
         for node in self.nodes:
             self.world.later(self.world.random.random() * self.lease_s / 10, partial(self._boot, node))
         self._look()
@@ -188,28 +188,28 @@ class Simulation:
         if self.checker.is_over:
             return
         if not self.server.is_up:
-            self.checker.disturb()  # nobody can lead where there is nothing to lead on
+            self.checker.disturb()  # no node can lead without the server
         if isinstance(self.server, ModelledPostgres):
             self._look_at_standby(self.server)
-        slow = 1 + 10 * self.weather.slow_share
+        slow = 1 + 10 * self.profile.slow_share
         self.checker.look(_PATIENCE * self.lease_s * slow**2)
         self.world.later(self.lease_s / 2, self._look)
 
     def _look_at_standby(self, server: ModelledPostgres) -> None:
         if server.waits_for_standby:
-            self.checker.disturb()  # no token can be had meanwhile
+            self.checker.disturb()  # no token can be assigned meanwhile
         dead = server.dead_holder()
         if dead is not None:
             session, lock = dead
             self.checker.check_dead_holder(session.client.owner, lock, session.client_left_at or 0.0)
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Run for so many virtual seconds."""
         self.world.run(self.world.now + seconds)
 
     def settle(self) -> None:
-        """Clear the sky; somebody must lead soon, and once what is half-open has been found out, go on leading."""
-        self.sky.clear()
+        """End all faults; a node must lead soon, and keep the lead once half-open connections have been detected."""
+        self.faults.clear()
         self._await_leader()
         self.run(_SETTLED * self.lease_s)
         self._await_leader()
@@ -228,9 +228,9 @@ class Simulation:
             self.checker.look(0.0)
 
     def end(self) -> None:
-        """Shut all nodes down, and put to rest what dead ones left behind, so that nothing is destroyed half-way."""
+        """Shut all nodes down, and cancel the tasks of dead ones, so that none is destroyed while pending."""
         self.checker.is_over = True
-        self.sky.end()
+        self.faults.end()
         for node in self.nodes:
             if node.is_alive:
                 node.loop.create_task(node.service.shutdown(self.lease_s))
@@ -245,15 +245,15 @@ class Simulation:
         self.server.end()
 
     def report(self) -> Report:
-        """Say what happened."""
+        """Return the figures and the transcript."""
         return Report(
             self.seed,
             self.store.name,
-            self.weather.name,
+            self.profile.name,
             self.world.now / 3600,
             self.world.steps,
             self.checker.terms,
-            self.sky.counts,
+            self.faults.counts,
             self.checker.losses,
             tuple(self.checker.gaps_s),
             tuple(self.checker.transcript()),
@@ -267,7 +267,7 @@ def _is_stopped(node: Node) -> bool:
 def simulate(
     seed: int,
     nodes: int = 3,
-    weather: str | Weather = "storm",
+    profile: str | FaultProfile = "storm",
     *,
     store: str | Store = "postgres",
     hours: float = _HOURS,
@@ -275,16 +275,16 @@ def simulate(
     build: Build | None = None,
     keep_transcript: bool = False,
 ) -> Report:
-    """Run a cluster of so many nodes for so many virtual hours; raise :class:`SimulationFailed` if it must not be.
+    """Run a cluster of so many nodes for so many virtual hours; :class:`SimulationFailed` if an invariant is violated.
 
     ``build(node)`` registers your own callbacks and work on ``node.lock``; call ``node.act()`` where your code does
-    what only a leader may. ``weather`` and ``store`` are names (:data:`WEATHERS`, :data:`STORES`) or your own.
+    what only a leader may. ``profile`` and ``store`` are names (:data:`FAULT_PROFILES`, :data:`STORES`) or your own.
     """
     with quiet(seed):
         simulation = Simulation(
             seed,
             nodes=nodes,
-            weather=weather,
+            profile=profile,
             store=store,
             lease_s=lease_s,
             hours=hours,
@@ -293,7 +293,7 @@ def simulate(
         )
         try:
             simulation.start()
-            simulation.sky.begin(simulation.store.faults | simulation.weather.insists)
+            simulation.faults.begin(simulation.store.faults | simulation.profile.insists)
             simulation.run(hours * 3600)
             simulation.settle()
         finally:
@@ -309,7 +309,7 @@ def _known(what: str, named: Mapping[str, T], name: str) -> T:
 
 @contextlib.contextmanager
 def quiet(seed: int) -> Iterator[None]:
-    """Log nothing, and let what draws from Python's own generator draw the same each time."""
+    """Log nothing, and seed Python's own random generator, so that every run draws the same numbers."""
     logger, state = logging.getLogger("pgleaderlock"), random.getstate()
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

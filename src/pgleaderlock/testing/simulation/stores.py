@@ -1,4 +1,4 @@
-"""What the simulated nodes elect their leader on: each store as it is configured in production, on a modelled server.
+"""The stores of the simulation: each as it is configured in production, on a modelled server.
 
 Which faults are inside the promise depends on the store: only a term table notices a promotion, only the strict
 take-over survives both sessions of a frozen leader being killed, and only a witness survives one.
@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pgleaderlock.backends.base import Backend
-from pgleaderlock.backends.kubernetes import KubernetesBackend, default_request_timeout_s
-from pgleaderlock.backends.kubernetes.store import LeaseStore
-from pgleaderlock.backends.lease import Lease
-from pgleaderlock.backends.leased import LeasedLockBackend
-from pgleaderlock.backends.record import RecordBackend
-from pgleaderlock.backends.session import Session
-from pgleaderlock.group import LeaderGroup
-from pgleaderlock.keys import LockKey
+from pgleaderlock.postgres.advisory import LeasedLockBackend
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.leader_group import LeaderGroup
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import Session
+from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.kubernetes import KubernetesBackend, default_request_timeout_s
+from pgleaderlock.stores.kubernetes.store import LeaseStore
+from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation.fault_profiles import FaultProfile
 from pgleaderlock.testing.simulation.files import SharedFolder, SimulatedFileStore
 from pgleaderlock.testing.simulation.groups import SimulatedGroup
 from pgleaderlock.testing.simulation.kubernetes import ApiServer, SimulatedClient, wall_clock
@@ -26,19 +27,18 @@ from pgleaderlock.testing.simulation.nfs import FileServer, SimulatedNfsStore
 from pgleaderlock.testing.simulation.node import Node
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.records import ModelledRecord, SimulatedStore
-from pgleaderlock.testing.simulation.weather import Weather
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["STORES", "Server", "Store"]
 
 
 class Server(Protocol):
-    """What stands at the other end of the cables. What can go wrong with it is between it and the sky."""
+    """The server at the other end of the cables. Its faults depend on its class."""
 
     is_up: bool
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Remove what the server left behind."""
 
 
 _KEY = LockKey.pair(42, 1)
@@ -69,8 +69,8 @@ _HALF_A_DAY_S = 12 * 3600.0
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------
 
 
-def _postgres(world: World, checker: Checker, weather: Weather) -> ModelledPostgres:
-    return ModelledPostgres(world, checker.note, race_share=weather.race_share)
+def _postgres(world: World, checker: Checker, profile: FaultProfile) -> ModelledPostgres:
+    return ModelledPostgres(world, checker.note, race_share=profile.race_share)
 
 
 def _on_postgres(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> Backend:
@@ -119,18 +119,18 @@ def _on_nfs(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backe
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One of them."""
+    """One store, and the faults that its promise covers."""
 
     name: str
     faults: frozenset[str]
-    """What its promise covers."""
+    """The faults that its promise covers."""
     lease: dict[str, Any] = field(default_factory=dict)
     """How the lease differs from the default; for PostgreSQL."""
-    make_server: Callable[[World, Checker, Weather], Server] = _postgres
+    make_server: Callable[[World, Checker, FaultProfile], Server] = _postgres
     contend: Callable[[Node, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
-    """Makes what a node contends with: the real thing, over simulated connections."""
+    """Makes the backend or group of a node: a real one, over simulated connections."""
     roles: int = 1
-    """How many are elected side by side."""
+    """How many roles each process takes part in."""
 
 
 STORES = {
@@ -172,4 +172,4 @@ STORES = {
         ),
     )
 }
-"""By their names."""
+"""The stores by name."""

@@ -1,7 +1,7 @@
-"""Time and chance of a simulated world: one heap of things to happen, one random generator, nothing else.
+"""Time and chance of a simulated world: one heap of scheduled calls, one random generator, nothing else.
 
-Every run with the same seed takes the same steps in the same order. Nothing here reads a real clock, and whoever adds
-something that does ends that.
+Every run with the same seed takes the same steps in the same order. No code of the simulation may read a real clock:
+that would end the repeatability.
 """
 
 import heapq
@@ -13,7 +13,7 @@ __all__ = ["Appointment", "World"]
 
 
 class Appointment:
-    """Something that will happen, unless it is called off."""
+    """A scheduled call, which can be cancelled."""
 
     __slots__ = ("call", "is_off")
 
@@ -22,12 +22,12 @@ class Appointment:
         self.is_off = False
 
     def call_off(self) -> None:
-        """Let it not happen."""
+        """Cancel the call."""
         self.is_off = True
 
 
 class World:
-    """What time it is, and what comes next."""
+    """The virtual time, and the scheduled calls."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -38,17 +38,17 @@ class World:
         self._order = count()
 
     def at(self, when: float, call: Callable[[], object]) -> Appointment:
-        """Make an appointment. Those for the same moment are kept in the order in which they were made."""
+        """Schedule a call. Calls for the same moment are made in the order in which they were scheduled."""
         appointment = Appointment(call)
         heapq.heappush(self._agenda, (max(when, self.now), next(self._order), appointment))
         return appointment
 
     def later(self, delay_s: float, call: Callable[[], object]) -> Appointment:
-        """Make an appointment for so many seconds from now."""
+        """Schedule a call for ``delay_s`` seconds from now."""
         return self.at(self.now + delay_s, call)
 
     def run(self, until: float, *, unless: Callable[[], bool] | None = None) -> None:
-        """Keep all appointments up to then; stop early once ``unless`` holds."""
+        """Make all calls up to ``until``; stop early once ``unless()`` is true."""
         while self._agenda and self._agenda[0][0] <= until:
             when, _, appointment = heapq.heappop(self._agenda)
             if appointment.is_off:

@@ -1,0 +1,57 @@
+"""One candidate in a process of its own: says "waiting" and "acquired" on its output, and lets go on SIGTERM.
+
+python bench/candidate.py URL [LEASE_S HEALTH_INTERVAL_S]    ours, on any store
+python bench/candidate.py --bare DSN                         pg_advisory_lock, and nothing around it
+"""
+
+import asyncio
+import signal
+import sys
+
+import psycopg
+
+from pgleaderlock import Election, open_backend
+from pgleaderlock.stores.base import Backend
+
+ROLE = "bench/hand-over"
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+def backend_of(url: str, lease_s: float) -> Backend:
+    if url.startswith("postgresql://"):
+        return open_backend(url, role=ROLE, lease_s=lease_s, settle_s=0)
+    return open_backend(url, role=ROLE if url.startswith("postgresql+lease://") else None, lease_s=lease_s)
+
+
+async def ours(stop: asyncio.Event, url: str, lease_s: str = "15", health_interval_s: str = "5") -> None:
+    election = Election(
+        backend_of(url, float(lease_s)), health_interval_s=float(health_interval_s), shutdown_event=stop
+    )
+    election.on_acquire_failed(lambda: say("waiting"))
+    election.on_acquired(lambda: say("acquired"))
+    async with election:
+        await stop.wait()
+
+
+async def bare(stop: asyncio.Event, dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        say("waiting")
+        await connection.execute("SELECT pg_advisory_lock(4242, 4)")
+        say("acquired")
+        await stop.wait()
+
+
+async def main(*arguments: str) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if arguments[0] == "--bare":
+        await bare(stop, *arguments[1:])
+    else:
+        await ours(stop, *arguments)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

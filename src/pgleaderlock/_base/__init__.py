@@ -1,0 +1,1 @@
+"""What every other room may use, and which uses none of them: checks, clock, durations, descriptors."""

@@ -1,0 +1,148 @@
+"""News of the files: inotify, where there is one.
+
+Two things are watched. The folder, for files that are given a name there (``IN_MOVED_TO``) which its owner calls news;
+temporary files come and go unheard. And the files of terms, for the end of their holders: only a holder has one open
+for writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free
+opens it for reading, and wakes nobody.
+
+The kernel reports that closing a moment *before* it frees the lock, so news means: look now, and again in a moment.
+
+Where there is no inotify (macOS), or no more of it (``fs.inotify.max_user_instances``), :class:`Watch` says so, and
+its owner looks from time to time instead.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import select
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from pgleaderlock._base.files.descriptor import Descriptor
+
+__all__ = ["Watch"]
+
+_CLOSE_WRITE, _MOVED_TO = 0x008, 0x080
+_DELETE_SELF, _MOVE_SELF = 0x400, 0x800
+_IGNORED = 0x8000
+_ONLYDIR, _DONT_FOLLOW = 0x01000000, 0x02000000
+_EVENT = struct.Struct("iIII")
+_BUFFER = 65536
+
+
+class Watch:
+    """The news of one folder. Kept open between waits, because closing an inotify queue takes the kernel a while."""
+
+    def __init__(self, folder: Path, is_news: Callable[[bytes], bool]) -> None:
+        self._folder = folder
+        self._is_news = is_news
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._queue: Descriptor | None = None
+        self._folder_id = -1
+        self._file_ids: dict[Path, int] = {}
+
+    def start(self, files: Iterable[Path]) -> bool:
+        """Begin to listen, to these files beside the folder. False when this system cannot."""
+        try:
+            if self._queue is None or not self._queue.is_open or self._folder_id < 0:
+                self._open()
+        except OSError:
+            self.close()
+            return False
+        wanted = set(files)
+        for path in set(self._file_ids) - wanted:
+            self._forget(path)
+        for path in wanted - set(self._file_ids):
+            with contextlib.suppress(OSError):  # it was collected: the record that follows is news enough
+                self._file_ids[path] = self._add(path, _CLOSE_WRITE | _DONT_FOLLOW)
+        return True
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[asyncio.Event]:
+        """Set the event whenever there is news, on the running loop. To be entered after :meth:`start`."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        queue = self._queue
+        assert queue is not None  # noqa: S101 - it was started
+
+        def read() -> None:
+            if self._read(queue):
+                news.set()
+
+        number = queue.number
+        loop.add_reader(number, read)
+        try:
+            yield news
+        finally:
+            loop.remove_reader(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait without an event loop, after :meth:`start`. Whether there was news."""
+        queue, deadline = self._queue, time.monotonic() + timeout_s
+        assert queue is not None  # noqa: S101 - it was started
+        poll = select.poll()
+        poll.register(queue.number, select.POLLIN)
+        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if self._read(queue):
+                return True
+        return False
+
+    def close(self) -> None:
+        """Stop listening. May be repeated."""
+        if self._queue is not None:
+            self._queue.close()
+        self._queue = None
+        self._file_ids = {}
+
+    def _open(self) -> None:
+        if not hasattr(self._libc, "inotify_init1"):
+            raise OSError("no inotify here")
+        self.close()
+        self._queue = Descriptor(lambda: self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)))
+        self._folder_id = self._add(self._folder, _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR)
+
+    def _add(self, path: Path, mask: int) -> int:
+        assert self._queue is not None  # noqa: S101 - it is open
+        number = ctypes.c_int(self._queue.number)
+        return self._checked(self._libc.inotify_add_watch(number, os.fsencode(path), ctypes.c_uint32(mask)))
+
+    def _forget(self, path: Path) -> None:
+        assert self._queue is not None  # noqa: S101 - it is open
+        # It fails when the file is gone already, and its watch with it.
+        self._libc.inotify_rm_watch(ctypes.c_int(self._queue.number), ctypes.c_int(self._file_ids.pop(path)))
+
+    @staticmethod
+    def _checked(answer: int) -> int:
+        if answer < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return answer
+
+    def _read(self, queue: Descriptor) -> bool:
+        """Take what has come. Whether any of it concerns us; what is not understood does."""
+        try:
+            data = os.read(queue.number, _BUFFER)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        is_news, offset = False, 0
+        while offset < len(data):
+            watch_id, mask, _, length = _EVENT.unpack_from(data, offset)
+            name = data[offset + _EVENT.size : offset + _EVENT.size + length].rstrip(b"\0")
+            offset += _EVENT.size + length
+            if watch_id != self._folder_id:
+                is_news = is_news or not mask & _IGNORED
+            elif not mask & _MOVED_TO or self._is_news(name):
+                is_news = True
+            if mask & (_IGNORED | _MOVE_SELF):
+                self._note_end(watch_id)
+        return is_news
+
+    def _note_end(self, watch_id: int) -> None:
+        """A file is gone, and its watch with it; or the folder is, and then all begins anew."""
+        if watch_id == self._folder_id:
+            self._folder_id = -1
+        self._file_ids = {path: each for path, each in self._file_ids.items() if each != watch_id}

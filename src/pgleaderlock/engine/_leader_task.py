@@ -1,0 +1,338 @@
+"""One leader task: a function that runs while leading, and never twice at once in this process.
+
+A :class:`LeaderTask` lives as long as its election. Each term gives it a :class:`TaskRun`. The run waits until the run
+before it is over (a thread cannot be stopped, a coroutine may take long to stop), calls the function, and applies the
+policy when the function returns or raises by itself. If the term ends during that wait, the function is not called.
+
+A run is over when all of these have ended: its asyncio task, its thread, and the run before it. So a third run cannot
+begin while the first one is still busy, even if the second one never called anything.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pgleaderlock._base import threads
+from pgleaderlock._base.checks import check_callable, check_flag
+from pgleaderlock._base.clock import Clock
+from pgleaderlock._logging import NDLogger
+from pgleaderlock.engine.delivery import WORK_FAILED
+from pgleaderlock.engine.term import Term
+from pgleaderlock.errors import LeadershipLost, LockError
+from pgleaderlock.models import EventKind, Grant
+from pgleaderlock.retry import ExponentialBackoff, RetryCycle
+
+__all__ = [
+    "AfterWork",
+    "Host",
+    "LeaderTask",
+    "TaskRun",
+    "Work",
+    "WorkPolicy",
+    "is_async",
+    "is_on_a_loop",
+    "takes_argument",
+]
+
+Work = Callable[..., Any]
+"""``fn(term)`` or ``fn()``; ``async``, or plain and then run in a thread."""
+AfterWork = Literal["restart", "step_down", "stop"]
+"""What to do when work ends before its term does."""
+
+_STEADY_S = 60.0  # after a run of this length, pauses between restarts begin at their shortest again
+_PAUSES = ExponentialBackoff(base_s=1.0, max_s=30.0)
+# Inherited by the threads and tasks that the work starts: they are inside the run too.
+_current_run: ContextVar["TaskRun | None"] = ContextVar("pgleaderlock_task_run", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The interface of the election to its leader tasks."""
+
+    clock: Clock
+    logger: NDLogger
+    """Adds the election's labels."""
+    described: str
+    """The lock, for messages."""
+    patience_s: float
+    """After how long work that does not stop is an overrun, where a grant never ends by itself."""
+    grant_now: Callable[[], Grant | None]
+    """The grant while leading; None in another process, another state, or when the loop is closed."""
+    report: Callable[[EventKind, str, Exception], None]
+    """Notify all listeners of an event of this kind, with its cause and the error."""
+    leave: Callable[[AfterWork], None]
+    """Step down, or stop the election, because the work is done or cannot be done here."""
+    note_idle: Callable[[], None]
+    """Called when no leader task runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPolicy:
+    """What to do when work ends by itself, and whether it may finish its present item before a hand-over."""
+
+    on_return: AfterWork = "restart"
+    on_failure: AfterWork = "restart"
+    drains: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("on_return", "on_failure"):
+            if (value := getattr(self, name)) not in get_args(AfterWork):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(AfterWork))}, not {value!r}")
+        check_flag("drains", self.drains)
+
+
+class LeaderTask:
+    """One registered function."""
+
+    def __init__(self, fn: Work, policy: WorkPolicy, host: Host, name: str | None = None) -> None:
+        check_callable("the work", fn)
+        self.name = name or getattr(fn, "__qualname__", None) or type(fn).__name__
+        self._takes_term = takes_argument(fn, self.name, "a term")
+        self.fn = fn
+        self.policy = policy
+        self.host = host
+        self.is_async = is_async(fn)
+        self.task_run: TaskRun | None = None
+        self.result: object = None
+        self.error: Exception | None = None
+        """The error with which it ended for good, where its policy is to stop."""
+
+    def begin(self, term: Term) -> None:
+        """Run in this term, as soon as the run of an earlier term is over."""
+        self.task_run = TaskRun(self, term, self.task_run)
+
+    def call(self, term: Term) -> object:
+        """Call the function, with the term if it takes an argument."""
+        return self.fn(term) if self._takes_term else self.fn()
+
+
+class TaskRun:
+    """One leader task in one term."""
+
+    def __init__(self, task: LeaderTask, term: Term, previous: "TaskRun | None") -> None:
+        self._work = task
+        self._term = term
+        self._loop = asyncio.get_running_loop()
+        self._thread_is_free = threading.Event()
+        self._thread_is_free.set()
+        self._pending: set[asyncio.Future[Any]] = set()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        """Done when this run is over. Several tasks wait for it: it must not be cancelled."""
+        self.is_reported = False
+        self._is_ended = False
+        self._before = None if previous is None else previous.over_here()
+        if self._before is not None:
+            self._wait_for(self._before)
+        self._task = self._loop.create_task(self._live(), name=f"pgleaderlock work {task.name}")
+        self._wait_for(self._task)
+
+    @property
+    def name(self) -> str:
+        """The name of its leader task."""
+        return self._work.name
+
+    @property
+    def fn(self) -> Work:
+        """The function that it calls."""
+        return self._work.fn
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this run is over. On a closed event loop, only a thread can still run."""
+        return self.over.done() or (self._loop.is_closed() and self._thread_is_free.is_set())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs inside this run, where waiting for its end would be a deadlock."""
+        return _current_run.get() is self
+
+    def over_here(self) -> asyncio.Future[Any] | None:
+        """Return a future on the caller's event loop that is done when this run is over; None if it is over.
+
+        On another loop than ours only the thread is waited for: our loop is closed, and its tasks run no more.
+        """
+        if self.is_over:
+            return None
+        if self._loop is asyncio.get_running_loop():
+            return self.over
+        return threads.begin(self._thread_is_free.wait, f"pgleaderlock waits for {self.name}")
+
+    def ask(self) -> None:
+        """Ask it to end before a hand-over. Its term is ending; a coroutine that does not drain is cancelled."""
+        if self._work.is_async and not self._work.policy.drains:
+            self.end()
+
+    def end(self) -> None:
+        """Cancel it, once: a second cancellation would interrupt its clean-up. A thread stops because its term ends."""
+        if not self._is_ended and not self._loop.is_closed():
+            # A flag of our own, because Task.cancelling() also counts cancellations that were not ours.
+            self._is_ended = True
+            self._task.cancel()
+
+    def _wait_for(self, future: asyncio.Future[Any]) -> None:
+        self._pending.add(future)
+        future.add_done_callback(self._note_end)
+
+    def _note_end(self, future: asyncio.Future[Any]) -> None:
+        self._pending.discard(future)
+        if not future.cancelled():
+            future.exception()  # retrieved, or asyncio would log it: it was reported where it was raised
+        if not self._pending:
+            self.over.set_result(None)
+
+    async def _live(self) -> None:
+        _current_run.set(self)
+        while True:
+            try:
+                return await self._serve()
+            except asyncio.CancelledError:
+                if not await self._undo_foreign_cancellation():
+                    raise
+
+    async def _undo_foreign_cancellation(self) -> bool:
+        """Whether a cancellation came neither from the election nor from the end of the program; if so, undo it.
+
+        For example a library cancels the current task by mistake. Work that ended by it would be missing for the rest
+        of the term, while the election goes on leading.
+        """
+        task = asyncio.current_task()
+        if self._is_ended or task is None:
+            return False
+        while task.cancelling():
+            task.uncancel()
+        # When the program ends and cancels all tasks, the election is cancelled too, and cancels this task again during
+        # this sleep: that CancelledError is raised here and ends the run.
+        await asyncio.sleep(0)
+        return True
+
+    async def _serve(self) -> None:
+        if self._before is not None:
+            self._work.host.logger.warning("work_still_running", work=self.name)
+            await asyncio.wait({self._before})
+        pauses = self._new_pauses()
+        while not self._is_ending():
+            pauses.begin_attempt()
+            began_at = self._work.host.clock()
+            error = await self._run_once()
+            if self._is_ending():
+                return
+            how = self._work.policy.on_return if error is None else self._work.policy.on_failure
+            if how != "restart":
+                self._work.error = error if how == "stop" else None
+                self._work.host.leave(how)
+                return
+            if self._work.host.clock() - began_at >= _STEADY_S:
+                pauses = self._new_pauses()
+                pauses.begin_attempt()
+            pauses.fail_attempt(error)
+            await self._pause(pauses.next_delay_s() or 0.0)
+
+    def _is_ending(self) -> bool:
+        return self._term.is_ending
+
+    def _new_pauses(self) -> RetryCycle:
+        return RetryCycle(_PAUSES, self._work.host.clock)
+
+    async def _pause(self, delay_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._term.wait_until_ending(), delay_s)
+
+    async def _run_once(self) -> Exception | None:
+        """Call the function and wait for its end. Return what it raised, or None, for the policy to decide."""
+        try:
+            self._work.result = await (self._call() if self._work.is_async else self._call_in_a_thread())
+        except asyncio.CancelledError:
+            if not await self._undo_foreign_cancellation():
+                raise
+            error: Exception = LockError("the work was cancelled, and not by its election")
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # raised by a coroutine: the event loop ends by it. In a thread it becomes an ordinary error
+        except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
+            error = threads.failure(raised)
+        else:
+            return None
+        self._report(error)
+        return error
+
+    async def _call(self) -> object:
+        answer = self._work.call(self._term)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _call_in_a_thread(self) -> object:
+        name = f"pgleaderlock work {self.name}"
+        self._thread_is_free.clear()
+        try:
+            thread = threads.begin(self._call_here, name)
+        except BaseException:  # no more threads can be started on this system
+            self._thread_is_free.set()
+            raise
+        self._wait_for(thread)
+        try:
+            while not thread.done():
+                await self._wait_once_for(thread)
+        except asyncio.CancelledError:
+            thread.add_done_callback(self._report_late_failure)
+            raise
+        return thread.result()
+
+    async def _wait_once_for(self, thread: asyncio.Future[object]) -> None:
+        """Wait for the thread; return early after a cancellation that was not the election's."""
+        try:
+            await asyncio.wait({thread})
+        except asyncio.CancelledError:
+            if not await self._undo_foreign_cancellation():
+                raise
+
+    def _call_here(self) -> object:
+        try:
+            return self._work.call(self._term)
+        finally:
+            self._thread_is_free.set()
+
+    def _report_late_failure(self, thread: asyncio.Future[object]) -> None:
+        """Report the failure of a thread whose run was cancelled before it ended."""
+        error = thread.exception()
+        if isinstance(error, Exception):
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, LeadershipLost) and self._is_ending():
+            return  # raised by term.check() to stop the work: not a failure
+        self._work.host.logger.error(WORK_FAILED, work=self.name, error=error, exc_info=error)
+        self._work.host.report(EventKind.ERROR, WORK_FAILED, error)
+
+
+def is_async(fn: Work) -> bool:
+    """Return whether calling it makes a coroutine, also behind functools.partial or in an object's ``__call__``."""
+    while hasattr(fn, "func"):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def is_on_a_loop() -> bool:
+    """Return whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def takes_argument(fn: Work, name: str, what: str) -> bool:
+    """Return whether it takes an argument. Raise TypeError if it needs more: at registration, not in the first term."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return True
+    for arguments in ((None,), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return bool(arguments)
+    raise TypeError(f"{name}{signature} cannot be called with {what}, nor without: it must take one argument or none")

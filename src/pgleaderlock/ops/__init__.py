@@ -1,0 +1,1 @@
+"""What operators look at: configuration, nodes, registry, metrics, alerts, the dashboard."""

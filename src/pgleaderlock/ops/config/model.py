@@ -1,0 +1,351 @@
+"""The settings: name, type, default and meaning of each.
+
+Frozen, and checked as a whole: the library accepts every :class:`Config`. The descriptions are the documentation:
+a test compares ``docs/reference/configuration.md`` with them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from pgleaderlock.ops.alerts import Config as AlertsConfig
+from pgleaderlock.ops.alerts import parse as parse_alerts
+from pgleaderlock.ops.config import relations
+from pgleaderlock.ops.config.values import (
+    About,
+    BackendUrl,
+    DashboardToken,
+    Duration,
+    DurationOrZero,
+    Host,
+    LeaseDuration,
+    LockTimeout,
+    NodeName,
+    PostgresDsn,
+    Prefix,
+    RefreshInterval,
+    RoleKey,
+    RoleName,
+    SchemaName,
+    SchemaOwner,
+    between,
+    is_rows,
+    is_sessions,
+)
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
+from pgleaderlock.retry import FixedInterval, RetryStrategy
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, LeaseTimes, choose_times
+
+__all__ = [
+    "RELATIONS_LATER",
+    "ClusterConfig",
+    "Config",
+    "DashboardConfig",
+    "Kind",
+    "LeaderElectionConfig",
+    "MetricsConfig",
+    "RegistryConfig",
+    "RoleConfig",
+]
+
+Kind = Literal["duration", "flag", "number", "text", "secret", "token", "roles", "facts", "tables"]
+"""How to write a setting in the file, and as the text of a variable or a flag."""
+
+RELATIONS_LATER: Mapping[str, Any] = {"relations": "later"}
+"""Context of a validation that checks each value alone: the caller then checks relations, and reports their places."""
+
+_LONGEST_SLICE_S = 0.9  # for the usual deadlock_timeout of 1 s
+_MANY = 100_000
+_MOST_SEPARATE = 8
+_LAST_PORT = 65535
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+def _setting(default: Any, kind: Kind, meaning: str, *, otherwise: str = "", alias: str | None = None) -> Any:
+    """Return a field; ``otherwise`` describes the default where it is not a fixed value."""
+    return Field(
+        default=default, description=meaning, json_schema_extra={"kind": kind, "otherwise": otherwise}, alias=alias
+    )
+
+
+def _each_a_table(value: Any) -> Any:
+    """Turn a role that is written as its name alone into a table."""
+    if not isinstance(value, list | tuple):
+        raise ValueError('must be a list of names, roles = ["scheduler"], or of tables')  # noqa: TRY004 - pydantic's
+    return tuple({"name": item} if isinstance(item, str) else item for item in value)
+
+
+class RoleConfig(_Section):
+    """One role for which this node is a candidate."""
+
+    name: RoleName = Field(description="The name of the role, also in metrics and tables.")
+    key: RoleKey | None = Field(default=None, description="The key of the lock, if it does not follow from the name.")
+
+    @property
+    def lock_key(self) -> LockKey:
+        """The lock of the key, or if there is none, of the name."""
+        return LockKey.named(self.name) if self.key is None else self.key.for_role(self.name)
+
+
+class LeaderElectionConfig(_Section):
+    """``[cluster.leader_election]``: store, roles and times."""
+
+    backend: BackendUrl | None = _setting(
+        None,
+        "secret",
+        "The store of the elections: any URL of `open_backend`, or a connection string of libpq.",
+        otherwise="none: `run` needs one, or `--embedded`",
+    )
+    roles: Annotated[tuple[RoleConfig, ...], BeforeValidator(_each_a_table)] = _setting(
+        (), "roles", "The roles of this node: names, or tables with `name` and `key`.", otherwise="none"
+    )
+    check_interval: Duration = _setting(
+        5.0, "duration", "How long one round of queueing lasts; with polling, the interval between attempts."
+    )
+    lease_duration: LeaseDuration | None = _setting(
+        None, "duration", "How long a silent leader keeps the lock.", otherwise="3 × `refresh_interval`: `15s`"
+    )
+    refresh_interval: RefreshInterval | None = _setting(
+        None,
+        "duration",
+        "How often a leader renews. Less than two thirds of `lease_duration`.",
+        otherwise="⅓ of `lease_duration`: `5s`",
+    )
+    lock_timeout: LockTimeout | None = _setting(
+        None,
+        "duration",
+        "The longest wait slice: one bounded wait in the server's queue for the lock.",
+        otherwise="slightly less than the server's `deadlock_timeout`",
+    )
+    wake: Literal["line", "poll"] = _setting("line", "text", "How followers wait: queued for the lock, or by polling.")
+    witness: bool = _setting(
+        True,  # noqa: FBT003
+        "flag",
+        "Hold a second lock on a second session: it keeps a successor out until the old leader has stopped.",
+    )
+    allow_pooler: bool = _setting(
+        False,  # noqa: FBT003
+        "flag",
+        "Accept a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
+    )
+    takeover: Literal["fast", "strict"] = _setting(
+        "fast", "text", "Strict waits one lease after every leader that did not release cleanly. Needs `term_table`."
+    )
+    term_table: bool = _setting(
+        False,  # noqa: FBT003
+        "flag",
+        "Record each term in a table, for strict take-over and fencing.",
+    )
+    schema_name: SchemaName = _setting(
+        DEFAULT_SCHEMA, "text", "The schema of the term table, or of the rows of `postgresql+lease://`.", alias="schema"
+    )
+    schema_owner: SchemaOwner | None = _setting(
+        None,
+        "text",
+        "The role whose tables are also used, besides those of the connecting user and of superusers.",
+        otherwise="none",
+    )
+    settle: DurationOrZero | None = _setting(
+        None,
+        "duration",
+        "Quiet period after a server start, in which no candidate leads. `0s` only for a server that had no leader "
+        "before its start.",
+        otherwise="`lease_duration`",
+    )
+    reconnect_grace: Duration | None = _setting(
+        None,
+        "duration",
+        "After a lost connection, how long to try to regain leadership before it counts as lost.",
+        otherwise="off",
+    )
+    max_roles: Annotated[int, between(1, _MANY)] | None = _setting(
+        None, "number", "The most roles that this node leads at the same time.", otherwise="all"
+    )
+    poll_interval: Duration = _setting(
+        0.25,
+        "duration",
+        "Where roles share one session: how often to try to acquire those that this node does not lead.",
+    )
+
+    @property
+    def url(self) -> str | None:
+        """The store, with its secrets: for connecting, never for showing. None if none is configured."""
+        return None if self.backend is None else self.backend.get_secret_value()
+
+    @property
+    def on_sessions(self) -> bool:
+        """Whether the locks are those of PostgreSQL's sessions, also of the embedded PostgreSQL."""
+        return self.url is None or is_sessions(self.url)
+
+    @property
+    def shares_sessions(self) -> bool:
+        """Whether all roles share one pair of sessions, in a group."""
+        is_many = self.max_roles is not None or len(self.roles) > _MOST_SEPARATE
+        return self.on_sessions and not self.term_table and is_many
+
+    @property
+    def postgres_dsn(self) -> str | None:
+        """The PostgreSQL of the elections, by sessions or rows; None for the embedded one and for other stores."""
+        if self.url is None or is_sessions(self.url):
+            return self.url
+        return self.url.replace("postgresql+lease://", "postgresql://", 1) if is_rows(self.url) else None
+
+    def url_of(self, role: RoleConfig) -> str | None:
+        """Return the store of one role: in a URL that names the lock, ``{role}`` is replaced by the role's name."""
+        if self.url is None or self.on_sessions or is_rows(self.url):
+            return self.url
+        return self.url.replace("{role}", quote(role.name, safe=""))
+
+    @property
+    def _times(self) -> LeaseTimes:
+        return choose_times(self.lease_duration, self.refresh_interval or USUAL_INTERVAL_S)
+
+    @property
+    def lease_s(self) -> float:
+        """How long a silent leader keeps the lock."""
+        return self._times.lease_s
+
+    @property
+    def health_interval_s(self) -> float:
+        """How often a leader renews."""
+        return self._times.health_interval_s
+
+    @property
+    def slice_s(self) -> float | None:
+        """The wait slice; None leaves it to the server's ``deadlock_timeout``.
+
+        Never longer than the slice for a server with the usual ``deadlock_timeout``.
+        """
+        if self.lock_timeout is None:
+            return None
+        return max(0.1, min(self.lock_timeout, _LONGEST_SLICE_S, self.lease_s / RENEWALS_PER_LEASE))
+
+    def lock_options(self) -> dict[str, Any]:
+        """Return the keywords of ``LeaderLock``, without the store and the lock."""
+        return {
+            "retry_strategy": self.retry_strategy(),
+            "health_interval_s": self.health_interval_s,
+            "reconnect_grace_s": self.reconnect_grace,
+            "lease_s": self.lease_s,
+            "wake": self.wake,
+            "slice_s": self.slice_s,
+            "settle_s": self.settle,
+            "witness": self.witness,
+            "allow_pooler": self.allow_pooler,
+            "takeover": self.takeover,
+            "term_table": self.term_table,
+            "schema": self.schema_name,
+            "schema_owner": self.schema_owner,
+        }
+
+    def retry_strategy(self) -> RetryStrategy:
+        """Return the retry strategy of a follower: the same delay after each attempt."""
+        return FixedInterval(self.check_interval)
+
+
+class ClusterConfig(_Section):
+    """``[cluster]``: the node."""
+
+    node: NodeName | None = _setting(
+        None, "text", "The name of this node in metrics and in the registry.", otherwise="host:pid"
+    )
+    about: About = _setting({}, "facts", "Facts about this node, shown in the registry.", otherwise="none")
+    leader_election: LeaderElectionConfig = Field(default_factory=LeaderElectionConfig)
+
+
+class RegistryConfig(_Section):
+    """``[registry]``: tables of leaders, candidates and events, for operators."""
+
+    enabled: bool | None = _setting(
+        None, "flag", "Whether this node writes to the registry.", otherwise="true where the backend is PostgreSQL"
+    )
+    dsn: PostgresDsn | None = _setting(
+        None, "secret", "The PostgreSQL of the registry.", otherwise="that of the backend"
+    )
+    schema_name: SchemaName = _setting(DEFAULT_SCHEMA, "text", "The schema of its tables.", alias="schema")
+    schema_owner: SchemaOwner | None = _setting(
+        None,
+        "text",
+        "The role whose tables are also used, besides those of the connecting user and of superusers.",
+        otherwise="none",
+    )
+    heartbeat: Duration = _setting(5.0, "duration", "How often this node writes a sign of life to the registry.")
+    keep_days: Annotated[int, between(1, 36500)] = _setting(30, "number", "For how many days the history is kept.")
+    accept_asks: bool = _setting(True, "flag", "Whether operators may ask this node to step down.")  # noqa: FBT003
+
+
+class MetricsConfig(_Section):
+    """``[metrics]``: the metrics endpoint for Prometheus."""
+
+    enabled: bool = _setting(False, "flag", "Whether this node serves metrics.")  # noqa: FBT003
+    port: Annotated[int, between(0, _LAST_PORT)] = _setting(9464, "number", "The port to listen on; 0 is any free one.")
+    host: Host = _setting(
+        "127.0.0.1", "text", "The address to listen on. There is no password: everyone who reaches it can read it."
+    )
+    prefix: Prefix = _setting("pgleaderlock", "text", "The prefix of the metrics' names.")
+
+
+class DashboardConfig(_Section):
+    """``[dashboard]``: the page for operators."""
+
+    enabled: bool = _setting(False, "flag", "Whether this node serves the dashboard.")  # noqa: FBT003
+    port: Annotated[int, between(0, _LAST_PORT)] = _setting(8464, "number", "The port to listen on; 0 is any free one.")
+    host: Host = _setting(
+        "127.0.0.1", "text", "The address to listen on. There is no password: everyone who reaches it can read it."
+    )
+    token: DashboardToken | None = _setting(
+        None,
+        "token",
+        "The token for asking leaders to step down, on the page or by HTTP; at least 16 characters.",
+        otherwise="none: the page is read-only",
+    )
+
+
+class Config(_Section):
+    """All settings of a node. Make it with :func:`~pgleaderlock.ops.config.load_config`."""
+
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    registry: RegistryConfig = Field(default_factory=RegistryConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    dashboard: DashboardConfig = Field(default_factory=DashboardConfig)
+    alerts: list[Any] = _setting([], "tables", "Alerts; see [how to alert](../how-to/alert.md).", otherwise="none")
+    receivers: dict[str, Any] = _setting(
+        {}, "tables", "Receivers of the alerts, with the paths of the files that hold their secrets.", otherwise="none"
+    )
+
+    @property
+    def election(self) -> LeaderElectionConfig:
+        """``[cluster.leader_election]``."""
+        return self.cluster.leader_election
+
+    @property
+    def registry_is_on(self) -> bool:
+        """Whether this node writes to the registry."""
+        if self.registry.enabled is not None:
+            return self.registry.enabled
+        return self.registry.dsn is not None or self.election.on_sessions or self.election.postgres_dsn is not None
+
+    @property
+    def registry_dsn(self) -> str | None:
+        """The database of the registry, with its secrets. None if the backend is embedded, or not PostgreSQL."""
+        return self.election.postgres_dsn if self.registry.dsn is None else self.registry.dsn.get_secret_value()
+
+    @property
+    def alerting(self) -> AlertsConfig:
+        """The alerts and their receivers, as ``pgleaderlock alerts export`` reads them."""
+        return parse_alerts({"alerts": self.alerts, "receivers": self.receivers})
+
+    @model_validator(mode="after")
+    def _fits_together(self, info: ValidationInfo) -> Self:
+        if info.context is not RELATIONS_LATER:
+            texts = [conflict.text for conflict in relations.find_conflicts(self)]
+            if texts:
+                raise ValueError("; ".join(texts))
+            _ = self.alerting
+        return self

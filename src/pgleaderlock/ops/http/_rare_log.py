@@ -1,0 +1,46 @@
+"""Log lines about clients: a client must not be able to fill the log, so each kind of line comes once a minute."""
+
+import logging
+from typing import Final
+
+from pgleaderlock._base.clock import Clock, suspend_aware_clock
+from pgleaderlock._logging import NDLogger
+
+__all__ = ["EVERY_S", "FailedRequestFilter", "RareLog"]
+
+EVERY_S: Final = 60.0
+
+
+class RareLog:
+    """Logs each event at most once a minute, with how often it happened since the last line."""
+
+    def __init__(self, logger: NDLogger, clock: Clock = suspend_aware_clock) -> None:
+        self._logger, self._clock = logger, clock
+        self._next_at: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Count the event, and log it if its last line is a minute old."""
+        count = self._counts[event] = self._counts.get(event, 0) + 1
+        now = self._clock()
+        if now >= self._next_at.get(event, now):
+            self._next_at[event] = now + EVERY_S
+            self._counts[event] = 0
+            self._logger.warning(event, count=count, **fields)
+
+
+class FailedRequestFilter(logging.Filter):
+    """Passes one record a minute: uvicorn logs a traceback for each request whose handler raises."""
+
+    def __init__(self, clock: Clock = suspend_aware_clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next_at: float | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether this record is logged."""
+        now = self._clock()
+        if record.levelno < logging.ERROR or (self._next_at is not None and now < self._next_at):
+            return False
+        self._next_at = now + EVERY_S
+        return True

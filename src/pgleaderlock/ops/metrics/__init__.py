@@ -1,0 +1,147 @@
+"""Elections as Prometheus metrics: who leads here, since when, how often that changed, and what a renewal costs.
+
+Needs ``pip install "pgleaderlock[metrics]"``. A :class:`Metrics` is one collector in a registry of
+``prometheus_client`` and may watch any number of elections; each has its own ``role`` and ``node`` label.
+
+**What may change without an event is asked at the scrape.** Leadership ends by a comparison with a clock, also while
+the event loop stands still and nothing can be told. So ``is_leader``, ``time_left_seconds`` and ``tenure_seconds`` are
+no gauges that somebody has to set in time: the election is asked when Prometheus asks. **What happened is counted from
+the event stream**, in which this is a listener like any other, and a cheap one: a few additions under a lock.
+
+A node sees its own attempts and their answers, and nothing else. What follows from that:
+
+- A failover is counted where leadership *arrives*, so that the sum over all nodes counts each once. The first leader
+  of all is none. A node that acquires at its first attempt cannot know whether it is that, and does not count it: the
+  sum is a lower bound.
+- Leaderless time is the time in which *this node knew of no leader*. A follower that stands in line behind a leader
+  that died does not know it before its turn comes.
+
+Counters begin at zero with the process. Nothing here decides anything.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pgleaderlock._base.clock import Clock, suspend_aware_clock
+from pgleaderlock.engine.election import Election
+from pgleaderlock.errors import MissingExtra
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from pgleaderlock.ops.metrics._families import Families, WatchedRegistry
+    from pgleaderlock.ops.metrics._server import MetricsServer, serve_metrics
+    from pgleaderlock.ops.metrics._tally import Tally
+except ModuleNotFoundError as error:
+    raise MissingExtra(f'metrics need the package {error.name}: pip install "pgleaderlock[metrics]"') from error
+
+__all__ = ["Metrics", "MetricsServer", "WatchedGroup", "WatchedRegistry", "serve_metrics"]
+
+_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # without the colon, which is for recording rules
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    election: Election
+    clock: Clock
+    tally: Tally
+
+
+class WatchedGroup(Protocol):
+    """What is asked of a :class:`~pgleaderlock.LeaderGroup`."""
+
+    def items(self) -> Iterable[tuple[str, Election]]:
+        """Its roles."""
+        ...
+
+    def on_renewed(self, fn: Callable[[float], object]) -> object:
+        """Tell how long each renewal took."""
+        ...
+
+
+class Metrics:
+    """A collector of everything that the elections it watches have to tell.
+
+    ``prefix`` begins every name: ``forge`` gives ``forge_leader_is_leader``. One registry takes one collector per
+    prefix; a second is refused by the registry with a ``ValueError``. ``registry.unregister(metrics)`` takes it out.
+    """
+
+    def __init__(self, prefix: str = "pgleaderlock", registry: CollectorRegistry | None = None) -> None:
+        if not _PREFIX.fullmatch(_check_text("prefix", prefix)):
+            raise ValueError(f"prefix must be letters, digits and underscores, and begin with no digit: {prefix!r}")
+        self._prefix = prefix
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._registries: list[WatchedRegistry] = []
+        self._guard = threading.Lock()  # a scrape comes from a thread of its own
+        (REGISTRY if registry is None else registry).register(self)
+
+    def watch(self, election: Election, *, role: str, node: str, clock: Clock = suspend_aware_clock) -> None:
+        """Show this election from now on. Best before its start: what it has told already is not counted.
+
+        Of an election that leads already, the tenure counts from here. ``clock`` is the election's own: whoever gave
+        it another than the default gives the same one here.
+        """
+        if not isinstance(election, Election):
+            raise TypeError(
+                f"election must be an Election, not {type(election).__name__}: for a group there is watch_group"
+            )
+        labels = _check_text("role", role), _check_text("node", node)
+        watched = _Watched(election, clock, Tally(election.state, clock()))
+        with self._guard:
+            if labels in self._watched:
+                raise ValueError(f"role {role!r} of node {node!r} is watched already: unwatch() it first")
+            self._watched[labels] = watched
+        election.subscribe(watched.tally.hear)
+
+    def watch_group(self, group: WatchedGroup, *, node: str, clock: Clock = suspend_aware_clock) -> None:
+        """Show every role of a group. One renewal is that of each role which is led here."""
+        for name, election in group.items():
+            self.watch(election, role=name, node=node, clock=clock)
+        mine = [self._watched[name, node] for name, _ in group.items()]
+
+        def renewed(took_s: float) -> None:
+            for each in mine:
+                if each.election.is_leader:
+                    each.tally.renewed(took_s)
+
+        group.on_renewed(renewed)
+
+    def unwatch(self, *, role: str, node: str) -> None:
+        """Show this one no more, so that another election may take its labels, with counters that begin at zero."""
+        with self._guard:
+            if self._watched.pop((role, node), None) is None:
+                raise ValueError(f"role {role!r} of node {node!r} is not watched")
+
+    def watch_registry(self, registry: WatchedRegistry) -> None:
+        """Show whether this registry can write, what it had to forget, and what its history proves."""
+        with self._guard:
+            self._registries.append(registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name the metrics, without their samples, for the registry that has to refuse a name given twice."""
+        return iter(Families(self._prefix))
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask every election how it stands. Prometheus's client calls this at each scrape, on any thread."""
+        families = Families(self._prefix)
+        with self._guard:
+            watched, registries = list(self._watched.items()), list(self._registries)
+        for labels, each in watched:
+            # One look for all that depends on the clock: nobody is the leader of a scrape with no time left.
+            time_left_s = each.election.time_left_s
+            families.add(labels, time_left_s, each.tally.read(each.clock(), leads=time_left_s > 0))
+        for registry in registries:
+            families.add_registry(registry)
+        return iter(families)
+
+
+def _check_text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value

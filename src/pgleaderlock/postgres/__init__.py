@@ -1,0 +1,1 @@
+"""Elections on PostgreSQL: the two sessions of a candidate, their protocol, the tables, the doctor."""

@@ -1,0 +1,135 @@
+"""From a connection string or a caller's factory to a connection, and from a driver's error to a readable one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import psycopg
+
+from pgleaderlock._base.causes import LossCause
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.postgres._advice import advice_for, has_answered
+from pgleaderlock.postgres._driver import close_connection, close_on_cancel, is_psycopg, open_connection
+from pgleaderlock.postgres._search_path import pin
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease
+
+__all__ = ["ConnectFn", "Connector"]
+
+ConnectFn = Callable[[], Awaitable[Any]]
+"""A caller's factory of connections."""
+
+_LIMIT_WORDS = ("too many clients", "too many connections", "remaining connection slots", "connection limit")
+_LIMIT_HINT = (
+    "A leader needs two connections, a follower one: raise max_connections or the CONNECTION LIMIT of the role or "
+    "database, or pass witness=False to use one connection only."
+)
+_STANDBY_WORDS = ("server is in hot standby mode", "session is read-only")
+_STANDBY_HINT = "A standby would grant the lock beside the primary: connect to the primary, or name all hosts."
+_HINTS = ((_LIMIT_WORDS, _LIMIT_HINT), (_STANDBY_WORDS, _STANDBY_HINT))
+
+
+class Connector:
+    """Opens connections for one lock, and explains what goes wrong with them."""
+
+    def __init__(
+        self,
+        key: LockKey,
+        *,
+        dsn: str | None,
+        connect_fn: ConnectFn | None = None,
+        lease: Lease | None = None,
+        lease_s: float | None = None,
+        named: str | None = None,
+    ) -> None:
+        self._named = named or f"lock {key.described}"
+        self._agreement = "" if lease is None else lease.agreement
+        self._lease_s = lease_s if lease is None else lease.lease_s
+        if connect_fn is not None:
+            if not callable(connect_fn):
+                raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
+            self._parts: Mapping[str, str] = {}
+            self.database: str | None = None
+            self.names_database = True  # up to the caller
+            self.connect_s = 0.0
+            self.where = "the connection of connect_fn"
+            self._connect: Callable[[], Any] = connect_fn
+        else:
+            self._parts = _dsn.check_dsn(dsn)
+            self.where = _dsn.describe(self._parts)
+            self.database = _dsn.database(self._parts)
+            self.names_database = _dsn.names_database(self._parts)
+            self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
+            self._connect = self._connect_by_dsn
+
+    async def connect(self, *, pins: bool = True) -> Any:
+        """Return an open connection: psycopg's, made autocommit and pinned, or what else the caller's factory makes.
+
+        Only a :class:`~._psycopg_session.PsycopgSession`, which pins with its first statement, is made of one that is
+        not pinned yet.
+        """
+        connection, error = await self._attempt()
+        if error is not None:
+            # Raised here, where the driver's exception is not being handled: it would come along as the context.
+            raise self.explain("cannot connect", error) from self._shown_cause(error)
+        if connection is None:
+            raise ConnectionError(
+                f"connect_fn returned None for {self._named}: it must return an open connection with "
+                "execute() and close()"
+            )
+        if is_psycopg(connection):
+            close_on_cancel(connection)
+            await self._make_autocommit(connection)
+            if pins:
+                await self._pin(connection)
+        return connection
+
+    async def _pin(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        try:
+            await pin(connection)
+        except psycopg.Error as error:
+            raise self.explain("the session could not be set up", error) from error
+
+    async def _attempt(self) -> tuple[Any, Exception | None]:
+        try:
+            return await open_connection(self._connect), None
+        except Exception as error:  # noqa: BLE001 - a caller's factory may raise anything
+            return None, error
+
+    async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
+        conninfo = _dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s)
+        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+        # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
+        self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
+        return connection
+
+    async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        if connection.autocommit:
+            return
+        try:
+            await connection.set_autocommit(True)
+        except asyncio.CancelledError:
+            await close_connection(connection)
+            raise
+        except psycopg.Error as error:
+            await close_connection(connection)
+            raise ConnectionError(
+                f"connect_fn returned a connection for {self._named} that is not autocommit and cannot be "
+                f"made so: {error}. Return one that is not inside a transaction, best opened with autocommit=True."
+            ) from error
+
+    def explain(self, what: str, error: Exception, cause: LossCause = LossCause.UNKNOWN) -> ConnectionError:
+        """Return an error that says what happened, to which lock, where, and why, in one line and without secrets."""
+        reason = _dsn.one_line(str(error), self._parts) or type(error).__name__
+        advice = advice_for(error, self._parts.get("user"))
+        hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
+        text = f"{what} for {self._named} ({self.where}): {reason}"
+        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause, answered=has_answered(error))
+
+    def _shown_cause(self, error: Exception) -> Exception | None:
+        """Keep the driver's exception as the cause, unless its text holds a secret.
+
+        Without its traceback, whose frames have the connection string among their variables: error trackers show them.
+        """
+        return error.with_traceback(None) if _dsn.scrub(str(error), self._parts) == str(error) else None

@@ -1,0 +1,142 @@
+"""The statements of the protocol. :mod:`.pair` and :mod:`.advisory` decide by their answers.
+
+Only numbers are ever filled in, because ``DO`` takes no parameters.
+"""
+
+from pgleaderlock._base.server_settings import NO_FORMER_LEADER
+from pgleaderlock.postgres._search_path import PINNED
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease
+
+__all__ = ["END_BACKEND", "OLDEST_VERSION", "PING", "STUCK_HOLDERS", "LockStatements", "numbers", "set_up"]
+
+PING = "SELECT 1"
+
+# By pid *and* start, because pids are used again. Terminated and never cancelled: a commit that waits for a synchronous
+# standby answers *success* when it is cancelled.
+END_BACKEND = """
+SELECT pg_terminate_backend(pid), coalesce(wait_event, '')
+  FROM pg_stat_activity WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s
+"""
+
+# Sessions that hold one of these locks and whose commit waits for a synchronous standby. Their client may be long gone.
+STUCK_HOLDERS = """
+SELECT coalesce(array_agg(DISTINCT a.pid::text || ' ' || extract(epoch FROM a.backend_start)::text), '{}')
+  FROM unnest(%s::bigint[], %s::bigint[], %s::int[]) AS k (a, b, c)
+  JOIN pg_locks AS l ON l.locktype = 'advisory' AND l.granted AND l.classid::text::bigint = k.a
+       AND l.objid::text::bigint = k.b AND l.objsubid = k.c
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  JOIN pg_stat_activity AS a ON a.pid = l.pid AND a.wait_event = 'SyncRep'
+"""
+
+_IDLE_SESSION_TIMEOUT_SINCE = 140000
+_TRANSACTION_TIMEOUT_SINCE = 170000
+
+OLDEST_VERSION = 130000  # pg_current_xact_id
+
+# Nothing is set on a session that will be refused: behind a pooler other clients use it too.
+# A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
+# The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
+_SET_UP = """
+SELECT CASE WHEN pg_backend_pid() = %s::int AND NOT pg_is_in_recovery() THEN ARRAY[
+           {pinned}, set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
+           set_config('default_transaction_read_only', 'off', false),
+           set_config('default_transaction_isolation', 'read committed', false),
+           set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
+           {more}] END,
+       pg_backend_pid(), pg_is_in_recovery(),
+       (SELECT extract(epoch FROM backend_start)::text FROM pg_stat_get_activity(pg_backend_pid()))
+       {facts}
+"""
+
+# These take longer than all the rest, and a witness need not know them. The last names this run of the server: locks
+# that an earlier run held are gone. As numbers, because the text of a time depends on settings.
+# The statistics of a run without a crash are older than its start.
+_FACTS = """
+     , extract(epoch FROM current_setting('deadlock_timeout')::interval)::float,
+       CASE WHEN current_setting('{no_former_leader}', true) = 'on'
+                 AND (SELECT stats_reset FROM pg_stat_bgwriter) < pg_postmaster_start_time() THEN 'Infinity'
+            ELSE extract(epoch FROM clock_timestamp() - greatest(
+                pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)))::float END,
+       concat(extract(epoch FROM pg_postmaster_start_time()), ' ',
+              extract(epoch FROM (SELECT stats_reset FROM pg_stat_bgwriter)))
+"""
+
+# The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
+# commit reach the disk; without it a crash right after the grant would hand out the same number again.
+_TRY = """
+SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY[
+    pg_current_xact_id()::text, {come_under_lease},
+    pg_logical_emit_message(true, 'pgleaderlock', '')::text] END
+"""
+
+# The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
+_STAND_IN_LINE = """
+DO $slice$ BEGIN
+    PERFORM set_config('pgleaderlock.token', '', false), {come_under_lease};
+    BEGIN
+        PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM pg_advisory_lock({numbers});
+        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false),
+                pg_logical_emit_message(true, 'pgleaderlock', '');
+    EXCEPTION WHEN lock_not_available THEN
+    END;
+END $slice$;
+SELECT current_setting('pgleaderlock.token')
+"""
+
+
+def numbers(key: LockKey) -> str:
+    """Return the key as SQL. Quoted, because a bare -2147483648 is a bigint to PostgreSQL."""
+    kind = "int" if key.space == "pair" else "bigint"
+    return ", ".join(f"'{number}'::{kind}" for number in key.numbers)
+
+
+def can_end_silent_sessions(version: int) -> bool:
+    """Return whether this server has ``idle_session_timeout``."""
+    return version >= _IDLE_SESSION_TIMEOUT_SINCE
+
+
+def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
+    """Return the first statement of a session. It takes the pid that is ours, and a limit.
+
+    An old server cannot end a silent session, but it can notice a dead network: keepalive settings make its side of
+    the connection give up within the lease.
+    """
+    # A limit that the user has by default would end a poller between two tries, or a follower in the queue.
+    settings = {"idle_session_timeout": 0} if can_end_silent_sessions(version) else _network_limits(lease)
+    if version >= _TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = 0
+    more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
+    facts = _FACTS.format(no_former_leader=NO_FORMER_LEADER) if with_facts else ""
+    return _SET_UP.format(pinned=PINNED, more=more, facts=facts)
+
+
+def _network_limits(lease: Lease) -> dict[str, int]:
+    third_s = max(1, int(lease.renew_every_s))  # silence for a third, then probes for the rest
+    limits = {"tcp_keepalives_idle": third_s, "tcp_keepalives_interval": third_s, "tcp_keepalives_count": 2}
+    limits["tcp_user_timeout"] = lease.lease_ms
+    return limits
+
+
+class LockStatements:
+    """The statements about one lock."""
+
+    def __init__(self, key: LockKey, lease: Lease, *, is_enforced: bool) -> None:
+        self._numbers = numbers(key)
+        self._lease_ms = lease.lease_ms
+        self._is_enforced = is_enforced
+
+    @property
+    def attempt(self) -> str:
+        """The statement that tries for the lock once."""
+        return _TRY.format(numbers=self._numbers, come_under_lease=self._idle_limit(self._lease_ms))
+
+    def slice(self, slice_s: float) -> str:
+        """Return the statement that queues for one wait slice. 0 would be without a limit."""
+        slice_ms = max(1, round(slice_s * 1000))
+        limit = self._idle_limit(self._lease_ms)
+        return _STAND_IN_LINE.format(numbers=self._numbers, come_under_lease=limit, slice_ms=slice_ms)
+
+    def _idle_limit(self, limit_ms: int) -> str:
+        return f"set_config('idle_session_timeout', '{limit_ms}', false)" if self._is_enforced else "''"

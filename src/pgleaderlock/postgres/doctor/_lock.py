@@ -1,0 +1,80 @@
+"""The one lock that the doctor was asked about, and the table of its terms: how they are now, which is no judgement.
+
+Only candidates that do not agree are warned about. Nothing else shows them to each other.
+"""
+
+from collections.abc import Sequence
+
+from pgleaderlock.postgres import _dsn
+from pgleaderlock.postgres._activity import Candidate, candidates
+from pgleaderlock.postgres._ownership import problems_sql
+from pgleaderlock.postgres._standby import REMEDY, described, standby_waits
+from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
+from pgleaderlock.postgres.doctor._site import Site
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, witness_key
+
+__all__ = ["check_lock", "check_term_table"]
+
+# From the catalogues, because to_regclass() is an error for who may not look into the schema.
+_TERM_TABLE = """
+SELECT c.oid IS NOT NULL,
+       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+                AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
+       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege(n.oid, 'CREATE') END,
+       {problems}
+  FROM (SELECT) AS here
+  LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
+  LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
+"""
+
+
+async def check_term_table(site: Site, name: str) -> Finding:
+    """See whether term_table=True would work, in the schema that is asked about."""
+    schema, owner = site.lease.schema, site.lease.schema_owner
+    statement = _TERM_TABLE.format(schema=schema, problems=problems_sql(schema, ["terms"], owner))
+    is_there, is_usable, can_create, problems = await site.ask(statement)
+    table = f"{schema}.terms"
+    if problems:
+        found = f"{table} will be refused, code of another role could run there: {'; '.join(problems)}"
+        advice = "with term_table=True, name a role that you trust as schema_owner (here --schema-owner)"
+        return Finding(name, Verdict.WARNING, found, advice)
+    apply = f"pgleaderlock schema apply{'' if schema == DEFAULT_SCHEMA else f' --schema {schema}'}"
+    advice = f"needed only with term_table=True: as its owner, `{apply} --grant-to {site.user}`"
+    if is_there and is_usable:
+        return Finding(name, Verdict.INFO, f"{table} is there, and this user may use it")
+    if is_there:
+        return Finding(name, Verdict.INFO, f"{table} is there, but this user may not use it", advice)
+    if can_create:
+        return Finding(name, Verdict.INFO, f"{table} is missing; this user may create it")
+    return Finding(name, Verdict.INFO, f"{table} is missing, and this user may not create it", advice)
+
+
+async def check_lock(site: Site, name: str) -> Finding:
+    """Report the holder and the followers, and whether their settings agree."""
+    waits = await standby_waits(site.connection, site.key)
+    stuck = [Note(Verdict.PROBLEM, described(waits), REMEDY)] if waits else []
+    if site.key is None:
+        return together(name, [Note(Verdict.INFO, "not looked at: none was named"), *stuck])
+    found = await candidates(site.connection, site.key)
+    witnesses = await candidates(site.connection, witness_key(site.key))
+    in_line = sum(not candidate.granted for candidate in found)
+    notes = [
+        Note(
+            Verdict.INFO,
+            f"{site.key.described} is {_holder(found)}; {in_line} queued; its witness is {_holder(witnesses)}",
+        ),
+        *stuck,
+    ]
+    agreements = {_dsn.agreement_of(candidate.holder.name) for candidate in found} - {None}
+    if len(agreements) > 1:
+        differ = " and ".join(sorted(map(repr, agreements)))
+        advice = "give all candidates the same lease_s, witness and takeover: a promise is kept between equals"
+        notes.append(Note(Verdict.WARNING, f"candidates do not agree: their names end in {differ}", advice))
+    return together(name, notes)
+
+
+def _holder(found: Sequence[Candidate]) -> str:
+    holders = [candidate.holder for candidate in found if candidate.granted]
+    named = " and ".join(f"pid {holder.pid} ({holder.name}, user {holder.detail})" for holder in holders)
+    return f"held by {named}" if named else "free"

@@ -1,0 +1,215 @@
+"""A lease in a row of a PostgreSQL table: for candidates that have no session of their own.
+
+Behind PgBouncer in transaction mode, RDS Proxy or a serverless pooler, a session lock belongs to another client as soon
+as it is granted. A row does not: every step here is one statement in one transaction of its own, on any session that
+the pooler lends, and nothing is set, locked or prepared that would have to outlast the transaction.
+
+The price is time. A leader that dies is replaced after its lease, as with every lease store; a hand-over is noticed at
+once where the server can notify us, which needs a direct connection: the one in use, if it is direct, or
+``listen_dsn``. Elsewhere followers read the row again about every second.
+
+Times in the row are for display only; :mod:`.record` judges expiry on the observer's own clock. A step of the
+database's clock, even by an hour, causes no election.
+
+Each write is flushed (``synchronous_commit`` at least ``local``): a write that is lost in a crash would free a lease
+that is still valid. Not promised: safety when a standby is promoted without the last writes of its primary.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgleaderlock._base.checks import check_seconds
+from pgleaderlock.errors import ConnectionError
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres._driver import close_connection
+from pgleaderlock.postgres._listener import Listener
+from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.postgres.terms import create_sql
+from pgleaderlock.stores.record import Claim, Record, RecordStore
+
+__all__ = ["LeaseRowStore"]
+
+_POLL_S = 1.0
+_LOOKS_PER_LEASE = 5
+
+_COLUMNS = "holder, token, lease_s, version, acquired_at::text"
+
+# A version is never used again, also not for a row that was deleted and created again: an old version never matches.
+_READ = "SELECT {columns} FROM {table} WHERE role = %(role)s"
+
+# Notifies followers of a new term and of a release, not of a renewal. Flushes even if the user's default is not to.
+_WRITTEN = """
+RETURNING {columns},
+          set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), true),
+          CASE WHEN %(is_news)s THEN pg_notify('pgleaderlock', %(role)s) END
+"""
+
+_FIRST = """
+INSERT INTO {table} (role, holder, token, lease_s, version, acquired_at, renewed_at)
+VALUES (%(role)s, %(holder)s, %(token)s, %(lease_s)s, gen_random_uuid(), clock_timestamp(), clock_timestamp())
+ON CONFLICT (role) DO NOTHING
+"""
+
+_REPLACE = """
+UPDATE {table}
+   SET holder = %(holder)s, token = %(token)s, lease_s = %(lease_s)s, version = gen_random_uuid(),
+       acquired_at = CASE WHEN %(is_new_term)s THEN clock_timestamp() ELSE acquired_at END,
+       renewed_at = clock_timestamp()
+ WHERE role = %(role)s AND version = %(version)s AND token = %(old_token)s
+"""
+
+_NO_TABLE = ("42P01", "3F000")  # undefined_table, invalid_schema_name
+_NOT_ALLOWED = "42501"
+_LOST_RACES = ("40001", "40P01", "23505")  # where the user's default isolation is stricter than ours
+
+
+class LeaseRowStore(RecordStore):
+    """The row of one role."""
+
+    def __init__(
+        self,
+        dsn: str,
+        role: str,
+        *,
+        lease_s: float = 15.0,
+        schema: str = DEFAULT_SCHEMA,
+        schema_owner: str | None = None,
+        listen_dsn: str | None = None,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._key = LockKey.named(role)
+        self._role = role
+        self._schema = check_schema(schema)
+        self._owner = check_owner(schema_owner)
+        self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
+        self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
+        self._poll_s = check_seconds("poll_s", poll_s)
+        self._look_every_s = check_seconds("lease_s", lease_s) / _LOOKS_PER_LEASE
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """The role, and the database of its row."""
+        return {"role": self._role, "db": self._connector.database}
+
+    @property
+    def open_s(self) -> float:
+        """How long connecting may take: silent ones of several hosts may be tried first."""
+        return self._connector.connect_s
+
+    async def open(self) -> None:
+        """Connect."""
+        await self._connect()
+
+    async def read(self) -> Record | None:
+        """Read the row."""
+        return _record(await self._execute(_READ, {"role": self._role}))
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        """Replace the row if its version is the one that was read."""
+        parameters = {
+            "role": self._role,
+            "holder": claim.holder,
+            "token": claim.token,
+            "lease_s": claim.lease_s,
+            "is_new_term": claim.is_new_term,
+            "is_news": claim.is_new_term or not claim.holder,
+        }
+        if replacing is None:
+            return _record(await self._execute(_FIRST + _WRITTEN, parameters, can_lose=True))
+        parameters |= {"version": replacing.version, "old_token": replacing.token}
+        return _record(await self._execute(_REPLACE + _WRITTEN, parameters, can_lose=True))
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
+        """Wait for a notification where that is possible, else for about a second."""
+        if await self._listener.listen():
+            now = await self.read()
+            if (now.version if now else None) != (seen.version if seen else None):
+                return now
+            # Renewals send no notification, so the row is also read now and then: a follower that had read an old
+            # renewal late would otherwise wait for a whole lease from that time.
+            await self._listener.wait(min(timeout_s, self._look_every_s))
+        else:
+            pause_s = self._poll_s * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the load
+            await asyncio.sleep(min(timeout_s, pause_s))
+        return None
+
+    async def close(self) -> None:
+        """Close both connections."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+        await self._listener.close()
+
+    async def _execute(
+        self, statement: str, parameters: Mapping[str, Any], *, can_lose: bool = False
+    ) -> tuple[Any, ...] | None:
+        """Run one statement in a transaction of its own; where the table is missing, make it first.
+
+        Only a write can lose a race. A read that fails with the same SQLSTATE does not mean that there is no row.
+        """
+        try:
+            return await self._run(statement, parameters)
+        except psycopg.Error as error:
+            if can_lose and error.sqlstate in _LOST_RACES:
+                return None
+            if error.sqlstate not in _NO_TABLE:
+                raise await self._failed(error) from error
+        try:
+            connection = await self._connect()
+            await connection.execute(create_sql(self._schema, self._owner).encode())
+            await self._refuse_foreign_table(connection)
+            return await self._run(statement, parameters)
+        except psycopg.Error as error:
+            raise await self._failed(error) from error
+
+    async def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        table = sql.Identifier(self._schema, "leases")
+        query = sql.SQL(statement).format(table=table, columns=sql.SQL(_COLUMNS))
+        cursor = await (await self._connect()).execute(query, parameters)
+        row: tuple[Any, ...] | None = await cursor.fetchone()
+        return row
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        if self._connection is None or self._connection.closed:
+            connection: psycopg.AsyncConnection[Any] = await self._connector.connect()
+            connection.prepare_threshold = None  # a prepared statement may be on another session
+            await self._refuse_foreign_table(connection)
+            self._connection = connection
+        return self._connection
+
+    async def _refuse_foreign_table(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Close the connection and raise if the table is not of a trusted role, before any code of it can run."""
+        try:
+            cursor = await connection.execute(tables_sql(self._schema, ["leases"], self._owner).encode())
+            _, problems, user = await cursor.fetchone() or (False, ["it cannot be looked at"], "?")
+        except psycopg.Error as error:
+            await close_connection(connection)
+            raise self._connector.explain("the lease row cannot be used", error) from error
+        if problems:
+            await close_connection(connection)
+            raise refusal(self._schema, problems, user, self._connector.where)
+
+    async def _failed(self, error: psycopg.Error) -> ConnectionError:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection)
+        explained = self._connector.explain("the lease row cannot be used", error)
+        if error.sqlstate == _NOT_ALLOWED:
+            advice = "as the database's owner, run pgleaderlock schema apply --grant-to this user"
+            return ConnectionError(f"{explained}: {advice}", answered=True)
+        return explained
+
+
+def _record(row: tuple[Any, ...] | None) -> Record | None:
+    if row is None:
+        return None
+    holder, token, lease_s, version, since = row[:5]
+    return Record(holder, token, lease_s, version, since)

@@ -1,0 +1,604 @@
+"""The session pair: a lock session and a witness session, for any number of keys. The protocol, written once.
+
+What the server is authoritative for: which session holds a lock, and when a silent session ends
+(``idle_session_timeout``). What local time is used for: only the leader's *own* validity, which ends before the server
+can grant the lock to a successor.
+
+With a lease of T seconds, counted from when a request was sent:
+
+- a renewal is sent on both sessions every interval; if none has succeeded by 2/3 T, leadership is declared lost;
+- at 0.9 T validity ends by the clock alone, even if the event loop is blocked;
+- at T, and no earlier, the server ends a silent session and frees its locks.
+
+**Two locks on two sessions.** A session that the *server* ends frees its locks at once, before the leader has read
+that it ended. With one lock there would be two leaders during that time. So each leader takes its lock, on the lock
+session, and then a *witness lock* on the witness session. A leader that loses one session still holds the other until
+its listeners have been notified; a successor that holds the lock stays in ACQUIRING until the witness lock is free.
+
+**Both sessions are watched from their opening to their close**: an idle session by its socket, a session with a call
+in flight by that call. The end of the lock session ends the validity of all keys in one step, before any listener is
+notified; :meth:`SessionPair.valid_until` looks at the socket itself, so it does not depend on the event loop. A lost
+witness session is replaced while the validity that was there before lasts: until it is replaced, nothing extends it.
+
+**A slow session has not ended.** It still keeps a successor out, and closing it would free its locks. So the pair waits
+for an answer until leadership must be declared lost; then it ends validity first, and only then closes the silent
+session. The other session keeps a successor out until the listeners have been notified.
+
+**A session in an unknown state is closed, and its backend is terminated on the server too.** A commit that waits for an
+absent synchronous standby keeps its locks in a backend whose client is gone: no time-out ends it. So the next session
+that the pair opens terminates the backends of the sessions that it gave up, and a waiting candidate terminates a holder
+that has been stuck there for a lease.
+
+Not promised: with ``takeover="fast"``, a process that is frozen *and* has both sessions ended may act until its next
+look at ``is_leader``; one that is cut off from the network and has both ended, until its validity is over. A server
+clock that is stepped moves ``idle_session_timeout`` with it: a step forward ends the sessions of a leader that is cut
+off too early; a step back keeps the sessions of a frozen leader for longer. Clocks of two hosts may not differ in rate
+by more than 10 %.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from pgleaderlock._base.causes import LossCause
+from pgleaderlock._base.clock import Clock
+from pgleaderlock._logging import NDLogger
+from pgleaderlock.errors import ConnectionError, LeadershipLost, PgLeaderLockError
+from pgleaderlock.models import Grant
+from pgleaderlock.postgres import _keys_sql, _sql
+from pgleaderlock.postgres._server_start import ServerStart
+from pgleaderlock.postgres._session_setup import ReadySession, SessionSetup
+from pgleaderlock.postgres._stuck import StuckHolders
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease, witness_key
+from pgleaderlock.postgres.session import Session
+from pgleaderlock.stores.times import SOON_SHARE
+
+__all__ = ["SessionPair", "Validity"]
+
+T = TypeVar("T")
+Prepare = Callable[[Session], Awaitable[None]]
+"""Prepares a new lock session before its first use."""
+
+_MARGIN_S = 0.01
+"""The pair declares a loss this much before the engine's own bound, so that the pair's reason is the one reported."""
+_RETRY_S = 0.02
+_RETRIES = 5
+"""Tries for a witness lock that our own former session still holds: the server needs some time to end it."""
+_ENDED_BY_SERVER = frozenset({LossCause.SESSION_TERMINATED, LossCause.SERVER_RESTART, LossCause.SILENCED})
+"""Causes after which the session is known to be gone on the server too, so that its backend need not be terminated."""
+
+
+class Validity:
+    """Until when the holder of one lock session may act as leader, for all its keys. One step ends it for all of them.
+
+    All keys share one object that renewals extend, so no key stays valid longer than the session that holds its lock.
+    """
+
+    __slots__ = ("_change", "_made", "is_over", "kept_until", "lost_at", "until", "why")
+
+    def __init__(self) -> None:
+        self.until = self.lost_at = self.kept_until = -math.inf
+        self.is_over = False
+        self.why: PgLeaderLockError | None = None
+        """Why it ended, for a role that asks only after the next session was opened."""
+        self._change = 0
+        # The last grant, and after which change it was made. Cached because thousands of roles ask for the same one.
+        self._made: tuple[int, Grant] | None = None
+
+    def extend(self, lease: Lease, sent: float) -> None:
+        """Extend it, the server having answered on both sessions to requests of which the first was sent at ``sent``.
+
+        Counted from sending: the server may have received the request at once and delayed only the answer, and its own
+        lease counts from receiving. Does nothing once it has ended: an answer that is read after the loss was declared
+        must not make a leader valid again whose listeners have already been notified.
+        """
+        if self.is_over:
+            return
+        grant = lease.grant(None, sent)
+        self.until, self.lost_at, self.kept_until = grant.trusted_until, grant.lost_at, grant.trusted_until
+        self._change += 1
+
+    def end(self, why: PgLeaderLockError | None = None) -> None:
+        """End it. ``kept_until`` stays: until then the remaining locks are kept while listeners are notified."""
+        self.is_over = True
+        self.why = self.why or why
+        self.until = self.lost_at = -math.inf
+        self._change += 1
+
+    def grant(self, token: int | None) -> Grant:
+        """Return its present state as a grant. May be called from any thread."""
+        change, made = self._change, self._made
+        if made is None or made[0] != change or made[1].token != token:
+            grant = Grant(token, self.until, self.lost_at, self.kept_until if self.is_over else None)
+            made = self._made = change, grant
+        return made[1]
+
+
+class SessionPair:
+    """The two sessions of one candidate, from its first connection to its last."""
+
+    def __init__(
+        self,
+        setup: SessionSetup,
+        lease: Lease,
+        clock: Clock,
+        where: str,
+        logger: NDLogger,
+        *,
+        connect_s: float = 0.0,
+        channel: str | None = None,
+    ) -> None:
+        self._setup = setup
+        self._lease = lease
+        self._clock = clock
+        self._where = where
+        self._logger = logger
+        self._connect_s = connect_s
+        self._channel = channel  # listened to on the witness session, which stays open for that purpose
+        self._lock: ReadySession | None = None
+        self._witness: ReadySession | None = None
+        self.held: set[LockKey] = set()
+        """Keys whose lock we hold; after the end of the lock session, those whose listeners are not notified yet."""
+        self._witnessed: set[LockKey] = set()
+        self.validity = Validity()
+        """The validity of everything that the present lock session holds."""
+        self.ended: asyncio.Future[PgLeaderLockError] | None = None
+        """Done, with the reason as its result, when the lock session has ended or leadership was declared lost."""
+        self.witness_ended = asyncio.Event()
+        """Set while a witness session that was open is missing."""
+        self._given_up: list[tuple[int, str]] = []
+        self._was_silent = False
+        self._is_renewing = False
+        self._answered_at = -math.inf
+        self._trouble = ""
+        self._was_warned = False
+        settle_s = lease.lease_s if lease.settle_s is None else lease.settle_s
+        self._server_start = ServerStart(settle_s)
+        self._stuck = StuckHolders(lease.lease_s, logger)
+        self.wait_slice_s = lease.slice_for(1.0)
+        self.is_enforced = True
+        """Whether this server can end silent sessions."""
+
+    # --- What is there -------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a lock session that is not known to have ended."""
+        return self._lock is not None and not self._lock.session.closed and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last lock session has ended, or leadership on it was declared lost."""
+        return self.ended is not None and self.ended.done()
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether there is a witness session that is not known to have ended."""
+        return self._witness is not None and not self._witness.session.closed
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether both sessions are closed and no end is left to report."""
+        return self._lock is None and self._witness is None and not self.has_ended
+
+    @property
+    def lock_session(self) -> Session:
+        """The lock session. Raises ConnectionError if none is open."""
+        if self._lock is None:
+            raise ConnectionError(f"no session is open for {self._setup.what} ({self._where})")
+        return self._lock.session
+
+    @property
+    def quiet_until(self) -> float:
+        """When the quiet period after the server's start ends: no term begins before."""
+        return self._server_start.quiet_until
+
+    @property
+    def met_another_run(self) -> bool:
+        """Whether the server was restarted or replaced between the former lock session and this one."""
+        return self._server_start.is_another
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The sockets of both sessions."""
+        ready = [each for each in (self._lock, self._witness) if each is not None]
+        return tuple(each.session.descriptor for each in ready if each.session.descriptor is not None)
+
+    def valid_until(self, validity: Validity) -> float:
+        """Return until when it is valid, after a look at the lock session's socket. From any thread; never waits."""
+        lock = self._lock
+        # The socket is looked at before the validity is read, because close_lock() ends the validity before it closes
+        # the socket. A thread that looks at a descriptor which was just closed, and perhaps reused, then reads a
+        # validity that has ended; in the other order it could return one that was valid before the close.
+        if lock is None or lock.session.has_ended:
+            return -math.inf
+        return validity.until if validity is self.validity else -math.inf
+
+    # --- Opening and closing -------------------------------------------------------------------------------------
+
+    async def open(self, prepare: Prepare, keys: Collection[LockKey]) -> None:
+        """Open a lock session for these keys, unless one is open. Terminates the backends of former sessions first.
+
+        In this order, because a former session whose backend still runs may hold the locks that are asked for next.
+        """
+        if self.is_open:
+            return
+        if self._lock is not None and not self._lock.session.closed:
+            # Leadership was declared lost, but the session lives and still holds its locks: it is used again, with a
+            # new validity. Closing it would let a successor in during a recovery.
+            self._begin(self._lock)
+            return
+        await self.close_lock()
+        self.held.clear()
+        ready = await self._setup.set_up(self._connect_bound_s)
+        try:
+            self._learn(ready)
+            await self._end_given_up(ready.session)
+            await prepare(ready.session)
+        except BaseException:
+            await ready.session.close()
+            raise
+        self._begin(ready)
+        if self._was_silent:  # a candidate whose own commit is stuck never waits, and so never looks for a stuck holder
+            self._was_silent = False
+            await self.look_for_stuck(keys)
+
+    def _begin(self, ready: ReadySession) -> None:
+        self._lock, self.validity = ready, Validity()
+        self.ended = asyncio.get_running_loop().create_future()
+        ready.session.watch(lambda error: self._note_lock_end(ready, error))
+
+    @property
+    def _connect_bound_s(self) -> float:
+        """How long connecting may take: longer for the first session, because some of several hosts may be silent.
+
+        Later ones are bounded by one lease: what the other session holds could expire meanwhile.
+        """
+        is_first = self._lock is None and self._witness is None
+        return max(self._lease.lease_s, self._connect_s if is_first else 0.0)
+
+    def _learn(self, ready: ReadySession) -> None:
+        self._server_start.learn(ready.run, ready.age_s, ready.read_at)
+        self.wait_slice_s = self._lease.slice_for(ready.deadlock_s)
+        version = ready.session.facts.version
+        self.is_enforced = _sql.can_end_silent_sessions(version)
+        if not self.is_enforced and not self._was_warned:
+            self._was_warned = True
+            self._logger.warning(
+                "lease_not_enforced",
+                server_version=version,
+                advice="PostgreSQL before 14 cannot end a silent session: a frozen leader keeps the lock until it "
+                "thaws. A dead network is noticed by keepalives, over TCP",
+            )
+
+    async def close(self) -> None:
+        """End both sessions, which frees all locks. Validity ends first: no lock is free while its term is valid."""
+        self.declare_lost(ConnectionError(f"the sessions of {self._setup.what} were closed ({self._where})"))
+        await self.close_lock()
+        await self.close_witness()
+        self.held.clear()
+        self.ended = None
+
+    async def close_lock(self) -> None:
+        """End the lock session. Validity ends first: the server frees the locks as soon as the session closes."""
+        lock, self._lock = self._lock, None
+        self.validity.end()
+        if lock is not None:
+            await lock.session.close()
+
+    async def close_witness(self) -> None:
+        """End the witness session. Only when validity has ended or nothing is held: a successor may lead after it."""
+        witness, self._witness = self._witness, None
+        self._witnessed.clear()
+        self.witness_ended.clear()
+        if witness is not None:
+            await witness.session.close()
+
+    def abandon(self) -> None:
+        """End both sessions where the event loop is gone: a driver's close() completes without waiting."""
+        for ready in (self._lock, self._witness):
+            if ready is not None:
+                with contextlib.suppress(StopIteration, Exception):
+                    ready.session.close().send(None)
+        self.validity.end()
+        self._lock = self._witness = self.ended = None
+        self.held.clear()
+        self._witnessed.clear()
+        self.witness_ended = asyncio.Event()
+
+    # --- Ends ----------------------------------------------------------------------------------------------------
+
+    def _note_lock_end(self, ready: ReadySession, error: ConnectionError) -> None:
+        """End the validity of all keys in one step; listeners are notified afterwards."""
+        self._note_end(ready, error)
+        if ready is self._lock:
+            self.declare_lost(error)
+
+    def _note_witness_end(self, ready: ReadySession, error: ConnectionError) -> None:
+        """Have a witness session that ended replaced. If it fell silent while leadership is valid, declare the loss.
+
+        A session that *ended* freed its witness lock, and the lock session still keeps a successor out. One that is
+        *silent* was closed by us at the deadline of the renewal: no time is left in which it could be replaced.
+        """
+        self._note_end(ready, error)
+        if ready is not self._witness:
+            return
+        self._witnessed.clear()
+        self.witness_ended.set()
+        if error.cause is LossCause.RENEW_TIMEOUT and self._is_valid:
+            self.declare_lost(error)
+        self._trouble = str(error)
+        is_ours = error.cause is LossCause.ABORTED  # a shutdown or a step-down cancelled the call: not a fault
+        self._logger.log(logging.DEBUG if is_ours else logging.WARNING, "witness_lost", error=error)
+
+    def _note_end(self, ready: ReadySession, error: ConnectionError) -> None:
+        self._was_silent |= error.cause is LossCause.RENEW_TIMEOUT
+        if error.cause not in _ENDED_BY_SERVER:
+            self._given_up.append((ready.pid, ready.started))
+
+    def declare_lost(self, error: PgLeaderLockError) -> None:
+        """End the validity of everything that is held, then wake those that wait for ``ended``, with the reason.
+
+        In this order: a listener that is notified of the loss must find ``is_leader`` False.
+        """
+        self.validity.end(error)
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(error)
+
+    async def end_given_up(self) -> bool:
+        """Terminate our former sessions again. Return whether one is still there: the server may need some time."""
+        await self._end_given_up(self.lock_session)
+        return bool(self._given_up)
+
+    async def _end_given_up(self, session: Session) -> None:
+        """Terminate the backends of our former sessions: one that is stuck in a commit keeps its locks."""
+        for former in list(self._given_up):
+            row = await session.fetch(_sql.END_BACKEND, former, bound_s=self._lease.answer_bound_s)
+            if row is None:
+                self._given_up.remove(former)
+            else:
+                self._stuck.note_own(row[1])
+
+    # --- Asking --------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_valid(self) -> bool:
+        return bool(self.held) and not self.validity.is_over and self.validity.until > -math.inf
+
+    def answer_bound_s(self) -> float:
+        """Return how long an answer may take; if no time is left, declare the loss and raise LeadershipLost.
+
+        The bound is ``lost_at``, not ``until``: leader tasks need the time between the two to stop.
+        """
+        if not self._is_valid:
+            return self._lease.answer_bound_s
+        left_s = self.validity.lost_at - self._clock() - min(_MARGIN_S, self._lease.lease_s / 100)
+        if left_s > 0:
+            return left_s
+        if self._lease.witness and not self.has_witness:
+            what, cause = f"the witness session was lost and not replaced ({self._trouble})", LossCause.WITNESS_LOST
+        elif self._is_renewing or self._clock() - self._answered_at < self._lease.lease_s * SOON_SHARE:
+            what, cause = "the renewal was answered too late", LossCause.RENEW_TIMEOUT
+        else:
+            what, cause = "this process stood still for too long", LossCause.STALLED
+        error = LeadershipLost(f"{what}: leadership of {self._setup.what} ends ({self._where})", cause=cause)
+        self.declare_lost(error)
+        raise error
+
+    async def ask_lock(
+        self, statement: str, parameters: tuple[Any, ...] = (), *, bound_s: float | None = None
+    ) -> tuple[Any, ...] | None:
+        """Execute a statement on the lock session. Without an answer in time it is closed, and leadership is lost."""
+        bound_s = self.answer_bound_s() if bound_s is None else bound_s
+        return await self.lock_session.fetch(statement, parameters, bound_s=bound_s)
+
+    async def ask_witness(
+        self, statement: str, parameters: tuple[Any, ...] = (), *, bound_s: float | None = None
+    ) -> tuple[Any, ...] | None:
+        """Execute a statement on the witness session. Without an answer in time it is closed.
+
+        While leadership is valid, that is its loss.
+        """
+        if self._witness is None:
+            raise ConnectionError(f"no witness session is open for {self._setup.what} ({self._where})")
+        bound_s = self.answer_bound_s() if bound_s is None else bound_s
+        return await self._witness.session.fetch(statement, parameters, bound_s=bound_s)
+
+    async def look_for_stuck(self, keys: Collection[LockKey]) -> None:
+        """Terminate a holder of these keys whose commit waits for an absent standby. Checks once per lease at most."""
+        if not self._stuck.is_due(self._clock()):
+            return
+        locks = [*keys, *map(witness_key, keys)]
+        row = await self.ask_lock(_sql.STUCK_HOLDERS, _keys_sql.columns(locks)[1:])
+        for holder in self._stuck.saw([] if row is None else row[0], self._clock()):
+            await self.ask_lock(_sql.END_BACKEND, holder)
+
+    # --- Witness locks -------------------------------------------------------------------------------------------
+
+    async def take_witness_locks(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        """Take the witness locks of these keys, and return the keys whose witness lock another session holds."""
+        wanted = [key for key in keys if key not in self._witnessed]
+        if not self._lease.witness or not wanted:
+            return set()
+        if not self.has_witness:
+            await self.open_witness()
+        idle_ms = self._lease.lease_ms if self.is_enforced else None
+        row = await self.ask_witness(*_keys_sql.take_all([witness_key(key) for key in wanted], idle_ms))
+        taken = {wanted[place] for place in (row or ([],))[0]}
+        self._witnessed |= taken
+        return {key for key in wanted if key not in taken}
+
+    async def notified(self) -> None:
+        """Wait for a notification on the channel; without a witness session, wait until cancelled."""
+        if self._witness is None:
+            await asyncio.Event().wait()
+        else:
+            await self._witness.session.notified()
+
+    def note_witness(self, key: LockKey) -> None:
+        """Note that the witness lock of this key was acquired by queueing."""
+        self._witnessed.add(key)
+
+    async def open_witness(self) -> None:
+        """Open a witness session, which listens to the channel if there is one.
+
+        The lock session never listens: any user of the database may send notifications, and unread notifications hide
+        the end of a session from a look at its socket.
+        """
+        ready = await self._setup.set_up(self._connect_bound_s, with_facts=False)
+        try:
+            if self._channel is not None:
+                await ready.session.listen(self._channel)
+        except BaseException:
+            await ready.session.close()
+            raise
+        self._witness = ready
+        self.witness_ended.clear()
+        ready.session.watch(lambda error: self._note_witness_end(ready, error))
+
+    async def free_witness_locks(self) -> None:
+        """Unlock the witness locks of keys that are no longer held. A failure ends that session, and is noted there."""
+        if not self.held and self._channel is None:
+            await self.close_witness()
+            return
+        keys = [key for key in self._witnessed if key not in self.held]
+        self._witnessed.difference_update(keys)
+        if keys and self.has_witness:
+            statement = _keys_sql.unlock_all(
+                [witness_key(key) for key in keys], are_all=False, is_enforced=self.is_enforced
+            )
+            await self._try_witness(*statement)
+
+    async def _try_witness(self, statement: str, parameters: tuple[Any, ...] = ()) -> bool:
+        """Execute a statement on the witness session. Return False when it has ended, which is not yet a loss."""
+        if not self.has_witness:
+            return False
+        is_leading = self._is_valid
+        try:
+            await self.ask_witness(statement, parameters, bound_s=None if is_leading else self._lease.renew_every_s)
+        except ConnectionError:
+            if is_leading and self.has_ended:
+                raise
+            return False
+        return True
+
+    # --- Renewal -------------------------------------------------------------------------------------------------
+
+    async def renew(self) -> bool:
+        """Extend the validity of all keys. Return False, extending nothing, when the witness session is missing.
+
+        The end of the lock session cancels the renewal and is raised, whatever the renewal was waiting for: a leader
+        that waits for a new witness session would otherwise notice the loss of its lock only when that wait is over.
+        """
+        self.answer_bound_s()
+        self._is_renewing = True
+        try:
+            return await self._unless_ended(self._renew())
+        finally:
+            self._is_renewing = False
+
+    async def _renew(self) -> bool:
+        sent = self._clock()
+        await self.ask_lock(_sql.PING)
+        if self._lease.witness and not await self._try_witness(_sql.PING):
+            if not await self._replace_witness():
+                return False
+            # Anew, and on both sessions: validity counts from a time at which both locks were held together.
+            sent = self._clock()
+            await self.ping_both()
+        self.answer_bound_s()  # raises if the answers came too late: a term that had to be declared lost is not renewed
+        self.validity.extend(self._lease, sent)
+        self._answered_at = self._clock()
+        return True
+
+    async def ping_both(self) -> None:
+        """Send a heartbeat on both sessions, so that the server keeps them. Validity is not extended."""
+        await self.ask_lock(_sql.PING)
+        if self._witness is not None:
+            await self.ask_witness(_sql.PING)
+
+    async def keep_witness(self) -> bool:
+        """Renew the witness session while nothing is valid, to keep a successor out. Return False when it has ended."""
+        return await self._try_witness(_sql.PING)
+
+    async def _replace_witness(self) -> bool:
+        """Take all witness locks on a new session. Return False if that failed; it is tried again.
+
+        No other candidate can take them first, because a candidate takes the lock before its witness lock and the lock
+        session still holds the locks. What can hold them is our own former session, whose backend is terminated first.
+        """
+        bound_s = self.answer_bound_s()
+        try:
+            async with asyncio.timeout(bound_s):
+                await self.open_witness()
+                await self._end_given_up(self._witness_session)
+                refused = await self._take_back()
+        except (PgLeaderLockError, TimeoutError) as error:
+            if self.has_ended:
+                raise
+            self._trouble, is_replaced = str(error) or f"no new session within {bound_s:.3g} s", False
+        else:
+            self._trouble, is_replaced = "another session holds a witness lock", not refused
+        if not is_replaced:
+            self._logger.warning("witness_not_replaced", error=self._trouble)
+            await self.close_witness()
+            self.witness_ended.set()
+            return False
+        self._logger.info("witness_replaced", keys=len(self.held))
+        return True
+
+    async def _take_back(self) -> set[LockKey]:
+        refused = await self.take_witness_locks(self.held)
+        for _ in range(_RETRIES):
+            if not refused:
+                break
+            await asyncio.sleep(_RETRY_S)
+            refused = await self.take_witness_locks(self.held)
+        return refused
+
+    @property
+    def _witness_session(self) -> Session:
+        assert self._witness is not None  # noqa: S101 - its callers have opened it
+        return self._witness.session
+
+    async def _unless_ended(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call; when the lock session ends first, cancel the call and raise the reason of that end."""
+        assert self.ended is not None  # noqa: S101 - nothing is renewed before it is open
+        task = asyncio.ensure_future(call)
+        either: set[asyncio.Future[Any]] = {task, self.ended}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise self.ended.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio would log "exception was never retrieved"
+
+    # --- Release -------------------------------------------------------------------------------------------------
+
+    async def free(self, keys: Iterable[LockKey], *, first: str = "", bound_s: float | None = None) -> set[LockKey]:
+        """Unlock these keys, then their witness locks. Return the keys whose lock was held on the server.
+
+        In this order: a successor that is granted the lock still waits for the witness lock, so it does not lead before
+        the unlock was answered here. ``first`` is sent before the unlock, in the same round trip; only where one key is
+        freed.
+        """
+        freed = [key for key in keys if key in self.held]
+        if not freed:
+            return set()
+        are_all = len(freed) == len(self.held)
+        statement, parameters = _keys_sql.unlock_all(freed, are_all=are_all, is_enforced=self.is_enforced)
+        row = await self.ask_lock(first + statement, parameters, bound_s=bound_s)
+        self.held.difference_update(freed)
+        if are_all:
+            self.validity = Validity()  # a later term has one of its own, and cannot extend grants of this term
+        await self.free_witness_locks()
+        return {freed[place] for place in (row or ([],))[0]}

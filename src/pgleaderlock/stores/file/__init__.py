@@ -1,0 +1,1 @@
+"""A lock in a file, for the processes of one host."""

@@ -1,0 +1,72 @@
+"""The scheduled jobs of one lock: each is a leader task that claims its slots in the ledger before it runs them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pgleaderlock._base.checks import check_callable
+from pgleaderlock.engine._leader_task import Host, WorkPolicy
+from pgleaderlock.engine.leader_tasks import LeaderTasks
+from pgleaderlock.errors import LockError
+from pgleaderlock.postgres._connector import ConnectFn, Connector
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.work.schedule._connection import LedgerConnection
+from pgleaderlock.work.schedule._ledger import Ledger
+from pgleaderlock.work.schedule._runner import Job, JobRunner
+from pgleaderlock.work.schedule.policy import JobPolicy
+from pgleaderlock.work.schedule.timetable import Schedule
+
+__all__ = ["Scheduler"]
+
+_LONGEST_NAME = 200
+
+
+class Scheduler:
+    """The scheduled jobs of one lock: leader tasks, with a ledger."""
+
+    def __init__(
+        self,
+        leader_tasks: LeaderTasks,
+        host: Host,
+        key: LockKey,
+        lease: Lease,
+        *,
+        dsn: str | None = None,
+        connect_fn: ConnectFn | None = None,
+    ) -> None:
+        self._leader_tasks = leader_tasks
+        self._host = host
+        self._key = key
+        self._lease = lease
+        named = f"the tick ledger of {key.described}"
+        connector = Connector(key, dsn=dsn, connect_fn=connect_fn, named=named)
+        connection = LedgerConnection(connector, lease.schema, owner=lease.schema_owner)
+        self._ledger = Ledger(connection, key, lease, host.logger)
+        self._names: set[str] = set()
+
+    def add(self, schedule: Schedule, fn: Callable[..., Any], name: str | None, policy: JobPolicy) -> None:
+        """Run this at its times from now on."""
+        check_callable("the job", fn)
+        if not self._lease.term_table:
+            raise LockError(
+                f"scheduled work is claimed in the name of a term, which lock {self._key.described} does not write "
+                "down: pass term_table=True, to all candidates"
+            )
+        job = Job(self._named(fn, name), schedule, fn, policy)
+        runner = JobRunner(job, self._ledger, self._host)
+        self._names.add(job.name)
+        self._leader_tasks.add(runner.live, WorkPolicy(drains=True), f"job {job.name}")
+
+    def _named(self, fn: Callable[..., Any], name: str | None) -> str:
+        chosen = getattr(fn, "__qualname__", "") if name is None else name
+        if not isinstance(chosen, str):
+            raise TypeError(f"name must be a str, not {type(chosen).__name__}")
+        if not chosen or "<lambda>" in chosen:
+            raise ValueError("give the job a name: the ledger knows it by that, in every process and for ever")
+        if len(chosen) > _LONGEST_NAME or not chosen.isprintable():
+            raise ValueError(f"name must be at most {_LONGEST_NAME} printable characters")
+        if chosen in self._names:
+            raise ValueError(
+                f"there is a job {chosen!r} already: give each its own name=, which the ledger knows it by"
+            )
+        return chosen

@@ -1,0 +1,79 @@
+"""When a job is due: slots, which are moments that every process computes alike.
+
+A slot is named by its time, to the microsecond and in UTC, so that processes which never met agree on which one it is.
+Everything here is pure: which slots have come is decided by whoever brings the time, and that is the database.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Protocol
+
+from pgleaderlock._base.checks import quoted
+from pgleaderlock._base.durations import parse_duration, show_duration
+
+__all__ = ["Every", "Schedule", "due_slots"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Schedule(Protocol):
+    """A sequence of slots."""
+
+    @property
+    def written(self) -> str:
+        """Say it as a person would, for the ledger."""
+        ...
+
+    @property
+    def zone(self) -> tzinfo:
+        """In which time zone it is meant."""
+        ...
+
+    def after(self, at: datetime) -> datetime:
+        """Return the first slot that is later than this, in UTC."""
+        ...
+
+
+class Every:
+    """Slots at whole multiples of an interval since 1970 in UTC: "5m" is at :00, :05, :10, wherever a process began."""
+
+    zone: tzinfo = UTC
+
+    def __init__(self, interval: str | float) -> None:
+        try:
+            seconds = parse_duration(interval)
+        except ValueError as error:
+            raise ValueError(f"the interval {error}, not {quoted(interval)}") from None
+        if seconds == 0:
+            raise ValueError(f"the interval must be longer than nothing, not {quoted(interval)}")
+        self._interval = timedelta(seconds=seconds)
+        self.written = f"every {show_duration(seconds)}"
+
+    def after(self, at: datetime) -> datetime:
+        """Return the next multiple."""
+        return _EPOCH + ((at - _EPOCH) // self._interval + 1) * self._interval
+
+
+def due_slots(schedule: Schedule, after: datetime, now: datetime, limit: int) -> tuple[list[datetime], bool]:
+    """Return the slots in ``(after, now]``, the oldest first; of more than ``limit`` the newest, and True.
+
+    A job of every second that nobody ran for a year has thirty million of them: those are never walked through.
+    """
+    found = _some(_walk(schedule, after, now), limit + 1)
+    if len(found) <= limit:
+        return found, False
+    window = found[-1] - after
+    while len(newest := list(_walk(schedule, max(after, now - window), now))) < limit:
+        window *= 2
+    return newest[-limit:], True
+
+
+def _walk(schedule: Schedule, after: datetime, now: datetime) -> Iterator[datetime]:
+    slot = schedule.after(after)
+    while slot <= now:
+        yield slot
+        slot = schedule.after(slot)
+
+
+def _some(slots: Iterator[datetime], limit: int) -> list[datetime]:
+    return [slot for slot, _ in zip(slots, range(limit), strict=False)]

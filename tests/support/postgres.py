@@ -1,0 +1,46 @@
+"""What tests of postgres share with others."""
+
+import time
+
+import psycopg
+
+from pgleaderlock import (
+    FixedInterval,
+    LeaderLock,
+    LockKey,
+)
+from tests.doubles import Witness
+
+QUICK = FixedInterval(0.05)
+
+
+def make(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
+    settings.setdefault("retry_strategy", QUICK)
+    settings.setdefault("settle_s", 0)  # the servers of these tests have no past
+    lock = LeaderLock(dsn, key=key, **settings)
+    return lock, Witness(lock)
+
+
+async def holders(dsn: str, key: LockKey) -> list[int]:
+    """Ask the server itself, in words that are not the library's."""
+    where = "classid = %s AND objid = %s AND objsubid = 2"
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        rows = await (
+            await connection.execute(
+                f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND {where}",
+                key.numbers,
+            )
+        ).fetchall()
+    return [row[0] for row in rows]
+
+
+async def until_holders(dsn: str, key: LockKey, number: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(await holders(dsn, key)) != number:
+        assert time.monotonic() < deadline
+
+
+async def terminate_holder(dsn: str, key: LockKey) -> None:
+    (pid,) = await holders(dsn, key)
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
