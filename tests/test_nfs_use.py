@@ -157,7 +157,7 @@ async def test_when_a_cancelled_coroutine_has_ended_neither_lock_nor_claim_is_le
                 assert not lock._is_acquiring.locked()
             else:
                 lock.unlock()
-            assert not claims(path)
+            assert not path.exists() or not claims(path)  # on uvloop a task may be cancelled before its first step
             Lock(path).lock(timeout=0)
             shutil.rmtree(path)
 
@@ -209,8 +209,8 @@ _lock._UNDONE_WITHIN_S = 40.0  # a busy machine is no silent file server
 async def main():
     task = asyncio.create_task(Lock(sys.argv[1], lifetime=600).lock_async())
     await asyncio.sleep(float(sys.argv[2]))
-    print(task.done())
-asyncio.run(main())
+    return task
+print(not asyncio.run(main()).cancelled())  # uvloop turns once more before it cancels, and the task may end well
 """
 
 
