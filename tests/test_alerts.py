@@ -388,8 +388,8 @@ def test_each_alert_goes_to_whom_it_names_and_all_of_them_at_once():
 def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_go_to_nobody():
     config = parsed(ONE + 'notify = ["pagerduty"]\n' + ONE.replace('"a"', '"b"') + 'notify = ["pagerduty"]' + RECEIVERS)
     document = alertmanager_config(config.alerts, config.receivers)
-    assert [receiver["name"] for receiver in document["receivers"]] == ["nobody", "pagerduty"]
-    assert document["route"]["receiver"] == "nobody"
+    assert [receiver["name"] for receiver in document["receivers"]] == ["none", "pagerduty"]
+    assert document["route"]["receiver"] == "none"
 
 
 @pytest.mark.parametrize(

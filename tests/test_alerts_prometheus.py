@@ -158,7 +158,7 @@ def test_amtool_takes_the_configuration_and_sends_each_alert_to_whom_it_names(tm
     assert receiver("no_scheduler_leader") == "pagerduty"
     assert receiver("frequent_failovers") == "slack:#ops"
     assert receiver('q"uo\\te') == "pagerduty + webhook:plain + webhook:http://127.0.0.1:9/hook"
-    assert receiver("silent") == receiver("somebody_else_s") == "nobody"
+    assert receiver("silent") == receiver("somebody_else_s") == "none"
 
 
 # --- The rules, asked about series that are made up -----------------------------------------------------------------

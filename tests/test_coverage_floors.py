@@ -107,6 +107,14 @@ def test_any_other_module_needs_more_than_90_percent_and_exactly_90_is_not_more(
     assert ("stores/base.py" in capsys.readouterr().err) is bool(code)
 
 
+@pytest.mark.parametrize(("missing", "code"), [(24, 0), (25, 1)])
+def test_a_module_whose_faults_are_drawn_at_random_needs_what_every_run_reaches(
+    project: Project, missing: int, code: int
+) -> None:
+    project.add("testing/torture/_conductor.py", lines=80, branches=20, no_lines=missing)
+    assert project.judge() == code
+
+
 def test_branches_count_as_much_as_lines(project: Project) -> None:
     project.add("lock.py", lines=80, branches=20, no_branches=15)
     assert project.judge() == 1

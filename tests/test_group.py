@@ -243,7 +243,7 @@ async def test_a_role_that_nobody_has_room_for_is_warned_of_once(
     postgres: Postgres, names: list[str], caplog: pytest.LogCaptureFixture
 ):
     def warnings() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "role_left_to_nobody" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "role_unclaimed" in record.getMessage()]
 
     settings = {"max_roles": 1, "poll_s": 0.05}
     async with make_group(postgres.dsn, names, **settings) as one, make_group(postgres.dsn, names, **settings) as two:

@@ -497,7 +497,7 @@ def test_where_nobody_leads_there_is_nobody_to_ask(hand: Hand):
     )
     (record,) = records(result)
     assert_shape(record, documented("step-down"))
-    assert (record["outcome"], record["from"]) == ("nobody", None)
+    assert (record["outcome"], record["from"]) == ("no_leader", None)
 
 
 @contextlib.contextmanager
@@ -530,10 +530,10 @@ def answering(dsn: str, hand: Hand, *lines: tuple[Any, ...]) -> Iterator[None]:
     [
         (
             [("step_down_asked", 0, "web-1", 7), ("released", 0, "web-1", 7)],
-            ("nobody", None),
+            ("no_leader", None),
             "web-1 released scheduler (pair:1/100), but no candidate took over within 2.0 s",
         ),
-        ([("step_down_asked", 0, "web-1", 7)], ("nobody", None), "web-1 received the ask, but had not released"),
+        ([("step_down_asked", 0, "web-1", 7)], ("no_leader", None), "web-1 received the ask, but had not released"),
         (
             [("vanished", 50, "web-1", 7), ("acquired", 0, "web-2", 9)],
             ("handed_over", None),

@@ -113,7 +113,7 @@ def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_othe
         assert simulation.faults.end_both(node) is not False
         simulation.world.run(simulation.world.now + 1.0)
         assert lock.has_ended
-        assert not node.believes
+        assert not node.acts_as_leader
         assert not witness.has_ended
         node.thaw()
         simulation.run(1)

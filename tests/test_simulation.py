@@ -122,7 +122,7 @@ def test_each_role_of_a_group_is_elected_and_checked():
         simulation.run(30)
         seats = [seat for node in simulation.nodes for seat in node.seats]
         assert len(seats) == 9
-        assert len([seat for seat in seats if seat.believes]) == 3
+        assert len([seat for seat in seats if seat.acts_as_leader]) == 3
         assert simulation.checker.is_led
         assert simulation.checker.terms == 3
     finally:
@@ -217,10 +217,10 @@ def test_a_leader_that_believes_again_beside_another_is_found():
     first, second = (_stub_node(name, token) for name, token in (("a", 1), ("b", 2)))
     checker.nodes.append(first)
     checker.stepped(first)
-    first.believes = False
+    first.acts_as_leader = False
     checker.nodes.append(second)
     checker.stepped(second)
-    first.believes = True
+    first.acts_as_leader = True
     with pytest.raises(SimulationFailed, match="two leaders at once"):
         checker.stepped(first)
 
@@ -228,7 +228,7 @@ def test_a_leader_that_believes_again_beside_another_is_found():
 def _stub_node(name: str, token: int) -> Any:
     lock = SimpleNamespace(state=LockState.LEADER, token=token)
     return SimpleNamespace(
-        name=name, lock=lock, believes=True, leads=False, is_alive=True, is_frozen=True, describe=lambda: name
+        name=name, lock=lock, acts_as_leader=True, leads=False, is_alive=True, is_frozen=True, describe=lambda: name
     )
 
 

@@ -203,7 +203,7 @@ async def test_step_down_names_the_missing_standby_when_no_node_leads(own_server
     await name_standbys(own_server, "absent")
     result = await run_beside("step-down", "--dsn", own_server.dsn, "--lock", str(key))
     record = records(await run_beside("step-down", "--dsn", own_server.dsn, "--lock", str(key), "--json"))[0]
-    assert (result.exit_code, record["outcome"]) == (exit_codes.NOT_HANDED_OVER, "nobody")
+    assert (result.exit_code, record["outcome"]) == (exit_codes.NOT_HANDED_OVER, "no_leader")
     assert_said(result.stderr)
     assert_said(record["why"])
 

@@ -2,8 +2,9 @@
 
     pytest --cov --cov-report=json && python tools/coverage_floors.py
 
-The modules that decide who leads have to be covered whole, every other one by more than 90 %. A module that the
-report does not mention counts as not covered at all: nothing escapes by never being imported, or by a new name.
+The modules that decide who leads have to be covered whole, every other one by more than 90 %; those whose faults are
+drawn at random in real time by what every run reaches, because a busy machine draws fewer. A module that the report
+does not mention counts as not covered at all: nothing escapes by never being imported, or by a new name.
 Exit code 1 names those below their floor, 2 says that there is no report to judge by.
 """
 
@@ -19,7 +20,9 @@ __all__ = ["Coverage", "main", "measure"]
 
 ROOT = Path(__file__).parents[1]
 WHOLE = frozenset({"engine/fsm.py", "retry.py", "engine/election.py", "models.py"})
+RANDOM = frozenset({"testing/torture/_conductor.py", "testing/torture/_ground.py"})
 FLOOR = 90.0
+RANDOM_FLOOR = 75.0
 _NEAR = 95.0
 
 
@@ -45,14 +48,18 @@ class Coverage:
     @property
     def floor(self) -> str:
         """What is asked of it, in words."""
-        return "100 %" if self.path in WHOLE else f"> {FLOOR:g} %"
+        return "100 %" if self.path in WHOLE else f"> {self._least:g} %"
+
+    @property
+    def _least(self) -> float:
+        return RANDOM_FLOOR if self.path in RANDOM else FLOOR
 
     @property
     def is_enough(self) -> bool:
         """Whether it keeps its floor. Whole means none missing: a percentage would be rounded."""
         if self.path in WHOLE:
             return self.reported and self.missing_lines == self.missing_branches == 0
-        return self.percent > FLOOR
+        return self.percent > self._least
 
 
 def measure(report: Mapping[str, Any], package: Path, root: Path) -> list[Coverage]:

@@ -44,7 +44,7 @@ ABOUT: dict[str, About] = {
     ),
     "tooz election, zookeeper": About(
         "the same loop; `timeout=10`, the ZooKeeper session",
-        "nobody is told of a loss; `get_leader` asks the server, at a round trip before each act, and is right",
+        "no callback reports a loss; `get_leader` asks the server, at a round trip before each act, and is right",
         "none passed on, though ZooKeeper has one (the node's number)",
     ),
     "tooz lock, etcd3gw": About(
@@ -55,7 +55,7 @@ ABOUT: dict[str, About] = {
     ),
     "tooz lock, file": About(
         "`get_lock(...).acquire()`, a lock of fcntl(2) polled by fasteners; no lease",
-        "a frozen holder keeps the lock; nobody takes over",
+        "a frozen holder keeps the lock, and no other takes over",
         "none",
     ),
     "kazoo Election": About(
@@ -83,13 +83,13 @@ ABOUT: dict[str, About] = {
     ),
     "python-redis-lock": About(
         "`Lock(client, name)`: `expire=None`; tuned: `expire=4, auto_renewal=True`",
-        "default: never lost, not by a dead holder either; tuned: its renewal thread dies of the loss and tells "
-        "nobody; `get_owner_id()` asks the server before each act, and is right when it is asked",
+        "default: never lost, not by a dead holder either; tuned: its renewal thread dies of the loss and "
+        "reports nothing; `get_owner_id()` asks the server before each act, and is right when it is asked",
         "none",
     ),
     "filelock FileLock": About(
         "`with FileLock(path)`: flock(2), polled every 50 ms; no lease",
-        "a frozen holder keeps the lock; nobody takes over",
+        "a frozen holder keeps the lock, and no other takes over",
         "none",
     ),
     "filelock SoftFileLease": About(

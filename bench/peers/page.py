@@ -154,9 +154,9 @@ what is better than ours, "=" a tie; the reasons are below the tables. Ours are 
 that its user would take instead: locks in files with `file://`, those that may be shared between hosts with
 `pgleaderlock.stores.nfs.Lock`, client-go with `k8s://`, all others with `postgresql://`.
 
-**In short.** Session locks see a crash at once, and of those only ours survives a freeze too. Whoever has a lease alone
-waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. Whoever has neither never
-fails over at all: with their defaults, that is redis-py's and python-redis-lock's locks after a crash, and all plain
+**In short.** Session locks see a crash at once, and of those only ours survives a freeze too. With a lease alone,
+a follower waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. With neither,
+it never fails over: with their defaults, that is redis-py's and python-redis-lock's locks after a crash, and all plain
 file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: a graceful hand-over takes several
 times as long, for the renewal, the witness on a connection of its own and the token, and several peers are quicker at
 that; the leader has a second connection, a follower asks about once in a second, and there is the memory.

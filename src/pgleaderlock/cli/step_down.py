@@ -141,7 +141,7 @@ def _outcome(leader: Leader | None, seen: _Seen) -> str:
         return "refused"
     if seen.heir is not None and leader is not None:
         return "same_node" if seen.heir.instance == leader.instance else "handed_over"
-    return "nobody" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
+    return "no_leader" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
 
 
 def _fields(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class LeaderElectionService:
 
     All nodes must have the same ``LOCK_ID``: of a subclass, or passed as ``lock_id``; any bigint will do. And the same
     ``lease_s``, which is how long a leader that is frozen or cut off keeps the others waiting. ``settle_s`` is how long
-    after the server's start nobody leads, by default the lease; 0 only for a server without a past.
+    after the server's start no candidate leads, by default the lease; 0 only for a server without a past.
 
     The connection is dedicated, autocommit, and never from a pool; a leader has a second one for its witness.
     Keepalives (after 10 s, every 5 s, 3 times) and a statement time-out of 5 s are set unless the URL says otherwise.

@@ -8,7 +8,7 @@ It is started with the first term, resumed with each later one, and paused at th
 jobs under way have ended, for as long as leadership can be trusted; what runs longer is an overrun (``on_overrun``).
 What fell due while paused is missed, as far as the job's ``misfire_grace_time`` says so (one second by default).
 
-Needs ``pgleaderlock[apscheduler]``. Shutting the scheduler down is left to whoever made it.
+Needs ``pgleaderlock[apscheduler]``. Shutting the scheduler down is up to the code that made it.
 
 Not promised: an end of jobs under way. APScheduler cannot cancel one; let it ask ``lock.term``.
 """

@@ -27,7 +27,7 @@ _TURNS = {EventKind.ACQUIRED, EventKind.LOST, EventKind.RELEASED, EventKind.RECO
 
 
 def notify(state: str) -> bool:
-    """Send this, such as ``READY=1``, to $NOTIFY_SOCKET. False when there is none, or nobody takes it."""
+    """Send this, such as ``READY=1``, to $NOTIFY_SOCKET. Return False when there is none, or it is not read."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

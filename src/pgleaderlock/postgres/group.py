@@ -529,7 +529,7 @@ class Group:
             return
         names = ", ".join(key.name or str(key) for key in unclaimed[:_NAMED])
         self._logger.warning(
-            "role_left_to_nobody",
+            "role_unclaimed",
             roles=names if len(unclaimed) <= _NAMED else f"{names}, ...",
             count=len(unclaimed),
             max_roles=self._max_roles,

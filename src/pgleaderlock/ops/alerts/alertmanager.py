@@ -6,11 +6,11 @@ from typing import Any
 from pgleaderlock.ops.alerts.model import Alert, Receiver, Target
 from pgleaderlock.ops.alerts.rules import Remark
 
-__all__ = ["NOBODY", "alertmanager_config", "unheard"]
+__all__ = ["NO_RECEIVER", "alertmanager_config", "unheard"]
 
 _Known = dict[tuple[str, str], Receiver]
 
-NOBODY = "nobody"
+NO_RECEIVER = "none"
 """The receiver of alerts without ``notify``: they only show on Alertmanager's own page."""
 
 _ADVICE = {
@@ -24,15 +24,15 @@ def alertmanager_config(
 ) -> dict[str, Any]:
     """Return the document of ``alertmanager.yml``. ValueError if an alert names a receiver that is not configured."""
     known: _Known = {(receiver.kind, receiver.name): receiver for receiver in receivers}
-    routes, reached = {}, {NOBODY: {"name": NOBODY}}
+    routes, reached = {}, {NO_RECEIVER: {"name": NO_RECEIVER}}
     for alert in alerts:
-        name = " + ".join(map(str, alert.notify)) or NOBODY
+        name = " + ".join(map(str, alert.notify)) or NO_RECEIVER
         if name not in reached:
             reached[name] = _receiver(name, alert, known, source)
         routes[alert.name] = {"matchers": [f"alertname={_quoted(alert.name)}"], "receiver": name}
     return {
         "route": {
-            "receiver": NOBODY,
+            "receiver": NO_RECEIVER,
             "group_by": ["alertname", "role"],
             "group_wait": "5s",  # instead of 30 s: a missing leader has lasted for 30 s already
             "group_interval": "1m",
@@ -47,7 +47,9 @@ def unheard(alerts: Iterable[Alert]) -> list[Remark]:
     """Return a remark for each alert that no receiver is notified of."""
     silent = dict.fromkeys((alert.name, alert.severity) for alert in alerts if not alert.notify)
     return [
-        Remark(name, "nobody", f"no receiver: give it a notify, or write {severity} = [...] into [receivers.default].")
+        Remark(
+            name, "no_receiver", f"no receiver: give it a notify, or write {severity} = [...] into [receivers.default]."
+        )
         for name, severity in silent
     ]
 

@@ -51,7 +51,7 @@ class Remark:
     """A correction of an alert, or an advised one, with its cause: a sentence for people, a word for programs."""
 
     alert: str
-    kind: Literal["absent", "not-absent", "increase", "prefix", "nobody"]
+    kind: Literal["absent", "not-absent", "increase", "prefix", "no_receiver"]
     text: str
 
 

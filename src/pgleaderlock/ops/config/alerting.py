@@ -39,7 +39,7 @@ def review(alerts: Config, prefix: str) -> tuple[list[tuple[KeyPath, str]], list
                 text = str(error).removeprefix(f'{_SOURCE}: alert "{alert.name}": notify ')
                 refused.append((("alerts", number, "notify"), text))
         remarks = prometheus_rules([alert], prefix)[1] + unheard([alert])
-        keys = {"nobody": "notify"}
+        keys = {"no_receiver": "notify"}
         doubtful += [(("alerts", number, keys.get(each.kind, "condition")), each.text) for each in remarks]
     return refused, doubtful
 

@@ -4,17 +4,17 @@ Needs ``pip install "pgleaderlock[metrics]"``. A :class:`Metrics` is one collect
 ``prometheus_client`` and may watch any number of elections; each has its own ``role`` and ``node`` label.
 
 **What may change without an event is asked at the scrape.** Leadership ends by a comparison with a clock, also while
-the event loop stands still and nothing can be told. So ``is_leader``, ``time_left_seconds`` and ``tenure_seconds`` are
-no gauges that somebody has to set in time: the election is asked when Prometheus asks. **What happened is counted from
-the event stream**, in which this is a listener like any other, and a cheap one: a few additions under a lock.
+the event loop stands still and no listener can be notified. So ``is_leader``, ``time_left_seconds`` and
+``tenure_seconds`` are no gauges that code has to set in time: they are read from the election at each scrape. **What
+happened is counted from the event stream**, by a listener like any other, and a cheap one: additions under a lock.
 
 A node sees its own attempts and their answers, and nothing else. What follows from that:
 
 - A failover is counted where leadership *arrives*, so that the sum over all nodes counts each once. The first leader
   of all is none. A node that acquires at its first attempt cannot know whether it is that, and does not count it: the
   sum is a lower bound.
-- Leaderless time is the time in which *this node knew of no leader*. A follower that stands in line behind a leader
-  that died does not know it before its turn comes.
+- Leaderless time is the time in which *this node knew of no leader*. A follower that is queued behind a leader that
+  died does not know it before it is granted the lock.
 
 Counters begin at zero with the process. Nothing here decides anything.
 """
@@ -82,8 +82,8 @@ class Metrics:
     def watch(self, election: Election, *, role: str, node: str, clock: Clock = suspend_aware_clock) -> None:
         """Show this election from now on. Best before its start: what it has told already is not counted.
 
-        Of an election that leads already, the tenure counts from here. ``clock`` is the election's own: whoever gave
-        it another than the default gives the same one here.
+        Of an election that leads already, the tenure counts from here. ``clock`` is the election's own: give the same
+        one here if it is not the default.
         """
         if not isinstance(election, Election):
             raise TypeError(
@@ -131,7 +131,7 @@ class Metrics:
         with self._guard:
             watched, registries = list(self._watched.items()), list(self._registries)
         for labels, each in watched:
-            # One look for all that depends on the clock: nobody is the leader of a scrape with no time left.
+            # Read once for all values that depend on the clock: no scrape shows a leader with no time left.
             time_left_s = each.election.time_left_s
             families.add(labels, time_left_s, each.tally.read(each.clock(), leads=time_left_s > 0))
         for registry in registries:

@@ -81,8 +81,8 @@ class Families:
         )
         self.leaderless = CounterMetricFamily(
             f"{name}_leaderless_seconds",
-            "Seconds in which this node took part and knew of no leader: it did not lead, and nobody else's lock had "
-            "been in its way since its start, the end of its term, or its last failure to ask.",
+            "Seconds in which this node took part and knew of no leader: it did not lead, and had not found the lock "
+            "held by another since its start, the end of its term, or its last failed attempt.",
             labels=_LABELS,
         )
         self.renewals = HistogramMetricFamily(

@@ -42,8 +42,8 @@ class MetricsServer:
 def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> MetricsServer:
     """Serve a registry, by default the global one, over HTTP. Port 0 is a free one.
 
-    Its thread answers while the event loop is busy or stuck. There is no password and no TLS: whoever reaches
-    ``host`` reads everything that is registered, so it is this machine alone unless it is told otherwise.
+    Its thread answers while the event loop is busy or stuck. There is no password and no TLS: every client
+    that reaches ``host`` can read all that is registered, so by default it is reachable from this machine only.
     """
     check_int("port", port, 0, 65535)
     if not host:

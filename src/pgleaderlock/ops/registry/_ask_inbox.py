@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MARK = "pgleaderlock ask "
-"""How the application_name of a session begins that asks; the rest nobody can guess."""
+"""The beginning of the application_name of a session that asks; the rest cannot be guessed."""
 MAX_WAIT_S = 3600.0
 _WAIT_S = 30.0
 LONGEST_CLAIM = 200
@@ -207,7 +207,7 @@ class TableInbox:
         await self._database.fetch(_for(self._schema, _PRUNE), {"keep_days": keep_days})
 
     async def read(self, locks: Sequence[str], claims: Sequence[Claim]) -> list[Ask]:  # noqa: ARG002 - rows alone count
-        """Return the rows that nobody has answered, the oldest first."""
+        """Return the rows without an answer, the oldest first."""
         rows = await self._database.fetch(_for(self._schema, _OPEN_ROWS), {"locks": list(locks), "limit": _MOST_ASKS})
         return [
             Ask(lock, visible(role) + _described(who, reason), left_s, since_s, instance, token, number=number)

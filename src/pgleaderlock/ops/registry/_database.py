@@ -1,6 +1,6 @@
 """The registry's own connection: opened when it is needed, bounded in every call, given up at the first error.
 
-It is never the connection of a lock. Whatever happens to it happens to nobody's leadership.
+It is never the connection of a lock: whatever happens to it, no leadership is affected.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Database:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that nobody has given up."""
+        """Whether there is a connection that was not closed."""
         return self._connection is not None and not self._connection.closed
 
     async def open(self, *, listen_to: str | None = None, makes_tables: bool = True) -> None:

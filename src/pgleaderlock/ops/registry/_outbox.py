@@ -57,7 +57,7 @@ class Outbox:
         return batch
 
     def put_back(self, batch: list[Happening]) -> None:
-        """They could not be written, or nobody can tell whether they were."""
+        """Keep what could not be written, or was written for all that is known: the database drops a second copy."""
         for happening in reversed(batch):
             self._missing += happening.missing
             self._waiting.appendleft(replace(happening, missing=0))

@@ -1,7 +1,7 @@
-"""What this node has to say of its roles, kept as it is now and marked where the database does not know it yet.
+"""The rows about this node's roles: their present values, and which of them the database does not have yet.
 
-Pure: it hears events and answers with rows. History is appended; everything else is a state, so what could not be
-written is simply written as it is by then.
+Pure: events come in, rows come out. History is appended; every other row is a state, so a row that could not be written
+is written later with its values of that time.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Standing:
     acquired_at: float | None = None
     """None when it does not lead."""
     leaving_at: float | None = None
-    """Since when it is being given up, and not believed in any more."""
+    """Since when it is being released, and not valid any more."""
     last_error: str | None = None
     shown_at: float | None = None
     """When the row of this leader was written last; None when it does not lead."""
@@ -159,7 +159,7 @@ class PendingRows:
             self._mark_leader(standing)
 
     def stop_watching(self, now: float) -> None:
-        """Note of what is led here that nobody will tell how it ends: it was so until now."""
+        """Record for each role that is led here until when that is known: its end will not be recorded."""
         for standing in self.leading():
             until = standing.election.trusted_until
             if until is not None:
@@ -182,7 +182,7 @@ class PendingRows:
         state = _shown(event.to_state)
         if state is LockState.RELEASING:  # from here on it does not lead: the release itself comes later
             standing.leaving_at = event.at
-        if state is LockState.RECONNECTING:  # nobody is told, but it does not lead meanwhile
+        if state is LockState.RECONNECTING:  # no callback is notified, but it does not lead meanwhile
             at = _ended_at(standing, event)
             self._append(standing, event, "reconnecting", token=standing.token, at=at)
         if state is not standing.state:
@@ -236,6 +236,6 @@ def _shown(state: LockState) -> LockState:
 
 
 def _ended_at(standing: Standing, event: Event) -> float:
-    """When belief ended, which may be long before anybody noticed: whoever was frozen stopped by the clock."""
+    """Return when validity ended: of a process that was frozen long before it noticed, because the clock ended it."""
     ends = [event.at, *(each for each in (event.trusted_until, standing.leaving_at) if each is not None)]
     return max(min(ends), standing.acquired_at or min(ends))

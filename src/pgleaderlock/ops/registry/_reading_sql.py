@@ -18,8 +18,8 @@ __all__ = [
     "statement",
 ]
 
-# In numbers, which may be anything. Of times and intervals the server refuses to subtract what is infinite, and one row
-# that somebody wrote by hand would keep everybody from reading all the others.
+# In numbers, which may be infinite. The server refuses to subtract infinite times and intervals, and one such row,
+# written by hand, would make all others unreadable.
 _ALIVE = "extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float < 3 * n.heartbeat_s + 1"
 _SILENT_AT = "extract(epoch FROM n.seen_at)::float + 3 * n.heartbeat_s + 1"
 

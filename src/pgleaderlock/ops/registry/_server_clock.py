@@ -1,11 +1,11 @@
-"""The database's time of day, reckoned from one's own clock.
+"""The database's time of day, computed from this process's own clock.
 
-What happened is written down later, perhaps much later, and nodes must agree on when it was. So each reckons how far
-the server's clock is ahead of its own from round trips: the server looked at its clock somewhere between the sending of
-the question and the coming of the answer. The shortest round trip knows best; it is believed in a little less with
-time, because two clocks drift.
+An event is written later than it happened, perhaps much later, and nodes must agree on its time. So each node computes
+from round trips how far the server's clock is ahead of its own: the server read its clock between the sending of the
+query and the arrival of the answer. The shortest round trip is the most exact; its uncertainty grows with time, because
+two clocks drift.
 
-A clock of the server that is set anew shows in answers that contradict what was known, which is forgotten then.
+When the server's clock is set, its answers contradict what was computed before, which is then discarded.
 """
 
 __all__ = ["ServerClock"]

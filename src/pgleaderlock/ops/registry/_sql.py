@@ -1,7 +1,8 @@
 """The statements of the registry. Many rows travel as one JSON parameter, so that a batch is one round trip.
 
-A node writes late, and may be overtaken: what it says of who leads counts only if its token is greater than what is
-there. Whoever takes a row over from another that did not say good-bye notes in the history when that one was seen last.
+A node writes late, and another may have written meanwhile: its row of a leader counts only if its token is greater than
+the one that is there. A node that replaces the row of a leader that did not leave in order records in the history when
+that leader was last seen.
 """
 
 __all__ = ["ASK_CHANNEL", "CHANGE_CHANNEL", "statements"]
@@ -19,8 +20,8 @@ SELECT lock, role, %(node)s, %(instance)s, number, event, cause, token, to_times
     ON CONFLICT (instance, number) DO NOTHING
 """
 
-# Before the next one, and apart from it, so that the next one sees what was written meanwhile: whoever says good-bye at
-# this moment is waited for: it has not vanished.
+# A statement of its own before the next one, so that the next one sees what was written meanwhile: a leader that leaves
+# in order at this moment is waited for, because it has not vanished.
 _AWAIT = "SELECT FROM {schema}.leaders WHERE lock = ANY(%(locks)s) ORDER BY lock FOR UPDATE"
 
 # The row of a leader that did not write its end: when it was seen last is all that is known of it. It stays a
@@ -90,8 +91,8 @@ WITH gone AS (DELETE FROM {schema}.candidates WHERE instance = %(instance)s)
 DELETE FROM {schema}.nodes WHERE instance = %(instance)s
 """
 
-# In small portions: history of years must not make one statement of minutes. Of a role, its leader prunes the history;
-# of a role that no one stands for any more, whoever comes by. A term that goes on keeps its beginning.
+# In small portions: the history of years must not make one statement of minutes. The leader of a role prunes its
+# history; any node prunes that of a role without candidates. A term that goes on keeps its beginning.
 _PRUNE = """
 WITH stood_for AS (
     SELECT lock FROM {schema}.leaders AS l WHERE l.renewed_at > clock_timestamp() - interval '1 day'

@@ -1,15 +1,15 @@
-"""What the history proves: who led when, how long nobody did, and whether two ever did at once. Pure.
+"""What the history proves: which node led when, how long none did, and whether two ever did at once. Pure.
 
 A **term** begins with ``acquired`` or ``recovered`` and ends with the first of ``released``, ``lost``,
-``reconnecting`` and ``stopped`` that has its token and its instance. A leader that died wrote no end: whoever came
-after noted when it was ``vanished``, seen for the last time. So such a term ended then or later, and what lies between
-it and the next one is at most leaderless.
+``reconnecting`` and ``stopped`` that has its token and its instance. A leader that died wrote no end: its successor
+recorded when it was seen for the last time, as ``vanished``. So such a term ended then or later, and the time between
+it and the next one is leaderless at most.
 
-A node whose registry was closed before its lock ended says until when it knew: it is ``unwatched`` from then on, unless
-a later line of its own says how the term ended. Time after that is neither led nor leaderless, it is **unknown**.
+A node whose registry was closed before its term ended records until when it knew: the term is ``unwatched`` from then
+on, unless a later line of that node says how it ended. The time after that is neither led nor leaderless: **unknown**.
 
 **Two terms overlap** only if they do so beyond what the clocks leave open (``within_s`` of each time). A term whose end
-is not known is taken to have ended when it was last seen: whoever is not heard of can be proven nothing.
+is not known counts as ended when it was last seen: the history has no evidence of a later time.
 
 Not promised: that a history without an overlap never had one. It has what nodes said, in events; for proof, fence.
 """
@@ -80,7 +80,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two terms that were at one time both believed in, and for how long at least."""
+    """Two terms that were valid at the same time, and for how long at least."""
 
     first: Term
     second: Term
@@ -111,7 +111,7 @@ class RoleAudit:
     leaderless_s: float = 0.0
     """At most: a leader that died is taken to have ended when it was last seen."""
     unknown_s: float = 0.0
-    """In which nobody says whether there was a leader."""
+    """The time of which no line says whether there was a leader."""
     failovers: dict[str, int] = field(default_factory=dict)
     """How often leadership went on to a new term, by how the one before had ended."""
     missing: int = 0
@@ -121,7 +121,7 @@ class RoleAudit:
 
     @property
     def availability(self) -> float:
-        """The part of the time that is known of, in which somebody led; 1 for no time at all."""
+        """The led share of the time that is known; 1 if no time is known."""
         span_s = self.until - self.since - self.unknown_s
         return 1.0 if span_s <= 0 else max(0.0, 1 - self.leaderless_s / span_s)
 
@@ -144,7 +144,7 @@ def terms_of(lines: Iterable[Line]) -> list[Term]:
 
 
 def _is_unwatched(line: Line | None) -> bool:
-    """Whoever said that it goes has not vanished, whatever others made of its silence."""
+    """Return whether the node recorded that it stops watching: it has not vanished, whatever its successor recorded."""
     return line is not None and line.event == _UNWATCHED
 
 
@@ -219,9 +219,9 @@ def _overlaps(terms: list[Term]) -> list[Overlap]:
 
 
 def _not_led_s(each: RoleAudit) -> tuple[float, float]:
-    """Return how long nobody led, and of how long nobody can tell.
+    """Return for how long no node led, and for how long that is unknown.
 
-    Counted from the first term on: of the time before it the history knows nothing.
+    Counted from the first term on: the history has nothing about the time before it.
     """
     if not each.terms:
         return max(0.0, each.until - each.since), 0.0

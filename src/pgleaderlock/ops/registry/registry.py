@@ -313,7 +313,7 @@ class Registry:
         self._was_audited = error is None
 
     async def _sign_off(self) -> None:
-        """Whoever leaves in order leaves nothing behind but history."""
+        """Remove this node's rows, but for its history: it leaves in order."""
         if self._failures or not self._database.is_open:
             return
         with contextlib.suppress(PgLeaderLockError):

@@ -42,8 +42,8 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         super().__init__(f"{what}\n{lines}\nreplay it: {replay}")
         self.what = what
         self.kind = kind
-        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``nobody``, ``stuck``, ``unrest``, ``acted``
-        or ``raised``."""
+        """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``no_leader``, ``stuck``, ``unrest``,
+        ``acted`` or ``raised``."""
         self.replay = replay
 
 
@@ -121,7 +121,7 @@ class Checker:
     @property
     def leader(self) -> Node | None:
         """The leader; None if there is none."""
-        return next((node for node in self.nodes if node.believes), None)
+        return next((node for node in self.nodes if node.acts_as_leader), None)
 
     def leave_out(self, place: str) -> None:
         """Replace this path in the transcript, which must be the same every time."""
@@ -152,7 +152,7 @@ class Checker:
         elif not node.leads:
             node.leads = True
             self._check_new_term(node)
-        elif node.believes:  # its renewal may have come after another's term had begun
+        elif node.acts_as_leader:  # its renewal may have come after another's term had begun
             self._check_alone()
 
     def raise_failure(self) -> None:
@@ -177,7 +177,7 @@ class Checker:
             self.leaderless_since = None
 
     def _check_alone(self) -> None:
-        leaders = [each for each in self.nodes if each.believes]
+        leaders = [each for each in self.nodes if each.acts_as_leader]
         if len(leaders) > 1:
             self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in leaders))
 
@@ -233,7 +233,7 @@ class Checker:
 
     def acted(self, node: Node, deed: str) -> None:
         """Check that a node does not act as leader too late."""
-        others = [each for each in self.nodes if each is not node and each.believes]
+        others = [each for each in self.nodes if each is not node and each.acts_as_leader]
         if node.token is None:
             self._fail("acted", f"{node.name} {deed!r}, and has never led since it started: {node.describe()}")
         elif others or node.token < self.highest:
@@ -285,7 +285,7 @@ class Checker:
         candidates = [each for each in self._well_nodes() if each.lock.state is not LockState.STOPPED]
         if candidates and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
-            self._fail("nobody", f"no node leads for {waited_s:.1f} s, without a fault: {states}")
+            self._fail("no_leader", f"no node leads for {waited_s:.1f} s, without a fault: {states}")
 
     def note_unrest(self) -> None:
         """Fail because leadership changed although there had been no fault for long."""

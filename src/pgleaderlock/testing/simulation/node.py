@@ -174,7 +174,7 @@ class Node:
         return self.is_alive and self.loop.is_frozen
 
     @property
-    def believes(self) -> bool:
+    def acts_as_leader(self) -> bool:
         """Whether ``is_leader`` would be True for its code at this moment; frozen or not."""
         return self.is_alive and self.lock.is_leader
 

@@ -1,5 +1,5 @@
-// The store's time of day, carried on between messages by the browser's monotonic clock. What the browser believes the
-// time of day to be is never asked: it may be hours off.
+// The store's time of day, carried on between messages by the browser's monotonic clock. The browser's own time of day is
+// never used: it may be hours off.
 
 export class StoreClock {
   #at = 0;
@@ -12,7 +12,7 @@ export class StoreClock {
     this.#stoppedAt = null;
   }
 
-  // A page that has lost its server stops counting: how long somebody has led is then not known.
+  // A page that has lost its server stops counting: how long a node has led is then not known.
   stop() {
     this.#stoppedAt ??= this.now();
   }

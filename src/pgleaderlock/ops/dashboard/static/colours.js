@@ -1,4 +1,4 @@
-// One colour per node, the same everywhere on the page for as long as it is open. No reds: red is for nobody leading.
+// One colour per node, the same everywhere on the page for as long as it is open. No reds: red is for a role without a leader.
 
 const HUES = [258, 72, 310, 160, 345, 215, 115, 285, 185, 90];
 

@@ -16,7 +16,7 @@ function keep(token) {
   return token;
 }
 
-// The token comes in the fragment, which browsers send to nobody, and leaves the address bar before anyone copies it.
+// The token comes in the fragment, which browsers do not send, and leaves the address bar before anyone copies it.
 function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found) {

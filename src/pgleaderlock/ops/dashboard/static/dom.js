@@ -26,7 +26,7 @@ export function setData(node, key, value) {
 const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const LONGEST = 300;
 
-// Names come from whoever wrote them. What would turn the line around or hide in it is shown as what it is.
+// Names come from outside. A character that would turn the line around or hide in it is shown by its number.
 export function readable(name) {
   const text = String(name ?? "").replace(INVISIBLE, (each) => `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;

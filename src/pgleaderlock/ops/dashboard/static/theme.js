@@ -1,4 +1,4 @@
-// Loaded before the first paint and not as a module, so that nobody who chose dark is shown a flash of light.
+// Loaded before the first paint and not as a module, so that a reader who chose dark sees no flash of light.
 "use strict";
 (() => {
   try {

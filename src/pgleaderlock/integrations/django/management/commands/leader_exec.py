@@ -37,7 +37,9 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
         parser.add_argument("--database", help="an alias in DATABASES; by default PGLEADERLOCK['dsn'], or 'default'")
         parser.add_argument("--lease", metavar="SECONDS", help="how long a silent leader keeps the lock")
         parser.add_argument("--health-interval", metavar="SECONDS", help="how often leadership is confirmed")
-        parser.add_argument("--settle", metavar="SECONDS", help="how long after the server's start nobody leads")
+        parser.add_argument(
+            "--settle", metavar="SECONDS", help="quiet period after a server start, in which no candidate leads"
+        )
         parser.add_argument("--wait", metavar="SECONDS", help="wait in line for so long; 0 asks once")
         parser.add_argument("--once", action="store_true", help="exit after a loss instead of waiting in line again")
         parser.add_argument("--restart", action="store_true", help="run the command again when it ends by itself")
