@@ -425,7 +425,7 @@ async def test_five_thousand_roles_on_one_connection(server_folder_root):
     server = QuickServer(server_folder_root / f"large-{next(_numbers)}", settings={"max_locks_per_transaction": "256"})
     server.start()
     try:
-        async with make_group(server.dsn, [f"r{number}" for number in range(5000)], lease_s=10) as group:
+        async with make_group(server.dsn, [f"r{number}" for number in range(5000)], lease_s=60) as group:
             await until(leads(group, 5000))
             assert (await query(server.dsn, SESSIONS))[0][0] == 2
             assert len({role.token for role in group.values()}) == 1  # of one round, and greater than all before

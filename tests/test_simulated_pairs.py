@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pgleaderlock import ConnectionError
 from pgleaderlock.models import Event, LossCause
+from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation._session import SimulatedSession
@@ -181,3 +183,28 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
 
 def test_a_candidate_whose_sessions_end_before_it_leads_does_not_lead_beside_another():
     assert simulate(1, profile=only("end_newcomer", "step_down", "busy"), hours=0.1).faults["end_newcomer"]
+
+
+@pytest.mark.parametrize("store", ["postgres", "group"])
+def test_a_witness_that_was_not_replaced_is_the_cause_also_where_the_last_answer_comes_too_late(
+    store: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The lock session is asked ever sooner up to the deadline: the last answer has no time to come."""
+    simulation = Simulation(1, profile="calm", store=store, lease_s=10.0, settings={})
+    simulation.start()
+    simulation.run(30)
+    node, losses = leader_of(simulation), []
+    node.lock.subscribe(lambda event: losses.append(event.loss) if event.loss is not None else None)
+
+    async def fail(self: SessionPair) -> None:
+        raise ConnectionError("too many clients already")
+
+    monkeypatch.setattr(SessionPair, "open_witness", fail)
+    try:
+        simulation.faults.strike("kill_witness", node, 0.0)
+        for session in sessions_of(node):
+            session.to_client.late_s = 0.2
+        simulation.run(15)
+        assert losses == [LossCause.WITNESS_LOST]
+    finally:
+        simulation.end()

@@ -313,10 +313,15 @@ class SessionPair:
     # --- Ends ----------------------------------------------------------------------------------------------------
 
     def _note_lock_end(self, ready: ReadySession, error: ConnectionError) -> None:
-        """End the validity of all keys in one step; listeners are notified afterwards."""
+        """End the validity of all keys in one step; listeners are notified afterwards.
+
+        Without a witness session no renewal extends the validity, so its end cuts the wait for an answer short: then
+        the missing witness is the cause, and not the silence.
+        """
         self._note_end(ready, error)
         if ready is self._lock:
-            self.declare_lost(error)
+            is_cut_short = error.cause is LossCause.RENEW_TIMEOUT and self._is_valid and self._lacks_witness
+            self.declare_lost(self._witness_not_replaced() if is_cut_short else error)
 
     def _note_witness_end(self, ready: ReadySession, error: ConnectionError) -> None:
         """Have a witness session that ended replaced. If it fell silent while leadership is valid, declare the loss.
@@ -379,15 +384,26 @@ class SessionPair:
         left_s = self.validity.lost_at - self._clock() - min(_MARGIN_S, self._lease.lease_s / 100)
         if left_s > 0:
             return left_s
-        if self._lease.witness and not self.has_witness:
-            what, cause = f"the witness session was lost and not replaced ({self._trouble})", LossCause.WITNESS_LOST
-        elif self._is_renewing or self._clock() - self._answered_at < self._lease.lease_s * SOON_SHARE:
-            what, cause = "the renewal was answered too late", LossCause.RENEW_TIMEOUT
-        else:
-            what, cause = "this process stood still for too long", LossCause.STALLED
-        error = LeadershipLost(f"{what}: leadership of {self._setup.what} ends ({self._where})", cause=cause)
+        error = self._missed_deadline()
         self.declare_lost(error)
         raise error
+
+    @property
+    def _lacks_witness(self) -> bool:
+        return self._lease.witness and not self.has_witness
+
+    def _missed_deadline(self) -> LeadershipLost:
+        if self._lacks_witness:
+            return self._witness_not_replaced()
+        if self._is_renewing or self._clock() - self._answered_at < self._lease.lease_s * SOON_SHARE:
+            return self._lost("the renewal was answered too late", LossCause.RENEW_TIMEOUT)
+        return self._lost("this process stood still for too long", LossCause.STALLED)
+
+    def _witness_not_replaced(self) -> LeadershipLost:
+        return self._lost(f"the witness session was lost and not replaced ({self._trouble})", LossCause.WITNESS_LOST)
+
+    def _lost(self, what: str, cause: LossCause) -> LeadershipLost:
+        return LeadershipLost(f"{what}: leadership of {self._setup.what} ends ({self._where})", cause=cause)
 
     async def ask_lock(
         self, statement: str, parameters: tuple[Any, ...] = (), *, bound_s: float | None = None
@@ -572,9 +588,9 @@ class SessionPair:
         either: set[asyncio.Future[Any]] = {task, self.ended}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise self.ended.result()
+            if self.ended.done():  # also when the call failed with it: this is the reason that was declared
+                raise self.ended.result()
+            return task.result()
         finally:
             if not task.done():
                 task.cancel()
