@@ -22,7 +22,8 @@ from pathlib import Path
 import redis
 
 from pgleaderlock.testing.embedded import Server
-from proofs.torture import Overlap, find_overlaps
+from pgleaderlock.testing.torture import Claim, Overlap
+from proofs.torture import find_overlaps
 from tests.conftest import free_port
 
 SLOT_S = 5.0
@@ -67,7 +68,7 @@ class Verdict:
     twice: int = 0
     in_broker: int = 0
     sent: int = 0
-    overlaps: list[Overlap] = field(default_factory=list)
+    overlaps: list[Overlap[Claim]] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ from pgleaderlock.stores.file import _record as _file_record
 from pgleaderlock.stores.file._folder import Draft, Live
 from pgleaderlock.stores.file.backend import FileStore, open_file
 from pgleaderlock.stores.record import RecordBackend
-from pgleaderlock.testing.torture._claim import make_claim_file, read_claims
+from pgleaderlock.testing._claim import make_claim_file, read_claims
 from proofs.torture import find_overlaps
 
 LEASE_S = 1.5
@@ -55,7 +55,7 @@ from pathlib import Path
 from pgleaderlock import Election, FixedInterval
 from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.stores.file.backend import open_file
-from pgleaderlock.testing.torture._claim import sample_forever
+from pgleaderlock.testing._claim import sample_forever
 
 async def take_part(path, samples, lease_s):
     election = Election(open_file(path, lease_s=lease_s), health_interval_s=lease_s / 3,

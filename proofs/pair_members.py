@@ -23,8 +23,8 @@ from typing import Any
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey
 from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.models import Event, EventKind
+from pgleaderlock.testing._claim import pause
 from pgleaderlock.testing.demo._node import until_stdin_ends
-from pgleaderlock.testing.torture._claim import pause
 
 __all__ = ["Interval", "key_of", "make_file", "read_file"]
 

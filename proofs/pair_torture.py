@@ -36,7 +36,9 @@ import psycopg
 from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.testing import torture as proof
 from pgleaderlock.testing.embedded import Server
+from pgleaderlock.testing.torture import Claim
 from proofs.pair_members import Interval, key_of, make_file, read_file
 from proofs.pair_trace import Loss, Overlap, Trace, Traced
 from proofs.traced_relay import RelayProcess
@@ -192,15 +194,11 @@ def find_overlaps(intervals: list[tuple[str, Interval]]) -> list[Overlap]:
         by_role[each[1].role].append(each)
     found = []
     for role, ones in by_role.items():
-        ones.sort(key=lambda each: each[1].began_at)
-        for place, (name, first) in enumerate(ones):
-            for other, second in ones[place + 1 :]:
-                if second.began_at >= first.seen_at:
-                    break
-                lasted_s = min(first.seen_at, second.seen_at) - second.began_at
-                if name != other and lasted_s > 0:
-                    times = {"first_since": first.began_at, "first_until": first.seen_at}
-                    found.append(Overlap(role, (name, other), second.began_at, lasted_s, **times))
+        claims = [Claim(name, 0, 0, each.began_at, each.seen_at) for name, each in ones]
+        for both in proof.find_overlaps(claims):
+            first, names = both.first, (both.first.node, both.second.node)
+            if both.lasted_s > 0:
+                found.append(Overlap(role, names, both.began_at, both.lasted_s, first.began_at, first.seen_at))
     return sorted(found, key=lambda overlap: overlap.began_at)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pgleaderlock.testing._claim import read_claims
 from pgleaderlock.testing.torture import Claim, find_overlaps
-from pgleaderlock.testing.torture._claim import read_claims
 
 __all__ = [
     "Led", "Process", "compare_audit", "compare_followed", "compare_history", "compare_standing", "compare_terms",

@@ -2,7 +2,7 @@
 
 It writes into the folder what it observes of itself, in files that outlive a ``kill -9``: ``events``, what its
 elections told, one JSON object per line; and one file per role (by its place in the configuration) with the intervals
-in which the role's token was valid, sampled by a thread (:mod:`pgleaderlock.testing.torture._claim`). Both are
+in which the role's token was valid, sampled by a thread (:mod:`pgleaderlock.testing._claim`). Both are
 independent of the registry, and dated by the machine's one clock. It ends with its stdin.
 """
 
@@ -21,8 +21,8 @@ from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.models import Event, EventKind
 from pgleaderlock.ops.config import load_config
 from pgleaderlock.ops.node import Node
+from pgleaderlock.testing._claim import ClaimWriter, make_claim_file, pause
 from pgleaderlock.testing.demo._node import until_stdin_ends
-from pgleaderlock.testing.torture._claim import ClaimWriter, make_claim_file, pause
 
 _WRITTEN = {EventKind.ACQUIRED, EventKind.RECOVERED, EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED}
 _SAMPLE_EVERY_S = 0.005

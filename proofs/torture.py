@@ -3,7 +3,7 @@
     python -m proofs.torture --mode fast --seconds 300
 
 ``pgleaderlock torture`` is the same for everybody; here are the modes that must fail, or that only we need. Each member
-records when it claims to lead (``pgleaderlock/testing/torture/_claim.py``), and the judge of that command reads it.
+records when it claims to lead (``pgleaderlock/testing/_claim.py``), and the judge of that command reads it.
 
 Modes:
 
@@ -33,9 +33,9 @@ from pgleaderlock import LockKey
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.testing import torture as proof
+from pgleaderlock.testing._claim import make_claim_file, read_claims
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.torture import Claim, Overlap
-from pgleaderlock.testing.torture._claim import make_claim_file, read_claims
 from tests.conftest import free_port
 from tests.pooler import Pooler
 
@@ -50,8 +50,8 @@ from pathlib import Path
 from pgleaderlock import Election, FixedInterval, LeaderGroup, LeaderLock, LockKey, open_backend
 from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.postgres.pair import SessionPair
-from pgleaderlock.testing.torture._claim import sample_forever
-from pgleaderlock.testing.torture._node import be_busy
+from pgleaderlock.testing._claim import sample_forever
+from pgleaderlock.testing.demo._node import be_busy
 
 class GroupOfThree:  # as if it were the lock that the others look at
     def __init__(self, dsn, key, lease_s):
@@ -131,7 +131,7 @@ class Member:
         ]
 
 
-def find_overlaps(intervals: Iterable[tuple[float, float, str]]) -> list[Overlap]:
+def find_overlaps(intervals: Iterable[tuple[float, float, str]]) -> list[Overlap[Claim]]:
     """Compare intervals of other things than claims to lead: of processes, or of jobs that run."""
     return proof.find_overlaps(Claim(name, 0, 0, start, end) for start, end, name in intervals)
 
@@ -222,10 +222,10 @@ class Torture:
         self._end_sessions(connection, deed)
         return True
 
-    def overlaps(self) -> list[Overlap]:
+    def overlaps(self) -> list[Overlap[Claim]]:
         return proof.find_overlaps(claim for member in self.members for claim in member.intervals())
 
-    def unexplained(self) -> list[Overlap]:
+    def unexplained(self) -> list[Overlap[Claim]]:
         """Return the overlaps that no double kill within the lease before them explains."""
         kills = [at for at, deed in self.session_kills if deed == "both" and self._mode == "double"]
         return [

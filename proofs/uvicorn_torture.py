@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgleaderlock.testing.embedded import Server
-from proofs.torture import Overlap, find_overlaps
+from pgleaderlock.testing.torture import Claim, Overlap
+from proofs.torture import find_overlaps
 from tests import event_loops
 from tests.conftest import free_port
 
@@ -63,7 +64,7 @@ class Verdict:
     requests: int = 0
     led: int = 0
     stints: int = 0
-    overlaps: list[Overlap] = field(default_factory=list)
+    overlaps: list[Overlap[Claim]] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.testing.torture._claim import ClaimWriter
+from pgleaderlock.testing._claim import ClaimWriter
 from proofs import soak_judge as judge
 from proofs.soak_judge import Led, Process
 from proofs.soak_pages import Page

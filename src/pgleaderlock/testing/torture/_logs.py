@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pgleaderlock.testing.torture._claim import read_claims
+from pgleaderlock.testing._claim import read_claims
 
 __all__ = ["FAULT_LOG", "RUN_LOG", "Claim", "Fault", "Logs", "Told", "read_logs", "write_line"]
 
