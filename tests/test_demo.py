@@ -446,7 +446,7 @@ async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root
         async with scene.stage:
             pass
     assert scene.stage._actors["node-a"].last_words() == "it lacks something"
-    assert scene.stage.process_ids == {"node-a": None, "node-b": None}
+    assert [actor.pid for actor in scene.stage._actors.values()] == [None, None]
 
 
 async def test_a_node_that_does_not_end_when_asked_is_killed(root: Path, monkeypatch: pytest.MonkeyPatch):

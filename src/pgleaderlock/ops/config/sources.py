@@ -221,7 +221,6 @@ class _Layers:
         return True
 
     def add(self, path: KeyPath, text: str) -> None:
-        """Add a problem of this key."""
         setting, place = setting_at(path), self.origin(path)
         if setting is None or not place.startswith(("$", "--")):
             self.problems.append(Problem("" if place == DEFAULT else place, show_path(path), text))

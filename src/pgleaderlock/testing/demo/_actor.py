@@ -80,7 +80,6 @@ class Actor:
         }
 
     def kill(self) -> None:
-        """Kill its process with SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
@@ -94,7 +93,6 @@ class Actor:
         self._signal(signal.SIGCONT)
 
     def cut_off(self) -> None:
-        """Cut it off from PostgreSQL."""
         self.is_ready = False
         self.relay.cut()
 

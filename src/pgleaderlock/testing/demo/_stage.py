@@ -136,11 +136,6 @@ class Stage:
         return self._lease_s
 
     @property
-    def process_ids(self) -> dict[str, int | None]:
-        """The process id of each node; None while it has no process."""
-        return {actor.name: actor.pid for actor in self._actors.values()}
-
-    @property
     def leader(self) -> str | None:
         """The node that claims to lead, by its own report."""
         claim = self._ledger.current()
@@ -304,7 +299,6 @@ class Stage:
             await asyncio.sleep(_REPLACED_AFTER_S)
 
     def _heed(self, actor: Actor, pid: int, line: dict[str, Any]) -> None:
-        """Handle one report of a node."""
         match line:
             case {"says": "claims", "token": int(token), "at": float(at)}:
                 self._ledger.began(actor.name, pid, token, at)

@@ -59,7 +59,6 @@ class Fault:
     detail: str = ""
 
     def hits(self, node: str) -> bool:
-        """Whether this fault affects this node."""
         return self.node is None or self.node == node
 
 
@@ -77,7 +76,6 @@ class Logs:
 
 
 def write_line(path: Path, record: Any) -> None:
-    """Add one record to a log."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 

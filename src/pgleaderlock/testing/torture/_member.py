@@ -43,7 +43,6 @@ class Member(Actor):
         """Whether this process has led, or has been queued: it knows of the server's last start."""
 
     def kill(self) -> None:
-        """Kill its process with SIGKILL."""
         self.was_killed = True
         super().kill()
 
