@@ -89,50 +89,50 @@ simulate: setup ## Elections under faults on virtual time, on every store (SEEDS
 	$(RUN) python -m pgleaderlock.testing.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 exhaust: setup ## See every interleaving of a few nodes and faults (ARGS="--nodes 2 --faults 2", or ARGS=--mutations)
-	$(RUN) python -m pgleaderlock.testing.exhaustive $(ARGS)
+	$(RUN) python -m proofs.exhaustive $(ARGS)
 
 torture: setup ## Kill, freeze and cut off real processes, and look for two leaders (ARGS="--seconds 300")
-	$(RUN) python -m tests.torture --mode fast $(ARGS)
-	$(RUN) python -m tests.torture --mode strict $(ARGS)
-	$(RUN) python -m tests.torture --mode double $(ARGS)
-	$(RUN) python -m tests.torture --mode alone $(ARGS)
-	$(RUN) python -m tests.torture --mode group $(ARGS)
-	$(RUN) python -m tests.torture --mode rows $(ARGS)
+	$(RUN) python -m proofs.torture --mode fast $(ARGS)
+	$(RUN) python -m proofs.torture --mode strict $(ARGS)
+	$(RUN) python -m proofs.torture --mode double $(ARGS)
+	$(RUN) python -m proofs.torture --mode alone $(ARGS)
+	$(RUN) python -m proofs.torture --mode group $(ARGS)
+	$(RUN) python -m proofs.torture --mode rows $(ARGS)
 
 torture-server: setup ## Torture a database of yours, or one of its own, with a report (ARGS="--dsn ... --minutes 10 --report out.html")
 	@exec .venv/bin/pgleaderlock torture $(or $(ARGS),--embedded)
 
 torture-pairs: setup ## End both sessions of a leader while it replaces one: a lock, a group, 2,000 roles (ROUNDS=200 SECONDS=300)
-	$(RUN) python -m tests.pair_torture --mode lock --rounds $(or $(ROUNDS),200) $(ARGS)
-	$(RUN) python -m tests.pair_torture --mode group --rounds $(or $(ROUNDS),200) $(ARGS)
-	$(RUN) python -m tests.pair_torture --mode many --seconds $(or $(SECONDS),300) $(ARGS)
+	$(RUN) python -m proofs.pair_torture --mode lock --rounds $(or $(ROUNDS),200) $(ARGS)
+	$(RUN) python -m proofs.pair_torture --mode group --rounds $(or $(ROUNDS),200) $(ARGS)
+	$(RUN) python -m proofs.pair_torture --mode many --seconds $(or $(SECONDS),300) $(ARGS)
 
 torture-outages: setup ## Let PostgreSQL, lease rows and Kubernetes be away, and look when a leader is back (SECONDS="5 34 120")
-	$(RUN) python -m tests.outage_torture $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+	$(RUN) python -m proofs.outage_torture $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 torture-files: setup ## The same for locks in files: 64 processes, and 300 kills (ARGS="--seconds 30")
-	$(RUN) python -m tests.file_torture $(ARGS)
+	$(RUN) python -m proofs.file_torture $(ARGS)
 
 torture-nfs: setup ## The same for locks in a shared folder, on a local disk: 50,000 possessions (ARGS="--seconds 30")
-	$(RUN) python -m tests.nfs_torture $(ARGS)
+	$(RUN) python -m proofs.nfs_torture $(ARGS)
 
 torture-exec: setup ## The same for commands under exec that will not end (ARGS="--rounds 10")
-	$(RUN) python -m tests.exec_torture $(ARGS)
+	$(RUN) python -m proofs.exec_torture $(ARGS)
 
 torture-ticks: setup ## Kill leaders with scheduled work, and audit the tick ledger (ARGS="--kills 100")
-	$(RUN) python -m tests.ticks_torture $(ARGS)
+	$(RUN) python -m proofs.ticks_torture $(ARGS)
 
 soak: setup ## Minutes of faults on three nodes with 12 roles and 50 pages; compare what tells of it (ARGS="--minutes 15 --rows 1000000")
-	$(RUN) python -m tests.soak $(ARGS)
+	$(RUN) python -m proofs.soak $(ARGS)
 
 torture-uvicorn: setup ## Kill four uvicorn workers in turn under load, and look for a job that runs twice (ARGS="--seconds 30")
-	$(RUN) python -m tests.uvicorn_torture $(ARGS)
+	$(RUN) python -m proofs.uvicorn_torture $(ARGS)
 
 torture-beat: setup ## Kill one of two Celery beats under exec again and again, and count ticks (ARGS="--seconds 60"; redis-server)
-	$(RUN) python -m tests.beat_torture $(ARGS)
+	$(RUN) python -m proofs.beat_torture $(ARGS)
 
 fuzz: setup ## Feed hostile material to whatever reads something, other examples each time (ARGS="--minutes 10 -k files")
-	$(RUN) python -m tests.fuzz $(ARGS)
+	$(RUN) python -m proofs.fuzz $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
 	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \
@@ -143,7 +143,7 @@ test-nfs: setup ## Run the NFS tests with a real server and two hosts (Debian, r
 	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- nfs-on nfs-host-a python -m pytest --numprocesses=2 \
 		--dist=loadscope tests/test_nfs_hosts.py
 	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- python -m pytest tests/test_nfs_faults.py
-	$(RUN) python -m tests.nfs_hosts_torture $(ARGS)
+	$(RUN) python -m proofs.nfs_hosts_torture $(ARGS)
 
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")
 	$(RUN) python tools/pg_matrix.py $(ARGS)

@@ -1,6 +1,6 @@
 """What the fuzz tests are written with: hostile material, how much of it, and what must be true whatever it is.
 
-In ``make test`` the examples are always the same ones, and few. ``make fuzz ARGS="--minutes 10"`` (:mod:`tests.fuzz`)
+In ``make test`` the examples are always the same ones, and few. ``make fuzz ARGS="--minutes 10"`` (:mod:`proofs.fuzz`)
 draws others, many times as many; $PGLEADERLOCK_FUZZ_FACTOR says how many times.
 """
 

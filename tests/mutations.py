@@ -2,7 +2,7 @@
 
     python -m tests.mutations [WORD ...]   look for the first seed that finds each, and tell how it ended
 
-The exhaustive check has a list of its own (``pgleaderlock.testing.exhaustive``): rules of a model. Here it is the real
+The exhaustive check has a list of its own (``proofs.exhaustive``): rules of a model. Here it is the real
 code that is mutilated, by patches that exist only in the tests.
 """
 

@@ -12,7 +12,7 @@ from pgleaderlock import ConnectionError, FixedInterval, LeadershipLost, LockSta
 from pgleaderlock.integrations import celery as ours
 from pgleaderlock.integrations.celery import gate_beat
 from pgleaderlock.models import Grant
-from tests.beat_torture import Verdict, judge
+from proofs.beat_torture import Verdict, judge
 from tests.doubles import ScriptedBackend, make_election, until
 
 EVERY_S = 0.05

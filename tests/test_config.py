@@ -7,7 +7,6 @@ import pickle
 import re
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +27,6 @@ from pgleaderlock.cli.config import config as config_group
 from pgleaderlock.cli.config import config_options
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.config import Config, ConfigError, in_force, load, load_config
-from pgleaderlock.ops.config.lines import find_lines
 from pgleaderlock.ops.config.model import ClusterConfig, LeaderElectionConfig, RoleConfig
 from pgleaderlock.ops.config.settings import SETTINGS, Setting
 from pgleaderlock.retry import FixedInterval
@@ -197,7 +195,7 @@ def test_a_store_whose_package_is_missing_can_be_configured_nevertheless(write, 
 
 def test_a_file_with_a_mark_of_byte_order_and_windows_line_ends_is_read(folder):
     (folder / "node.toml").write_bytes(b"\xef\xbb\xbf[metrics]\r\nport = 1\r\n\r\nprt = 2\r\n")
-    assert refusal("node.toml") == ["node.toml:4: metrics.prt: unknown key; did you mean port?"]
+    assert refusal("node.toml") == ["node.toml: metrics.prt: unknown key; did you mean port?"]
 
 
 def test_the_configuration_is_frozen(write):
@@ -259,59 +257,7 @@ def test_how_durations_are_shown(seconds, shown):
     assert show_duration(seconds) == shown
 
 
-# --- Lines -----------------------------------------------------------------------------------------------------------
-
-NESTED = '''\
-title = "x"
-[a.b]  # a comment with = and [c]
-one = 1
-"two three" = """
-[not.a.table]
-four = 4""""
-five.six = 5
-
-[a]
-seven = [
-  1, # one
-  [2, { eight = 8, nine.ten = 9 }],
-  { eleven = """
-  """, twelve = 12 },
-]
-[[many]]
-x = 1
-[[many.inner]]
-y = QQQ[[z]]QQQ
-[many.table]
-z = 1979-05-27 07:32:00
-[[many]]
-x = 2
-[[many.inner]]
-[[many.inner]]
-y = {}
-[many.inner.deep]
-'quoted "key"' = true
-'''.replace("QQQ", "'''")
-
-
-def test_lines_in_tables_inline_tables_arrays_and_arrays_of_tables():
-    lines = find_lines(NESTED)
-    expected = {
-        ("title",): 1, ("a", "b"): 2, ("a", "b", "one"): 3, ("a", "b", "two three"): 4, ("a", "b", "five"): 7,
-        ("a", "b", "five", "six"): 7, ("a",): 9, ("a", "seven"): 10, ("a", "seven", 0): 11, ("a", "seven", 1): 12,
-        ("a", "seven", 1, 1, "eight"): 12, ("a", "seven", 1, 1, "nine", "ten"): 12, ("a", "seven", 2): 13,
-        ("a", "seven", 2, "eleven"): 13, ("a", "seven", 2, "twelve"): 14, ("many",): 16, ("many", 0): 16,
-        ("many", 0, "x"): 17, ("many", 0, "inner", 0): 18, ("many", 0, "inner", 0, "y"): 19, ("many", 0, "table"): 20,
-        ("many", 0, "table", "z"): 21, ("many", 1): 22, ("many", 1, "x"): 23, ("many", 1, "inner", 0): 24,
-        ("many", 1, "inner", 1): 25, ("many", 1, "inner", 1, "y"): 26, ("many", 1, "inner", 1, "deep"): 27,
-        ("many", 1, "inner", 1, "deep", 'quoted "key"'): 28,
-    }  # fmt: skip
-    assert {path: lines.get(path) for path in expected} == expected
-    assert paths_of(tomllib.loads(NESTED)) <= set(lines)
-
-
-def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return {path} - {()} | {found for key, item in items for found in paths_of(item, (*path, key))}
+# --- Any TOML --------------------------------------------------------------------------------------------------------
 
 
 def toml_of(value: Any) -> str:
@@ -335,24 +281,6 @@ scalars = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats()
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3), max_leaves=8
 )
-
-
-@given(st.dictionaries(words, values, max_size=5))
-def test_every_key_of_every_file_has_a_line(content):
-    text = "".join(f"# a comment\n{json.dumps(key)} = {toml_of(value)}\n" for key, value in content.items())
-    parsed = tomllib.loads(text)
-    lines = find_lines(text)
-    assert paths_of(parsed) <= set(lines)
-    for key in content:
-        assert text.splitlines()[lines[key,] - 1].startswith(json.dumps(key))
-
-
-@given(st.text())
-def test_what_is_no_toml_has_fewer_lines_and_breaks_nothing(text):
-    try:
-        find_lines(text)
-    except tomllib.TOMLDecodeError:
-        pytest.fail("a scanner of text that is not TOML must give up quietly")
 
 
 # --- What wins -------------------------------------------------------------------------------------------------------
@@ -411,7 +339,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(write, setting, sa
     )
     text, origin = None, "default"
     for layer, written, place in (
-        ("file", in_toml, f"node.toml:{3 if setting.path[:-1] else 2}"),
+        ("file", in_toml, "node.toml"),
         ("environment", in_environ, f"${setting.variable}"),
         ("flag", in_flag, "--set"),
     ):
@@ -504,35 +432,35 @@ def test_by_default_the_environment_is_the_process_s(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("lease_durration = 5", f"node.toml:2: {ELECTION}.lease_durration: unknown key; did you mean lease_duration?"),
-        ("port = 1", f"node.toml:2: {ELECTION}.port: unknown key; it belongs into [metrics] or [dashboard]"),
-        ("check_interval = 0", f"node.toml:2: {ELECTION}.check_interval: must be longer than 0"),
-        ("\n\npoll_interval = '0s'", f"node.toml:4: {ELECTION}.poll_interval: must be longer than 0"),
-        ("settle = -1", f"node.toml:2: {ELECTION}.settle: must be a duration such as"),
-        ("lease_duration = '481h'", f"node.toml:2: {ELECTION}.lease_duration: must be at most 480h"),
-        ("refresh_interval = '161h'", f"node.toml:2: {ELECTION}.refresh_interval: must be at most 160h"),
-        ("lock_timeout = '99ms'", f"node.toml:2: {ELECTION}.lock_timeout: must be at least 100ms"),
-        ("max_roles = 0", f"node.toml:2: {ELECTION}.max_roles: must be between 1 and 100000"),
-        ("max_roles = '1'", f"node.toml:2: {ELECTION}.max_roles: must be a whole number, without quotes"),
-        ("max_roles = true", f"node.toml:2: {ELECTION}.max_roles: must be a whole number, without quotes"),
-        ("witness = 'yes'", f"node.toml:2: {ELECTION}.witness: must be true or false, without quotes"),
-        ("wake = 'now'", f'node.toml:2: {ELECTION}.wake: must be "line" or "poll"'),
-        ("schema = 'pg_x'", f"node.toml:2: {ELECTION}.schema: must be a plain name"),
-        ("schema = 5", f"node.toml:2: {ELECTION}.schema: must be a text in quotes"),
-        ("backend = 'file:'", f"node.toml:2: {ELECTION}.backend: is not a valid PostgreSQL connection string"),
-        ("backend = 'redis://h'", f"node.toml:2: {ELECTION}.backend: is not the URL of a store: known: postgresql://"),
-        ("backend = 'file://'", f"node.toml:2: {ELECTION}.backend: is not the URL of a store"),
-        ("backend = 'postgresql://h:0/db'", f"node.toml:2: {ELECTION}.backend: has a port that is not a number"),
-        ("roles = 'a'", f"node.toml:2: {ELECTION}.roles: must be a list of names"),
-        ("roles = [\n'a',\n'b c']", f"node.toml:4: {ELECTION}.roles[1].name: is not usable as a role's name"),
-        ("roles = [1]", f"node.toml:2: {ELECTION}.roles[0]: must be a table"),
-        ("roles = [\n{ name = 'a', key = 'x' }]", f"node.toml:3: {ELECTION}.roles[0].key: is not a lock key"),
-        ("roles = [{ name = 'a', key = 5 }]", f"node.toml:2: {ELECTION}.roles[0].key: is not a lock key"),
-        ("roles = [{ key = 'pair:1/2' }]", f"node.toml:2: {ELECTION}.roles[0].name: is missing"),
-        ("roles = [{ name = 'a', nme = 1 }]", f"node.toml:2: {ELECTION}.roles[0].nme: unknown key; did you mean name?"),
+        ("lease_durration = 5", f"node.toml: {ELECTION}.lease_durration: unknown key; did you mean lease_duration?"),
+        ("port = 1", f"node.toml: {ELECTION}.port: unknown key; it belongs into [metrics] or [dashboard]"),
+        ("check_interval = 0", f"node.toml: {ELECTION}.check_interval: must be longer than 0"),
+        ("\n\npoll_interval = '0s'", f"node.toml: {ELECTION}.poll_interval: must be longer than 0"),
+        ("settle = -1", f"node.toml: {ELECTION}.settle: must be a duration such as"),
+        ("lease_duration = '481h'", f"node.toml: {ELECTION}.lease_duration: must be at most 480h"),
+        ("refresh_interval = '161h'", f"node.toml: {ELECTION}.refresh_interval: must be at most 160h"),
+        ("lock_timeout = '99ms'", f"node.toml: {ELECTION}.lock_timeout: must be at least 100ms"),
+        ("max_roles = 0", f"node.toml: {ELECTION}.max_roles: must be between 1 and 100000"),
+        ("max_roles = '1'", f"node.toml: {ELECTION}.max_roles: must be a whole number, without quotes"),
+        ("max_roles = true", f"node.toml: {ELECTION}.max_roles: must be a whole number, without quotes"),
+        ("witness = 'yes'", f"node.toml: {ELECTION}.witness: must be true or false, without quotes"),
+        ("wake = 'now'", f'node.toml: {ELECTION}.wake: must be "line" or "poll"'),
+        ("schema = 'pg_x'", f"node.toml: {ELECTION}.schema: must be a plain name"),
+        ("schema = 5", f"node.toml: {ELECTION}.schema: must be a text in quotes"),
+        ("backend = 'file:'", f"node.toml: {ELECTION}.backend: is not a valid PostgreSQL connection string"),
+        ("backend = 'redis://h'", f"node.toml: {ELECTION}.backend: is not the URL of a store: known: postgresql://"),
+        ("backend = 'file://'", f"node.toml: {ELECTION}.backend: is not the URL of a store"),
+        ("backend = 'postgresql://h:0/db'", f"node.toml: {ELECTION}.backend: has a port that is not a number"),
+        ("roles = 'a'", f"node.toml: {ELECTION}.roles: must be a list of names"),
+        ("roles = [\n'a',\n'b c']", f"node.toml: {ELECTION}.roles[1].name: is not usable as a role's name"),
+        ("roles = [1]", f"node.toml: {ELECTION}.roles[0]: must be a table"),
+        ("roles = [\n{ name = 'a', key = 'x' }]", f"node.toml: {ELECTION}.roles[0].key: is not a lock key"),
+        ("roles = [{ name = 'a', key = 5 }]", f"node.toml: {ELECTION}.roles[0].key: is not a lock key"),
+        ("roles = [{ key = 'pair:1/2' }]", f"node.toml: {ELECTION}.roles[0].name: is missing"),
+        ("roles = [{ name = 'a', nme = 1 }]", f"node.toml: {ELECTION}.roles[0].nme: unknown key; did you mean name?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_the_election_is_said_with_file_line_and_key(write, text, line):
+def test_what_is_wrong_in_the_election_is_said_with_file_and_key(write, text, line):
     (found,) = refusal(write(election(text)))
     assert found.startswith(line)
 
@@ -540,25 +468,25 @@ def test_what_is_wrong_in_the_election_is_said_with_file_line_and_key(write, tex
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("cluster = 3", "node.toml:1: cluster: must be a table"),
-        ("[cluster]\nleader_election = []", "node.toml:2: cluster.leader_election: must be a table"),
-        ("[cluster]\nnode = 'postgresql://x'", "node.toml:2: cluster.node: must be a name"),
-        ("[cluster]\nabout = { zone = [] }", "node.toml:2: cluster.about: must hold texts"),
-        ("[cluster]\nabout = 'x'", "node.toml:2: cluster.about: must be a table of texts"),
-        ("[cluster.about]\nx = nan", "node.toml:1: cluster.about: must hold texts"),
-        ("\n[clutser]\nx = 1", "node.toml:2: clutser: unknown key; did you mean cluster?"),
-        ("[cron]", "node.toml:1: cron: unknown key; the keys here are cluster, registry"),
-        ("'a b' = 1", "node.toml:1: (a key that is not shown): unknown key"),
-        ("[metrics]\nport = 65536", "node.toml:2: metrics.port: must be between 0 and 65535"),
-        ("[metrics]\nhost = ''", "node.toml:2: metrics.host: must be a name"),
-        ("[metrics]\nprefix = '9'", "node.toml:2: metrics.prefix: the prefix of the metrics must be"),
-        ("metrics.port = 1.5", "node.toml:1: metrics.port: must be a whole number, without quotes"),
-        ("[registry]\ndsn = 'file:///x'", "node.toml:2: registry.dsn: must be a connection string of libpq"),
-        ("[registry]\nkeep_days = 0", "node.toml:2: registry.keep_days: must be between 1 and 36500"),
-        ("[dashboard]\nenabled = 1", "node.toml:2: dashboard.enabled: must be true or false, without quotes"),
-        ("[alerts]\nname = 'a'", "node.toml:1: alerts: must be an array of tables"),
-        ("receivers = 1", "node.toml:1: receivers: must be a table"),
-        ("alert = 1", "node.toml:1: alert: unknown key; did you mean alerts?"),
+        ("cluster = 3", "node.toml: cluster: must be a table"),
+        ("[cluster]\nleader_election = []", "node.toml: cluster.leader_election: must be a table"),
+        ("[cluster]\nnode = 'postgresql://x'", "node.toml: cluster.node: must be a name"),
+        ("[cluster]\nabout = { zone = [] }", "node.toml: cluster.about: must hold texts"),
+        ("[cluster]\nabout = 'x'", "node.toml: cluster.about: must be a table of texts"),
+        ("[cluster.about]\nx = nan", "node.toml: cluster.about: must hold texts"),
+        ("\n[clutser]\nx = 1", "node.toml: clutser: unknown key; did you mean cluster?"),
+        ("[cron]", "node.toml: cron: unknown key; the keys here are cluster, registry"),
+        ("'a b' = 1", "node.toml: (a key that is not shown): unknown key"),
+        ("[metrics]\nport = 65536", "node.toml: metrics.port: must be between 0 and 65535"),
+        ("[metrics]\nhost = ''", "node.toml: metrics.host: must be a name"),
+        ("[metrics]\nprefix = '9'", "node.toml: metrics.prefix: the prefix of the metrics must be"),
+        ("metrics.port = 1.5", "node.toml: metrics.port: must be a whole number, without quotes"),
+        ("[registry]\ndsn = 'file:///x'", "node.toml: registry.dsn: must be a connection string of libpq"),
+        ("[registry]\nkeep_days = 0", "node.toml: registry.keep_days: must be between 1 and 36500"),
+        ("[dashboard]\nenabled = 1", "node.toml: dashboard.enabled: must be true or false, without quotes"),
+        ("[alerts]\nname = 'a'", "node.toml: alerts: must be an array of tables"),
+        ("receivers = 1", "node.toml: receivers: must be a table"),
+        ("alert = 1", "node.toml: alert: unknown key; did you mean alerts?"),
     ],
 )
 def test_what_is_wrong_elsewhere_is_said_too(write, text, line):
@@ -572,23 +500,23 @@ ALERT = '[[alerts]]\nname = "{}"\ncondition = "up == 0"\nseverity = "{}"\n'
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (ALERT.format("a", "info") + ALERT.format("b", "bad"), 'node.toml:8: alerts[1].severity: must be "critical"'),
-        (ALERT.format("a", "info") * 2, "node.toml:6: alerts[1].name: is used twice"),
+        (ALERT.format("a", "info") + ALERT.format("b", "bad"), 'node.toml: alerts[1].severity: must be "critical"'),
+        (ALERT.format("a", "info") * 2, "node.toml: alerts[1].name: is used twice"),
         (
             "[[alerts]]\nname = 'a'\ncondtion = 'x'\nseverity = 'info'",
-            "node.toml:3: alerts[0].condtion: is an unknown key",
+            "node.toml: alerts[0].condtion: is an unknown key",
         ),
-        ("[[alerts]]\nseverity = 'info'\ncondition = 'x'", "node.toml:1: alerts[0].name: is missing"),
-        (ALERT.format(" a", "info"), "node.toml:2: alerts[0].name: must be printable"),
-        ("alerts = [1]", "node.toml:1: alerts[0]: must be a table"),
-        ("[receivers.slack]\n\napi_url = 'x'", "node.toml:3: receivers.slack.api_url: is a secret"),
-        ("[receivers]\nslack = 1", "node.toml:2: receivers.slack: must be a table"),
-        ("[receivers]\nemail = 1", "node.toml:2: receivers.email: is an unknown key"),
-        ("[receivers.default]\ncritical = ['x']", "node.toml:2: receivers.default.critical: must be made of"),
-        ("[receivers.webhook.'a b']\nurl = 'https://h'", "node.toml:1: receivers.webhook: 'a b' is not a name"),
+        ("[[alerts]]\nseverity = 'info'\ncondition = 'x'", "node.toml: alerts[0].name: is missing"),
+        (ALERT.format(" a", "info"), "node.toml: alerts[0].name: must be printable"),
+        ("alerts = [1]", "node.toml: alerts[0]: must be a table"),
+        ("[receivers.slack]\n\napi_url = 'x'", "node.toml: receivers.slack.api_url: is a secret"),
+        ("[receivers]\nslack = 1", "node.toml: receivers.slack: must be a table"),
+        ("[receivers]\nemail = 1", "node.toml: receivers.email: is an unknown key"),
+        ("[receivers.default]\ncritical = ['x']", "node.toml: receivers.default.critical: must be made of"),
+        ("[receivers.webhook.'a b']\nurl = 'https://h'", "node.toml: receivers.webhook: 'a b' is not a name"),
     ],
 )
-def test_what_alerts_refuse_is_said_with_its_line(write, text, line):
+def test_what_alerts_refuse_is_said_with_its_key(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -596,39 +524,41 @@ def test_what_alerts_refuse_is_said_with_its_line(write, text, line):
 def test_every_wrong_alert_and_receiver_is_named(write):
     text = ALERT.format("a", "bad") + ALERT.format("b", "info") + ALERT.format("c", "bad")
     text += "[receivers.slack]\nurl = 'x'\n[receivers.pagerduty]\nkey = 'x'\n"
-    assert [line.partition(": ")[0] for line in refusal(write(text))] == [f"node.toml:{n}" for n in (4, 12, 14, 16)]
+    assert [line.split(": ")[1] for line in refusal(write(text))] == [
+        "alerts[0].severity", "alerts[2].severity", "receivers.slack.url", "receivers.pagerduty.key",
+    ]  # fmt: skip
 
 
 RELATIONS = [
-    ('lease_duration = "6s"\nrefresh_interval = "4s"', "refresh_interval", "3", "lease_duration: node.toml:2"),
-    ('takeover = "strict"', "takeover", "2", "term_table: default"),
-    ('takeover = "strict"\nterm_table = false', "takeover", "2", "term_table: node.toml:3"),
-    ('backend = "memory://x"\nwitness = true', "witness", "3", "backend: node.toml:2"),
-    ('backend = "memory://x"\nallow_pooler = true', "allow_pooler", "3", "backend: node.toml:2"),
-    ('backend = "memory://x"\nterm_table = true', "term_table", "3", "backend: node.toml:2"),
-    ('backend = "postgresql+lease://h/d"\nsettle = "1s"', "settle", "3", "backend: node.toml:2"),
-    ('backend = "memory://x"\nwake = "poll"', "wake", "3", "backend: node.toml:2"),
-    ('backend = "memory://x"\nschema = "x"', "schema", "3", "backend: node.toml:2"),
-    ('schema = "x"', "schema", "2", "term_table: default"),
-    ('term_table = false\nschema_owner = "x"', "schema_owner", "3", "term_table: node.toml:2"),
-    ('backend = "memory://x"\nroles = [{ name = "a", key = "bigint:1" }]', "roles[0].key", "3", "backend: node.toml:2"),
-    ('backend = "memory://x"\nroles = ["a", "b"]', "backend", "2", "roles: node.toml:3"),
-    ('roles = ["a",\n"b",\n"a"]', "roles[2]", "4", "roles[0]: node.toml:2"),
-    ('roles = ["a",\n{ name = "b", key = "named:a" }]', "roles[1]", "3", "roles[0]: node.toml:2"),
+    ('lease_duration = "6s"\nrefresh_interval = "4s"', "refresh_interval", "lease_duration: node.toml"),
+    ('takeover = "strict"', "takeover", "term_table: default"),
+    ('takeover = "strict"\nterm_table = false', "takeover", "term_table: node.toml"),
+    ('backend = "memory://x"\nwitness = true', "witness", "backend: node.toml"),
+    ('backend = "memory://x"\nallow_pooler = true', "allow_pooler", "backend: node.toml"),
+    ('backend = "memory://x"\nterm_table = true', "term_table", "backend: node.toml"),
+    ('backend = "postgresql+lease://h/d"\nsettle = "1s"', "settle", "backend: node.toml"),
+    ('backend = "memory://x"\nwake = "poll"', "wake", "backend: node.toml"),
+    ('backend = "memory://x"\nschema = "x"', "schema", "backend: node.toml"),
+    ('schema = "x"', "schema", "term_table: default"),
+    ('term_table = false\nschema_owner = "x"', "schema_owner", "term_table: node.toml"),
+    ('backend = "memory://x"\nroles = [{ name = "a", key = "bigint:1" }]', "roles[0].key", "backend: node.toml"),
+    ('backend = "memory://x"\nroles = ["a", "b"]', "backend", "roles: node.toml"),
+    ('roles = ["a",\n"b",\n"a"]', "roles[2]", "roles[0]: node.toml"),
+    ('roles = ["a",\n{ name = "b", key = "named:a" }]', "roles[1]", "roles[0]: node.toml"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "key", "line", "other"), RELATIONS)
-def test_what_cannot_be_together_names_both_keys_and_both_places(write, text, key, line, other):
+@pytest.mark.parametrize(("text", "key", "other"), RELATIONS)
+def test_what_cannot_be_together_names_both_keys_and_both_places(write, text, key, other):
     (found,) = refusal(write(election(text)))
-    assert found.startswith(f"node.toml:{line}: {ELECTION}.{key}: ")
+    assert found.startswith(f"node.toml: {ELECTION}.{key}: ")
     assert found.endswith(f"({ELECTION}.{other})")
 
 
 def test_a_registry_needs_a_postgresql(write):
     (found,) = refusal(write(election('backend = "memory://x"') + "[registry]\nenabled = true"))
-    assert found.startswith("node.toml:4: registry.enabled: the registry is in PostgreSQL")
-    assert f"{ELECTION}.backend: node.toml:2" in found
+    assert found.startswith("node.toml: registry.enabled: the registry is in PostgreSQL")
+    assert f"{ELECTION}.backend: node.toml" in found
     assert "registry.dsn: default" in found
 
 
@@ -638,8 +568,8 @@ BOTH = "[metrics]\nenabled = true\nport = {}\n{}\n[dashboard]\nenabled = true\np
 @pytest.mark.parametrize("hosts", [("", ""), ("host = '0.0.0.0'", ""), ("", "host = '::'")])
 def test_metrics_and_the_dashboard_cannot_share_a_port(write, hosts):
     (found,) = refusal(write(BOTH.format(80, hosts[0], 80, hosts[1])))
-    assert found.startswith("node.toml:7: dashboard.port: metrics and the dashboard cannot both listen on port 80")
-    assert found.endswith("(metrics.port: node.toml:3)")
+    assert found.startswith("node.toml: dashboard.port: metrics and the dashboard cannot both listen on port 80")
+    assert found.endswith("(metrics.port: node.toml)")
 
 
 def test_ports_that_do_not_meet_may_be_the_same(write):
@@ -652,7 +582,7 @@ def test_places_are_of_the_source_that_said_it(write):
     file = write(election('lease_duration = "60s"'))
     (found,) = refusal(file, {"PGLEADERLOCK_REFRESH_INTERVAL": "50s"})
     assert found.startswith("$PGLEADERLOCK_REFRESH_INTERVAL: refresh_interval = 50s must be less than two thirds of")
-    assert found.endswith(f"({ELECTION}.lease_duration: node.toml:2)")
+    assert found.endswith(f"({ELECTION}.lease_duration: node.toml)")
     (found,) = refusal(file, {}, f"{ELECTION}.refresh_interval=50s")
     assert found.startswith(f"--set {ELECTION}.refresh_interval: refresh_interval = 50s")
     assert refusal(None, {"PGLEADERLOCK_ROLES": "a,b c"})[0].startswith("$PGLEADERLOCK_ROLES: [1].name: is not usable")
@@ -684,8 +614,8 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file(write
     text += BOTH.format(80, "", 80, "") + "prt = 5\n"
     found = refusal(write(text), {"PGLEADERLOCK_NODE": ""}, "metrics.host=")
     assert [line.partition(": ")[0] for line in found] == [
-        "$PGLEADERLOCK_NODE", "--set metrics.host", "node.toml:2", "node.toml:4", "node.toml:5", "node.toml:9",
-        "node.toml:16", "node.toml:18",
+        "$PGLEADERLOCK_NODE", "--set metrics.host", "node.toml", "node.toml", "node.toml", "node.toml",
+        "node.toml", "node.toml",
     ]  # fmt: skip
 
 
@@ -695,7 +625,7 @@ def test_the_error_is_a_value_error_of_ours_and_programs_can_read_it(write):
     error = caught.value
     assert isinstance(error, ValueError)
     assert isinstance(error, ConfigError)
-    assert [(problem.place, problem.key) for problem in error.problems] == [("node.toml:1", "x"), ("node.toml:2", "y")]
+    assert [(problem.place, problem.key) for problem in error.problems] == [("node.toml", "x"), ("node.toml", "y")]
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.problems) == (str(error), error.problems)
 
@@ -811,10 +741,10 @@ def test_any_value_of_toml_anywhere_is_taken_or_refused_in_words(write, setting,
         loaded = load(path, environ={})
     except ConfigError as error:
         assert error.problems  # noqa: PT017
-        assert all(problem.place.startswith("node.toml:") for problem in error.problems)  # noqa: PT017
+        assert all(problem.place.partition(":")[0] == "node.toml" for problem in error.problems)  # noqa: PT017
         assert SECRET not in str(error).replace(f'alert "{SECRET}"', "")  # noqa: PT017
     else:
-        assert loaded.origins[setting.key].startswith("node.toml:")
+        assert loaded.origins[setting.key] == "node.toml"
         in_force(loaded)
 
 
@@ -825,7 +755,7 @@ def test_any_file_at_all_is_taken_or_refused_in_words(write, content):
     try:
         load(path, environ={})
     except ConfigError as error:
-        assert all(problem.place.startswith("node.toml:") for problem in error.problems)  # noqa: PT017
+        assert all(problem.place.partition(":")[0] == "node.toml" for problem in error.problems)  # noqa: PT017
 
 
 @FUZZED
@@ -940,7 +870,7 @@ def test_show_prints_what_is_in_force_and_where_it_came_from(write, run):
     assert found.exit_code == 0
     lines = {line.split()[0]: line for line in found.output.splitlines()}
     assert set(lines) == {setting.key for setting in SETTINGS}
-    assert lines[f"{ELECTION}.lease_duration"].split()[1:] == ["1m", "node.toml:2"]
+    assert lines[f"{ELECTION}.lease_duration"].split()[1:] == ["1m", "node.toml"]
     assert lines[f"{ELECTION}.refresh_interval"].split()[1:] == ["20s", "default"]
     assert lines["cluster.node"].split()[1:] == ["web-1", "$PGLEADERLOCK_NODE"]
     assert lines["metrics.enabled"].split()[1:] == ["true", "--set"]
@@ -956,14 +886,14 @@ def test_show_as_json_is_for_programs(write, run):
     shown = json.loads(run("show", "--config", "node.toml", "--json").output)
     assert shown["file"] == "node.toml"
     values = {each["key"]: (each["value"], each["source"]) for each in shown["settings"]}
-    assert values["cluster.about"] == ({"zone": "eu-1"}, "node.toml:2")
-    assert values[f"{ELECTION}.backend"] == ("memory://x", "node.toml:4")
-    assert values[f"{ELECTION}.roles"] == (["a"], "node.toml:5")
+    assert values["cluster.about"] == ({"zone": "eu-1"}, "node.toml")
+    assert values[f"{ELECTION}.backend"] == ("memory://x", "node.toml")
+    assert values[f"{ELECTION}.roles"] == (["a"], "node.toml")
     assert values[f"{ELECTION}.check_interval"] == ("5s", "default")
     assert values[f"{ELECTION}.settle"] == (None, "default")
     assert values["registry.enabled"] == (False, "default")
     assert values["registry.dsn"] == (None, "default")
-    assert values["alerts"] == (["x"], "node.toml:6")
+    assert values["alerts"] == (["x"], "node.toml")
 
 
 def test_show_names_roles_with_keys_receivers_and_facts_as_flags_take_them(write, run):
@@ -983,12 +913,12 @@ def test_check_exits_with_0_or_2(write, run):
     write("x = 1\n\ny = 2\n")
     bad = run("check", "--config", "node.toml")
     assert bad.exit_code == exit_codes.USAGE
-    assert [line.partition(":  ")[0][:14] for line in bad.stderr.splitlines()] == ["node.toml:1: x", "node.toml:3: y"]
+    assert [line[:12] for line in bad.stderr.splitlines()] == ["node.toml: x", "node.toml: y"]
     as_json = run("check", "--config", "node.toml", "--json")
     assert as_json.exit_code == exit_codes.USAGE
     told = json.loads(as_json.stdout)
     assert not told["ok"]
-    assert [each["place"] for each in told["problems"]] == ["node.toml:1", "node.toml:3"]
+    assert [each["place"] for each in told["problems"]] == ["node.toml", "node.toml"]
 
 
 @pytest.mark.parametrize("url", WITH_SECRET[:3])
@@ -1059,7 +989,7 @@ def test_the_messages_of_the_reference_are_real(write):
         *refusal(None, {}, "metrics.port=x"),
         *refusal(write(election("lease_durration = 1"))),
     ):
-        assert line.removeprefix("node.toml:2: ") in text
+        assert line.removeprefix("node.toml: ") in text
 
 
 # --- Everything at once -----------------------------------------------------------------------------------------------
@@ -1095,22 +1025,22 @@ def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_pat
     path.write_text(ALL_WRONG.lstrip())
     with pytest.raises(ConfigError) as caught:
         load_config(path, environ={})
-    found = [(problem.place.rpartition(":")[2], problem.key) for problem in caught.value.problems]
-    assert found == [
-        ("2", "cluster.leader_election.lease_duration"),
-        ("3", "cluster.leader_election.rolls"),
-        ("4", "cluster.leader_election.max_roles"),
-        ("8", "alerts[0].severity"),
-        ("10", "alerts[0].for"),
-        ("11", "alerts[0].notify"),
-        ("11", "alerts[0].notify"),
-        ("12", "alerts[1].severity"),
-        ("15", "alerts[1].bogus"),
-        ("16", "alerts[1].also"),
-        ("18", "receivers.slack.channel"),
-        ("19", "receivers.slack.api_url"),
-        ("20", "receivers.slack.api_url_file"),
-        ("22", "receivers.webhook.a.url"),
+    found = [problem.key for problem in caught.value.problems]
+    assert sorted(found) == [
+        "alerts[0].for",
+        "alerts[0].notify",
+        "alerts[0].notify",
+        "alerts[0].severity",
+        "alerts[1].also",
+        "alerts[1].bogus",
+        "alerts[1].severity",
+        "cluster.leader_election.lease_duration",
+        "cluster.leader_election.max_roles",
+        "cluster.leader_election.rolls",
+        "receivers.slack.api_url",
+        "receivers.slack.api_url_file",
+        "receivers.slack.channel",
+        "receivers.webhook.a.url",
     ]
     assert "hunter2" not in str(caught.value)
 

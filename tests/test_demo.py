@@ -61,11 +61,13 @@ def demo(root: Path, *words: str) -> Process:
 
 
 def processes_of(root: Path) -> list[int]:
-    """Find the server and the nodes of a demo: their command lines name its folder."""
+    """Find the server and the nodes of a demo: its command line and their connection strings name the folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            _, _, dsn = (entry / "environ").read_bytes().decode(errors="replace").partition(f"{_node.DSN_VARIABLE}=")
+            words += dsn.partition("\0")[0]
             if f"{root}/" in words or quote(f"{root}/", safe="") in words:
                 found.append(int(entry.name))
     return found
@@ -276,7 +278,7 @@ def test_one_after_the_other_is_no_overlap():
     ledger.ceased(1, 10, 2.0)
     ledger.began("b", 2, 11, 2.0)
     ledger.ceased(2, 11, 3.0)
-    assert ledger.overlaps == []
+    assert not ledger.overlaps
     assert ledger.current() is None
 
 
@@ -285,10 +287,10 @@ def test_a_leader_that_acts_after_the_next_term_has_begun_is_an_overlap(how: str
     ledger = Ledger()
     ledger.began("a", 1, 10, 1.0)
     ledger.began("b", 2, 11, 2.0)
-    assert ledger.overlaps == []
+    assert not ledger.overlaps
     getattr(ledger, how)(1, 10, 2.004)  # reported late, as by a node that was frozen
-    [overlap] = ledger.overlaps
-    assert str(overlap) == "TWO LEADERS AT ONCE: a and b both led for 4.0 ms"
+    overlap = ledger.overlaps[10, 11]
+    assert (overlap.first.node, overlap.second.node, overlap.lasted_s) == ("a", "b", pytest.approx(0.004))
 
 
 def test_a_dead_node_does_not_lead_and_the_next_term_is_the_successor():
@@ -444,7 +446,7 @@ async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root
         async with scene.stage:
             pass
     assert scene.stage._actors["node-a"].last_words() == "it lacks something"
-    assert scene.stage.process_ids == {"node-a": None, "node-b": None}
+    assert [actor.pid for actor in scene.stage._actors.values()] == [None, None]
 
 
 async def test_a_node_that_does_not_end_when_asked_is_killed(root: Path, monkeypatch: pytest.MonkeyPatch):

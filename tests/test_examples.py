@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
+from proofs import uvicorn_torture
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.processes import Process
@@ -94,8 +95,7 @@ def test_without_a_database_of_ones_own_there_is_an_embedded_one(state_folder: s
 
 
 def test_every_example_is_run_here_or_by_the_test_of_its_framework():
-    here = Path(__file__).parent
-    this = "".join((here / name).read_text(encoding="utf-8") for name in ("test_examples.py", "uvicorn_torture.py"))
+    this = "".join(Path(file).read_text(encoding="utf-8") for file in (__file__, uvicorn_torture.__file__))
     this = this.replace("fastapi_app:app", '"fastapi_app.py"')
     assert all(f'"{path.name}"' in this for path in EXAMPLES.glob("*.py"))
 

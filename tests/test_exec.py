@@ -20,9 +20,9 @@ from pgleaderlock.ops.config.settings import SETTINGS
 from pgleaderlock.postgres._status import look_at_lock
 from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.work.exec import family
-from tests import exec_torture
+from proofs import exec_torture
+from proofs.exec_torture import one_round
 from tests.conftest import Postgres
-from tests.exec_torture import one_round
 from tests.processes import Process
 from tests.support.guardian import is_alive
 from tests.sweeps import sweep

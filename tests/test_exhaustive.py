@@ -7,10 +7,10 @@ import pytest
 from pgleaderlock import EventKind, LockState
 from pgleaderlock.engine.fsm import ROWS, Input, Row, table_for
 from pgleaderlock.errors import IllegalTransition
-from pgleaderlock.testing import exhaustive
-from pgleaderlock.testing.exhaustive import MUTATIONS, Mutation, Rules, Scope, explore
-from pgleaderlock.testing.exhaustive import _rules as rules_module
-from pgleaderlock.testing.exhaustive.__main__ import main
+from proofs import exhaustive
+from proofs.exhaustive import MUTATIONS, Mutation, Rules, Scope, explore
+from proofs.exhaustive import _rules as rules_module
+from proofs.exhaustive.__main__ import main
 
 # Nothing here waits, so nothing can hang; but on a busy machine, with coverage, seconds of computing become many.
 pytestmark = pytest.mark.timeout(300)
@@ -123,7 +123,7 @@ def test_the_products_own_table_is_played_by_a_row_that_does_not_close_is_found(
 
 
 def test_a_loss_without_a_word_for_it_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.testing.exhaustive._facts._named", lambda fact, cause: False)
+    monkeypatch.setattr("proofs.exhaustive._facts._named", lambda fact, cause: False)
     assert "So A lost its leadership by health_failed, and the engine names no cause." in told(explore(ALONE))
 
 
@@ -158,9 +158,9 @@ def test_the_command_says_when_there_is_more_to_see(capsys: pytest.CaptureFixtur
 
 def test_the_command_tells_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     quickest = [mutation for mutation in MUTATIONS if mutation.name in ("witness", "close_on_doubt")]
-    monkeypatch.setattr("pgleaderlock.testing.exhaustive.__main__.MUTATIONS", quickest)
+    monkeypatch.setattr("proofs.exhaustive.__main__.MUTATIONS", quickest)
     assert main(["--mutations"]) == 0
     assert capsys.readouterr().out.count("--- without ") == 2
     sound = dataclasses.replace(quickest[0], scope=ALONE, rules=Rules())
-    monkeypatch.setattr("pgleaderlock.testing.exhaustive.__main__.MUTATIONS", [sound])
+    monkeypatch.setattr("proofs.exhaustive.__main__.MUTATIONS", [sound])
     assert main(["--mutations"]) == 1

@@ -25,7 +25,7 @@ from pgleaderlock.stores.file._folder import Folder
 from pgleaderlock.stores.file.backend import FileStore, open_file
 from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing import BackendContract
-from tests.file_torture import Group, kill_renewers, overlaps_in, simulate, tokens_out_of_order
+from proofs.file_torture import Group, kill_renewers, overlaps_in, simulate, tokens_out_of_order
 from tests.processes import Process
 from tests.support.file import LEASE_S, RENEW, acquired, candidates, names, path, process, taken_over
 

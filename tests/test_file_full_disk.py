@@ -19,7 +19,7 @@ from pgleaderlock.stores.file import _record as _file_record
 from pgleaderlock.stores.file._folder import Folder, Live
 from pgleaderlock.stores.file.backend import FileStore, open_file
 from pgleaderlock.stores.record import Claim
-from tests.file_torture import fill, free, simulate, tiny_disk
+from proofs.file_torture import fill, free, simulate, tiny_disk
 from tests.programs import skip_without
 from tests.support.file import RENEW, acquired, candidates, names, process, taken_over
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -582,11 +583,6 @@ async def test_a_role_that_stopped_alone_is_started_with_the_others(postgres: Po
         await until(leads(group, 3))
 
 
-# What is left of a loop that ended is collected in the test that ended it, and Python says that it was left.
-left_behind = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@left_behind
 def test_a_group_goes_on_in_another_event_loop(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
 
@@ -602,31 +598,8 @@ def test_a_group_goes_on_in_another_event_loop(postgres: Postgres, names: list[s
             return time.process_time() - used
 
     asyncio.run(lead_and_leave())
+    assert group._group.pair.is_closed
     assert asyncio.run(lead_again()) < 0.3  # and does not spin there
-    gc.collect()
-
-
-@left_behind
-def test_what_is_left_of_a_closed_loop_harms_nobody_when_it_is_collected(postgres: Postgres, names: list[str], caplog):
-    group = make_group(postgres.dsn, names)
-
-    async def lead() -> None:
-        await group.start()
-        await until(leads(group, 3))
-
-    async def lead_again() -> None:
-        async with group:
-            await until(leads(group, 3))
-            gc.collect()
-            await asyncio.sleep(0.2)
-            assert len(group.leading) == 3
-
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(lead())
-    loop.close()
-    asyncio.run(lead_again())
-    gc.collect()
-    assert "group_failed" not in caplog.text
 
 
 async def test_a_bug_in_the_group_s_task_is_a_loss_and_not_silence(postgres: Postgres, names: list[str], monkeypatch):
@@ -776,14 +749,6 @@ async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
         assert [role.token for role in group.values()] == tokens
 
 
-async def test_sessions_that_are_abandoned_hold_nothing(postgres: Postgres, names: list[str]):
-    async with make_group(postgres.dsn, names) as group:
-        await until(leads(group, 3))
-        tokens = {role.token for role in group.values()}
-        group._group.pair.abandon()
-        await until(lambda: len(group.leading) == 3 and not tokens & {role.token for role in group.values()})
-
-
 async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     assert repr(group) == "<LeaderGroup of 3 roles, leading 0>"
@@ -922,31 +887,31 @@ async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
         assert (names[0], EventKind.LOST) not in said
 
 
-def test_a_group_whose_loop_was_closed_while_it_led_can_be_started_on_another(postgres: Postgres, key: LockKey):
-    group = LeaderGroup(postgres.dsn, {"role": key}, settle_s=0, lease_s=3, health_interval_s=0.5)
-    begun: list[int] = []
+_CLOSED_LOOP = """
+import asyncio, sys
+from pgleaderlock import LeaderGroup, LockError
 
-    @group["role"].while_leader
-    async def work() -> None:
-        begun.append(1)
-        await asyncio.sleep(1e6)
+group, loop = LeaderGroup(sys.argv[1], ["role"], settle_s=0), asyncio.new_event_loop()
 
-    async def lead() -> None:
-        number = len(begun)
-        await group.start()
-        await until(lambda: len(begun) > number, timeout_s=15)
+async def lead():
+    await group.start()
+    await group["role"].wait_for_leadership()
 
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-    first.run_until_complete(lead())
-    left = asyncio.all_tasks(first)
-    first.close()
-    second.run_until_complete(lead())
-    second.run_until_complete(group.shutdown())
-    second.close()
-    for task in left:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        with contextlib.suppress(RuntimeError):  # a queue of asyncio's wants its loop for that
-            task.get_coro().close()
+loop.run_until_complete(lead())
+loop.close()
+assert not group["role"].is_leader
+try:
+    asyncio.run(group.start())
+except LockError as error:
+    print(error)
+"""
+
+
+def test_a_group_whose_loop_was_closed_while_it_led_is_refused_on_another(postgres: Postgres):
+    """In a process of its own, because asyncio complains of the tasks that died with that loop, and rightly so."""
+    command = [sys.executable, "-c", _CLOSED_LOOP, postgres.dsn]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert "was closed while it ran: make a new election" in done.stdout, done.stderr
 
 
 # --- A lock that is led is held -------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock.stores.nfs import Lock, _candidate
 from pgleaderlock.stores.nfs._candidate import Candidate
 from pgleaderlock.stores.nfs._folder import Folder
+from proofs.nfs_torture import Group, intervals_of, tokens_out_of_order
+from proofs.nfs_torture_candidates import Note
 from tests.nfs_simulation import simulate
-from tests.nfs_torture import Group, intervals_of, tokens_out_of_order
-from tests.nfs_torture_candidates import Note
 from tests.support.nfs_lock import LIFETIME_S, Clock, candidate, names
 
 

@@ -263,7 +263,7 @@ def test_status_of_one_lock_finds_its_key_and_its_store_in_a_configuration(
 def test_a_configuration_that_is_wrong_is_said_with_its_place(file_of: Callable[..., str]):
     result = run("history", "--config", file_of('["a"]', registry='rolls = "x"'))
     assert result.exit_code == exit_codes.USAGE
-    assert "node.toml:6: registry.rolls: unknown key" in result.stderr
+    assert "node.toml: registry.rolls: unknown key" in result.stderr
 
 
 # --- Whatever nodes call themselves -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from pgleaderlock.testing.torture._faulty_relay import Allowance, Target
-from tests.outage_torture import Return, SilentNetwork, Store, allowed_s, main, tell
+from proofs.outage_torture import Return, SilentNetwork, Store, allowed_s, main, tell
 
 
 def test_a_leader_may_take_a_third_of_the_lease_and_a_second(capsys: pytest.CaptureFixture[str]):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pair_members import Interval
-from tests.pair_torture import Blow, Outcome, attack_rounds, find_overlaps, parse, tell
-from tests.pair_trace import Loss, Overlap, Trace
-from tests.traced_relay import Ending, RelayProcess, SlowAnswer, find_backend_pid, read_trace
+from proofs.pair_members import Interval
+from proofs.pair_torture import Blow, Outcome, attack_rounds, find_overlaps, parse, tell
+from proofs.pair_trace import Loss, Overlap, Trace
+from proofs.traced_relay import Ending, RelayProcess, SlowAnswer, find_backend_pid, read_trace
 
 
 def test_intervals_of_one_role_that_overlap_are_found():

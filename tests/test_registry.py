@@ -615,7 +615,7 @@ def test_a_history_of_hand_overs_has_terms_and_a_gap():
 def test_two_terms_at_once_are_an_overlap_of_as_much_as_is_certain():
     lines = [line("acquired", 10), line("acquired", 15, "b", 2, within_s=1.0), line("lost", 20, within_s=0.5)]
     (found,) = audit(lines, since=0, until=30)
-    assert [(each.first.node, each.second.node, each.seconds) for each in found.overlaps] == [("a", "b", 3.5)]
+    assert [(each.first.node, each.second.node, each.lasted_s) for each in found.overlaps] == [("a", "b", 3.5)]
 
 
 def test_what_the_clocks_leave_open_is_no_overlap():
@@ -625,7 +625,7 @@ def test_what_the_clocks_leave_open_is_no_overlap():
 
 def test_a_short_term_inside_another_is_an_overlap_too():
     lines = [line("acquired", 10), line("acquired", 12, "b", 2), line("lost", 13, "b", 2), line("lost", 20)]
-    assert [each.seconds for each in audit(lines, since=0, until=30)[0].overlaps] == [1]
+    assert [each.lasted_s for each in audit(lines, since=0, until=30)[0].overlaps] == [1]
 
 
 def test_a_leader_that_vanished_is_taken_to_have_ended_when_it_was_seen_last():
@@ -733,4 +733,4 @@ def test_time_of_which_nobody_can_tell_is_neither_led_nor_leaderless():
     (found,) = audit(lines[:2], since=0, until=40)
     assert (found.leaderless_s, found.unknown_s, found.availability) == (0, 30, 1)
     (found,) = audit([lines[0], line("unwatched", 25), *lines[3:]], since=0, until=40)
-    assert [overlap.seconds for overlap in found.overlaps] == [5]  # until then it knew
+    assert [overlap.lasted_s for overlap in found.overlaps] == [5]  # until then it knew

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock.testing.torture._claim import ClaimWriter
-from tests import soak_judge as judge
-from tests.soak_judge import Led, Process
-from tests.soak_pages import Page
+from pgleaderlock.testing._claim import ClaimWriter
+from proofs import soak_judge as judge
+from proofs.soak_judge import Led, Process
+from proofs.soak_pages import Page
 
 SEEN_EVERY_S = 1.0
 FIRST = Led("a", "n1", 11, 7, began_at=100.0, ended_after=109.0, ended_before=110.0)

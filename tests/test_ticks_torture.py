@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ticks_torture import Begun, Row, find_faults, read_runs
+from proofs.ticks_torture import Begun, Row, find_faults, read_runs
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 

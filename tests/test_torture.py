@@ -23,6 +23,7 @@ from pgleaderlock import LockError
 from pgleaderlock.cli import exit_codes, torture_show
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.torture import find_forbidden, parse_faults
+from pgleaderlock.testing._claim import GAP_S, ClaimWriter, make_claim_file, read_claims
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.torture import (
     FAULTS,
@@ -45,7 +46,6 @@ from pgleaderlock.testing.torture import (
     read_logs,
     why_clocks_cannot_jump,
 )
-from pgleaderlock.testing.torture._claim import GAP_S, ClaimWriter, make_claim_file, read_claims
 from pgleaderlock.testing.torture._clock_step import plan_step
 from pgleaderlock.testing.torture._conductor import Conductor
 from pgleaderlock.testing.torture._faulty_relay import Allowance, FaultyRelay, Target

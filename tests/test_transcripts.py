@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgleaderlock.testing.simulation.scenario import read_scenario
+from tests.support.scenario import read_scenario
 
 SCRIPTS = sorted(Path(__file__).with_name("transcripts").glob("*.txt"))
 

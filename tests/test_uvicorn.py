@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from proofs.torture import find_overlaps
+from proofs.uvicorn_torture import MEDIAN_S, read_stints, torture
 from tests.conftest import Postgres
-from tests.torture import find_overlaps
-from tests.uvicorn_torture import MEDIAN_S, read_stints, torture
 
 _CALM_LOAD_PER_CPU = 1.5
 

@@ -201,12 +201,6 @@ CLOSED = """
     assert term.is_ending
     assert ended.wait(20)
 
-    async def again():
-        await lock.start()
-        await lock.shutdown()
-        assert term.is_ending
-
-    asyncio.run(again())
     print("ended")
 """
 

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import threading
-from typing import Any
 
 import pytest
 
-from pgleaderlock import Election, EventKind, LockState, Term, open_backend
+from pgleaderlock import EventKind, Term, open_backend
 from pgleaderlock import sync as blocking
 from pgleaderlock.models import Grant
-from tests.doubles import ScriptedBackend, make_election, until
+from tests.doubles import make_election, until
 from tests.support.while_leader import Diary, leased, now
 
 PATIENCE_S = 20
@@ -175,34 +174,3 @@ def test_a_program_that_ends_without_a_shutdown_has_not_failed():
 
     asyncio.run(program())
     assert [type(error).__name__ for error in heard] == ["ShutdownError"]
-
-
-@pytest.mark.parametrize("is_forgotten", ["before", "after"])
-def test_what_is_left_of_a_closed_loop_does_not_disturb_the_next_run(is_forgotten: str):
-    """Its coroutines are closed when they are forgotten, which may be at any time."""
-    backend = ScriptedBackend()
-    election = Election(backend, health_interval_s=1.0)
-
-    async def lead() -> list[Any]:
-        await election.start()
-        await until(lambda: election.is_leader)
-        return [task.get_coro() for task in asyncio.all_tasks() if "lifecycle" in task.get_name()]
-
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-    (left,) = first.run_until_complete(lead())
-    tasks = asyncio.all_tasks(first)
-    first.close()
-    if is_forgotten == "before":
-        left.close()
-        assert election.state is LockState.STOPPED
-    second.run_until_complete(lead())
-    left.close()
-    assert election.is_leader
-    assert backend.verbs.count("close") == 1
-    second.run_until_complete(election.shutdown())
-    assert election.state is LockState.STOPPED
-    second.close()
-    for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        with contextlib.suppress(RuntimeError):  # a queue of asyncio's wants its loop for that
-            task.get_coro().close()

@@ -9,13 +9,14 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
-from pgleaderlock.ops.registry.audit import Line, Overlap, RoleAudit, Term
+from pgleaderlock.ops.registry.audit import Line, RoleAudit, Term
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus
 
@@ -82,9 +83,9 @@ def _audit_fields(each: RoleAudit) -> dict[str, Any]:
     }
 
 
-def _overlap_fields(overlap: Overlap) -> dict[str, Any]:
+def _overlap_fields(overlap: Overlap[Term]) -> dict[str, Any]:
     return {
-        "seconds": round(overlap.seconds, 6),
+        "seconds": round(overlap.lasted_s, 6),
         "first": _term_fields(overlap.first),
         "second": _term_fields(overlap.second),
     }
@@ -146,9 +147,9 @@ def _table(audits: Sequence[RoleAudit], width: int) -> Table:
     )
 
 
-def _sentence(each: RoleAudit, overlap: Overlap) -> str:
+def _sentence(each: RoleAudit, overlap: Overlap[Term]) -> str:
     return (
-        f"OVERLAP in {visible(each.role)} ({visible(each.lock)}), for at least {duration(overlap.seconds)}: "
+        f"OVERLAP in {visible(each.role)} ({visible(each.lock)}), for at least {duration(overlap.lasted_s)}: "
         f"{_describe(overlap.first)} and {_describe(overlap.second)}"
     )
 

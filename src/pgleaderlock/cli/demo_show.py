@@ -85,8 +85,6 @@ async def _until_signal(demo: "_Demo") -> int:
 
 @dataclass(slots=True)
 class _Demo:
-    """One run of the demo."""
-
     options: DemoOptions
     server: Server
     had_overlap: bool = False

@@ -40,12 +40,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _registry_options(command: F) -> F:
-    """Add the options that say where the registry is and how to print."""
     return _place_options(json_option("One JSON object per line on stdout.")(command))
 
 
 def _place_options(command: F) -> F:
-    """Add the options that say where the registry is."""
     options = (
         dsn_option,
         url_option(
@@ -65,7 +63,6 @@ def _place_options(command: F) -> F:
 
 
 def _role_options(command: F) -> F:
-    """Add the options that name a role in the registry."""
     options = (
         click.option("--role", metavar="NAME", help="The role, as the registry shows it."),
         click.option("--lock", metavar="LOCK", help="The lock, as pair:1/100; needed where two have one role."),

@@ -54,7 +54,6 @@ class _Narrator:
         logger.info(f"process {os.getpid()} takes part in the election for {self._name}; Ctrl-C to leave it")
 
     def hear(self, event: Event) -> None:
-        """Log some of the events as sentences."""
         match event.kind:
             case EventKind.ACQUIRED | EventKind.RECOVERED:
                 self._look_away()

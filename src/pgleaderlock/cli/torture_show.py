@@ -103,8 +103,6 @@ def _logs_folder(request: Request, folder: Path) -> Path:
 
 
 class _Run:
-    """One torture run and its output."""
-
     def __init__(self, request: Request, ground: Ground, folder: Path, logs: Path) -> None:
         self._request = request
         self._ground = ground

@@ -35,7 +35,6 @@ __all__ = [
     "Work",
     "WorkPolicy",
     "is_async",
-    "is_on_a_loop",
     "takes_argument",
 ]
 
@@ -312,15 +311,6 @@ def is_async(fn: Work) -> bool:
     while hasattr(fn, "func"):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-
-
-def is_on_a_loop() -> bool:
-    """Return whether an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def takes_argument(fn: Work, name: str, what: str) -> bool:

@@ -67,7 +67,8 @@ _EXIT_TIMEOUT_S = 10.0  # for `async with` that ends in an exception, and for th
 class Election(WhileLeader):
     """One candidate for one lock, in any store.
 
-    Use from one event loop. A stopped election can be started again, on another loop too.
+    Use from one event loop. A stopped election can be started again, on another loop too; one whose loop was closed
+    while it ran cannot: its lease frees the lock.
     """
 
     __enter__ = __exit__ = refuse_plain_with
@@ -347,8 +348,10 @@ class Election(WhileLeader):
         """Return the current run. LockError if it is on another event loop, where the caller would wait for ever."""
         run = self._running
         if run is not None and run.loop.is_closed():
-            self._end_dead_run(run)  # that loop was closed without a shutdown
-            return None
+            raise LockError(
+                "the event loop of this election was closed while it ran: make a new election, and await shutdown() "
+                "before a loop is closed. If it led, its lock is free when its lease has expired"
+            )
         if run is not None and run.loop is not asyncio.get_running_loop():
             raise LockError(
                 "this election runs on another event loop, perhaps in another thread: from there use "
@@ -417,7 +420,7 @@ class Election(WhileLeader):
             run.signal_task = loop.create_task(_relay(self._shutdown_event, run, self._drain))
 
     def _end_dead_run(self, run: Run) -> None:
-        """End a run that could not end itself: it was cancelled before its first step, or its loop was closed.
+        """End a run that was cancelled before its first step, and so could not end itself.
 
         The backend cannot be closed here, because that has to be awaited: the next run does it before anything else.
         """
@@ -428,9 +431,8 @@ class Election(WhileLeader):
         error = ShutdownError("the lifecycle task ended before it could tidy up")
         applied = self._apply(run, Fact(Input.ABORTED, error))
         self._disarm_hard_fence()
-        if not run.loop.is_closed():  # on a closed one no listener can be notified
-            self._notify(run, applied.events)
-            run.stream.end()
+        self._notify(run, applied.events)
+        run.stream.end()
 
     async def _live(self, run: Run) -> None:
         error: Exception | None = None
@@ -446,11 +448,8 @@ class Election(WhileLeader):
         except Exception as bug:  # of any kind: a lock must not stay held by a task that no longer renews it
             self._logger.error("engine_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
             error = LockError(f"the election failed and was stopped: {bug!r}")
-        except GeneratorExit:  # the loop was closed and this task is being garbage-collected: it cannot await any more
-            self._end_dead_run(run)
-            raise
         finally:
-            if self._running is run:  # otherwise _end_dead_run has ended it, and another run may be in progress
+            if not run.loop.is_closed():  # else this task is being garbage-collected, and cannot await any more
                 await self._end_run(run, error)
 
     async def _next_fact(self, run: Run) -> Fact:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pgleaderlock._base.clock import Clock
-from pgleaderlock.engine._leader_task import Host, LeaderTask, TaskRun, Work, WorkPolicy, is_on_a_loop
+from pgleaderlock.engine._leader_task import Host, LeaderTask, TaskRun, Work, WorkPolicy
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import WorkOverrun
 from pgleaderlock.models import EventKind, Grant
@@ -179,7 +179,7 @@ class LeaderTasks:
         self._report_overruns_later(running, grant)
 
     def _report_overruns_later(self, running: Sequence[TaskRun], grant: Grant) -> None:
-        if not running or not is_on_a_loop():  # the loop was closed without a shutdown, and the election found out now
+        if not running:
             return
         left_s = grant.trusted_until - self._host.clock()
         patience_s = self._host.patience_s if math.isinf(left_s) else max(0.0, left_s)

@@ -230,12 +230,10 @@ class _SeparateElections(dict[str, Election]):
     """Elections that share no session, but are started and stopped together, as those of a group."""
 
     async def start(self) -> None:
-        """Start all of them."""
         for election in self.values():
             await election.start()
 
     async def shutdown(self, timeout_s: float | None = None) -> None:
-        """Release and stop all of them."""
         await asyncio.gather(*(election.shutdown(timeout_s) for election in self.values()))
 
     def on_renewed(self, fn: Callable[[float], object]) -> Callable[[float], object]:

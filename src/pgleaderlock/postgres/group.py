@@ -100,7 +100,6 @@ class Group:
         self._starts = 0  # calls of win_what_is_free in progress: no member has asked yet, but the sessions are needed
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._poll_at = 0.0
         self.renewal_listeners: list[Callable[[float], object]] = []
         """Called with the duration of each renewal, in seconds, for metrics."""
@@ -225,49 +224,33 @@ class Group:
             self._go_on()
 
     def _go_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._forget_another_loop()
-            self._loop = loop
         if self._task is None or self._task.done():
             self._news = asyncio.Event()
-            self._task = loop.create_task(self._live(), name="pgleaderlock group")
+            self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock group")
             self._task.add_done_callback(self._note_task_end)
         self._news.set()
 
     def _note_task_end(self, task: asyncio.Task[None]) -> None:
-        """If the task was cancelled from outside, declare all members lost: no task renews their locks any more.
-
-        close() sets ``_task`` to None before it cancels, so its own cancellation is ignored here.
-        """
+        """If the task was cancelled before its first step, and not by close(), refuse what was asked of it."""
         if task is self._task and task.cancelled():
             self._fail(LockError(f"the task of the group was cancelled ({self.where})"))
-
-    def _forget_another_loop(self) -> None:
-        """Discard the sessions and requests of an event loop that was closed without a shutdown.
-
-        Closing the sessions frees their locks.
-        """
-        self._task = None
-        self._pair.abandon()
-        for asked in (self._asking, self._waiting, self._leaving):
-            for key in [key for key, future in asked.items() if future.get_loop().is_closed()]:
-                del asked[key]
-        self._opening = [opened for opened in self._opening if not opened.get_loop().is_closed()]
 
     # --- The task ------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        loop = asyncio.get_running_loop()
         while not self._pair.is_closed or self._opening or self._asking or self._leaving:
             try:
                 await self._round()
                 await self._rest()
+            except asyncio.CancelledError:
+                if asyncio.current_task() is not self._task:  # by close(), which ends the sessions
+                    raise
+                # The event loop ends, and cancels the members too. This task goes on until they have been notified and
+                # have released, which closes the sessions: none outlives its loop, or is closed before an on_lost.
+                self._fail(LockError(f"the task of the group was cancelled ({self.where})"))
             except PgLeaderLockError as error:
                 self._fail(error)
             except Exception as bug:  # no renewal follows from here, so no member may stay valid: all have lost
-                if loop.is_closed():  # this task is being garbage-collected; the group may run on another loop by now
-                    return
                 self._logger.error("group_failed", error=bug, exc_info=bug)  # noqa: TRY400 - ours is not logging's
                 self._fail(LockError(f"the group failed: {bug!r} ({self.where})"))
                 await asyncio.sleep(_AFTER_BUG_S)
@@ -333,8 +316,7 @@ class Group:
             if len(watches) > 1 and watches[1].done():
                 self._poll_at = 0.0  # another group has released a lock: try now
         finally:
-            if not watches[0].get_loop().is_closed():  # else this task is being garbage-collected and cannot await
-                await _end_all(watches)
+            await _end_all(watches)
         if pair.has_ended:
             self._refuse_waiting()
 

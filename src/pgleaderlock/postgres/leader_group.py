@@ -68,11 +68,8 @@ class GroupRole(Election):
 
     def begin(self, won: Grant | None) -> bool:
         """Start, with the grant that the group has for this role. Return False when a run has not ended yet."""
-        former = self._running
-        if former is not None:
-            if not former.loop.is_closed():
-                return False
-            self._end_dead_run(former)  # that loop was closed without a shutdown, perhaps while leading
+        if self._run_here() is not None:
+            return False
         self._begin_run(won)
         return True
 
@@ -89,11 +86,11 @@ class GroupRole(Election):
     @property
     def is_over(self) -> bool:
         """Whether no run is left, including one that is stopped and still notifies its listeners."""
-        return self._running is None or self._running.loop.is_closed()
+        return self._running is None
 
     def ask_to_stop(self) -> None:
         """Request the end of the run without waiting, for a caller that is being cancelled."""
-        if self._running is not None and not self._running.loop.is_closed():
+        if self._running is not None:
             self._running.ask_to_stop()
 
     def __repr__(self) -> str:

@@ -37,7 +37,6 @@ by more than 10 %.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
@@ -297,18 +296,6 @@ class SessionPair:
         self.witness_ended.clear()
         if witness is not None:
             await witness.session.close()
-
-    def abandon(self) -> None:
-        """End both sessions where the event loop is gone: a driver's close() completes without waiting."""
-        for ready in (self._lock, self._witness):
-            if ready is not None:
-                with contextlib.suppress(StopIteration, Exception):
-                    ready.session.close().send(None)
-        self.validity.end()
-        self._lock = self._witness = self.ended = None
-        self.held.clear()
-        self._witnessed.clear()
-        self.witness_ended = asyncio.Event()
 
     # --- Ends ----------------------------------------------------------------------------------------------------
 

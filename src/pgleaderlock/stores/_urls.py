@@ -24,7 +24,6 @@ def open_postgres(url: str, settings: BackendSettings) -> Backend:
 
 
 def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
-    """Return a backend with a lease in a row."""
     from pgleaderlock.postgres.lease_table import LeaseRowStore  # noqa: PLC0415
 
     dsn = url.replace("postgresql+lease://", "postgresql://", 1)
@@ -34,7 +33,6 @@ def open_lease_rows(url: str, settings: BackendSettings) -> Backend:
 
 
 def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
-    """Return a backend with a Kubernetes Lease."""
     _check_no_role(settings, "k8s://")
     from pgleaderlock.stores import kubernetes  # noqa: PLC0415
 
@@ -45,7 +43,6 @@ def open_kubernetes(url: str, settings: BackendSettings) -> Backend:
 
 
 def open_file(url: str, settings: BackendSettings) -> Backend:
-    """Return a backend with a lease in a file."""
     _check_no_role(settings, "file://")
     from pgleaderlock.stores.file import backend  # noqa: PLC0415
 

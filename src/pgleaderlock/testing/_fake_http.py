@@ -16,8 +16,6 @@ _REASONS = {200: "OK", 201: "Created"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request for Leases."""
-
     method: str
     namespace: str
     name: str | None
@@ -47,7 +45,6 @@ class Request:
 
 
 def decode(body: bytes) -> object:
-    """Return the JSON of a body."""
     try:
         return json.loads(body)
     except ValueError:

@@ -70,14 +70,12 @@ class LeaseApi:
         self._new_uid = new_uid
 
     def get(self, namespace: str, name: str) -> Object:
-        """Return one."""
         lease = self.leases.get((namespace, name))
         if lease is None:
             raise Refusal(404, "NotFound", f'{_KIND} "{name}" not found')
         return copy.deepcopy(lease)
 
     def create(self, namespace: str, content: object) -> Object:
-        """Make a new one."""
         lease = self._decode(namespace, content)
         name = lease["metadata"].get("name", "")
         if "resourceVersion" in lease["metadata"]:
@@ -118,7 +116,6 @@ class LeaseApi:
         return 200, copy.deepcopy(self.leases[namespace, name])
 
     def delete(self, namespace: str, name: str) -> Object:
-        """Remove one."""
         lease = self.get(namespace, name)
         del self.leases[namespace, name]
         self._stamp(lease)

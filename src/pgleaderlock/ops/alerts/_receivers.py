@@ -59,7 +59,6 @@ class Receiver:
 
 
 def parse(receivers: Table, source: str) -> tuple[Receiver, ...]:
-    """Return the receivers that ``[receivers]`` configures."""
     receivers.only(("default", "pagerduty", "slack", "webhook"))
     found = []
     if "pagerduty" in receivers:

@@ -43,7 +43,6 @@ class Table:
         return value
 
     def needed(self, key: str, example: str) -> str:
-        """Return a text that is required."""
         value = self.text(key)
         if value is None:
             raise self.wrong(key, f"is missing: add {key} = {example}")

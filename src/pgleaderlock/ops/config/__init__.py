@@ -1,7 +1,7 @@
 """A node's configuration: one TOML file, overridden by environment variables, overridden by flags.
 
 Needs ``pip install "pgleaderlock[config]"``. :func:`load_config` returns a frozen :class:`Config`, or raises an error
-with all problems at once, each with file, line and key. No secret is ever shown, neither by an error nor by ``repr``.
+with all problems at once, each with file and key. No secret is ever shown, neither by an error nor by ``repr``.
 
 ::
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pgleaderlock.ops.alerts import Config, alertmanager_config, parse, prometheus_rules, unheard
-from pgleaderlock.ops.config.lines import KeyPath
+from pgleaderlock.ops.config.problems import KeyPath
 
 __all__ = ["find_problems", "review"]
 

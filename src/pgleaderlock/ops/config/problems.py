@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.ops.config.lines import KeyPath
 
-__all__ = ["ConfigError", "Problem", "show_path"]
+__all__ = ["ConfigError", "KeyPath", "Problem", "show_path"]
+
+KeyPath = tuple[str | int, ...]
+"""The path to a value: the names of tables and keys, and the numbers of elements, from 0."""
 
 _PRESENTABLE = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 
@@ -20,7 +22,7 @@ class Problem:
     """One problem: its place, its key, and a text."""
 
     place: str
-    """``pgleaderlock.toml:12``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set cluster.node``."""
+    """``pgleaderlock.toml``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set cluster.node``."""
     key: str
     """``cluster.leader_election.lease_duration``; empty if the place says enough."""
     text: str

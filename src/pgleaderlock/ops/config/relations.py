@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgleaderlock._base.durations import show_duration
-from pgleaderlock.ops.config.lines import KeyPath
+from pgleaderlock.ops.config.problems import KeyPath
 from pgleaderlock.ops.config.values import is_rows
 from pgleaderlock.stores.times import is_too_rare
 

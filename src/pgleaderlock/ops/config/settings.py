@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pgleaderlock._base.spelling import near
-from pgleaderlock.ops.config.lines import KeyPath
 from pgleaderlock.ops.config.model import Config, Kind, RoleConfig
+from pgleaderlock.ops.config.problems import KeyPath
 
 __all__ = ["PREFIX", "SETTINGS", "Setting", "children_of", "sections", "setting_at", "suggest"]
 

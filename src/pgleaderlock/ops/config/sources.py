@@ -25,9 +25,8 @@ from pydantic import ValidationError
 
 from pgleaderlock._base.spelling import near
 from pgleaderlock.ops.config import alerting, relations
-from pgleaderlock.ops.config.lines import KeyPath, find_lines
 from pgleaderlock.ops.config.model import RELATIONS_LATER, Config
-from pgleaderlock.ops.config.problems import ConfigError, Problem, show_path
+from pgleaderlock.ops.config.problems import ConfigError, KeyPath, Problem, show_path
 from pgleaderlock.ops.config.settings import PREFIX, SETTINGS, Setting, sections, setting_at, suggest
 
 __all__ = ["DEFAULT", "Loaded", "Option", "load", "load_config"]
@@ -71,7 +70,7 @@ class Loaded:
     config: Config
     file: str | None
     origins: Mapping[str, str]
-    """By key: ``default``, ``pgleaderlock.toml:14``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set`` or ``--lease``."""
+    """By key: ``default``, ``pgleaderlock.toml``, ``$PGLEADERLOCK_LEASE_DURATION``, ``--set`` or ``--lease``."""
     refused: tuple[Problem, ...] = ()
     """Problems for which ``pgleaderlock alerts export`` would refuse the alerts. A node can start nevertheless."""
     doubtful: tuple[Problem, ...] = ()
@@ -107,19 +106,13 @@ def load(
     layers.lay_options(options)
     config = _check(layers)
     if layers.problems:
-        raise ConfigError(sorted(layers.problems, key=_line_of))
+        raise ConfigError(layers.problems)
     origins = {setting.key: layers.origin(setting.path) for setting in SETTINGS}
     reviews = alerting.review(config.alerting, config.metrics.prefix)
     refused, doubtful = (
         tuple(Problem(layers.origin(path), show_path(path), text) for path, text in found) for found in reviews
     )
     return Loaded(config, layers.file, origins, refused, doubtful)
-
-
-def _line_of(problem: Problem) -> int:
-    """Return the line of a problem, for sorting in the order of the file; problems outside the file come first."""
-    line = problem.place.rpartition(":")[2]
-    return int(line) if line.isdecimal() else 0
 
 
 # --- The layers ------------------------------------------------------------------------------------------------------
@@ -131,7 +124,6 @@ class _Layers:
 
     file: str | None
     content: dict[str, Any]
-    lines: Mapping[KeyPath, int]
     laid_over: dict[KeyPath, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -218,9 +210,6 @@ class _Layers:
             return self.laid_over[setting.path]
         if setting is not None and not self._says(setting.path):
             return DEFAULT
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.lines:
-                return f"{self.file}:{self.lines[path[:length]]}"
         return self.file or DEFAULT
 
     def _says(self, path: KeyPath) -> bool:
@@ -232,7 +221,6 @@ class _Layers:
         return True
 
     def add(self, path: KeyPath, text: str) -> None:
-        """Add a problem of this key."""
         setting, place = setting_at(path), self.origin(path)
         if setting is None or not place.startswith(("$", "--")):
             self.problems.append(Problem("" if place == DEFAULT else place, show_path(path), text))
@@ -265,7 +253,7 @@ def _suggest_key(key: str) -> str:
 
 def _read(path: str | os.PathLike[str] | None) -> _Layers:
     if path is None:
-        return _Layers(None, {}, {})
+        return _Layers(None, {})
     file = os.fspath(path)
     try:
         text = Path(file).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
@@ -278,7 +266,7 @@ def _read(path: str | os.PathLike[str] | None) -> _Layers:
     content, problem = _parse(text, file)
     if problem is not None:  # raised here, so that tomllib's exception is not part of it
         raise ConfigError([problem])
-    return _Layers(file, content, find_lines(text))
+    return _Layers(file, content)
 
 
 def _parse(text: str, file: str) -> tuple[dict[str, Any], Problem | None]:

@@ -84,7 +84,6 @@ class Board:
 
     @property
     def roles(self) -> list[Json]:
-        """The records of all roles."""
         return list(self._roles.values())
 
     @property

@@ -18,7 +18,6 @@ class _Seen:
         self._board = board
 
     def collect(self) -> Iterator[Any]:
-        """Yield the current figures."""
         from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - of an extra
 
         fresh = GaugeMetricFamily(

@@ -21,8 +21,6 @@ class TooManyListeners(Exception):  # noqa: N818 - what happened
 
 
 class Listener:
-    """One open stream."""
-
     def __init__(self, afresh: Callable[[], Sequence[str]]) -> None:
         self._afresh = afresh
         self._queue: deque[str] = deque()
@@ -43,7 +41,6 @@ class Listener:
         self._news.set()
 
     def end(self) -> None:
-        """End the stream after the queued messages."""
         self._has_ended = True
         self._news.set()
 
@@ -63,8 +60,6 @@ class Listener:
 
 
 class Streams:
-    """All open streams."""
-
     def __init__(self, afresh: Callable[[], Sequence[str]], most: int) -> None:
         self._afresh = afresh
         self._most = most
@@ -85,16 +80,13 @@ class Streams:
         return listener
 
     def close(self, listener: Listener) -> None:
-        """Remove a listener."""
         self._listeners.discard(listener)
         self._operators.discard(listener)
 
     def say(self, message: str) -> None:
-        """Tell everybody."""
         for listener in self._listeners:
             listener.put(message)
 
     def end(self) -> None:
-        """End all streams."""
         for listener in self._listeners:
             listener.end()

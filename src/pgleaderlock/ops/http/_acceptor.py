@@ -26,11 +26,9 @@ class Acceptor:
         self._resume: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Begin to accept."""
         self._loop.add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Accept no more."""
         self._loop.remove_reader(self._listening)
         if self._resume is not None:
             self._resume.cancel()

@@ -43,7 +43,6 @@ class Connection(H11Protocol):
         self._start_timer(self._limits.request_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
         self._stop_timer()
         self.app = self._inner  # no circle, so that all of it is freed now and not when the garbage is collected
         self._on_lost(self)

@@ -49,7 +49,6 @@ class _Uvicorn(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the original's
-        """Begin to accept."""
         self.servers = []
         self._room = WaitingRoom(self._limits, self._log, self._classify, self._begin)
         self._acceptor = Acceptor(self._listening, self._room, self._limits, self._log)

@@ -117,7 +117,6 @@ class WaitingRoom:
         self._sweep()
 
     def close(self) -> None:
-        """Close every connection that waits."""
         self._loop.remove_reader(self._selector)
         for handle in (self._sweep_handle, self._serve_handle):
             if handle is not None:
@@ -147,7 +146,6 @@ class WaitingRoom:
         return True
 
     def add(self, client: socket.socket) -> None:
-        """Take in a connection that was accepted."""
         visitor = _Visitor(client, self._loop.time())
         self._silent[visitor] = None
         self._selector.register(client, selectors.EVENT_READ, visitor)

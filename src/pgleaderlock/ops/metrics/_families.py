@@ -25,24 +25,16 @@ class WatchedRegistry(Protocol):
     """What is asked of a :class:`~pgleaderlock.ops.registry.Registry`."""
 
     @property
-    def node(self) -> str:
-        """How its node calls itself."""
-        ...
+    def node(self) -> str: ...
 
     @property
-    def is_up(self) -> bool:
-        """Whether it can write."""
-        ...
+    def is_up(self) -> bool: ...
 
     @property
-    def dropped_events(self) -> int:
-        """What it had to forget."""
-        ...
+    def dropped_events(self) -> int: ...
 
     @property
-    def overlaps(self) -> Mapping[str, int]:
-        """How many overlaps its history has, by role."""
-        ...
+    def overlaps(self) -> Mapping[str, int]: ...
 
 
 class Families:
@@ -120,14 +112,12 @@ class Families:
         return iter(vars(self).values())
 
     def add_registry(self, registry: "WatchedRegistry") -> None:
-        """Add what a registry has to tell of itself."""
         self.registry_up.add_metric((registry.node,), 1.0 if registry.is_up else 0.0)
         self.registry_dropped.add_metric((registry.node,), registry.dropped_events)
         for role, count in registry.overlaps.items():
             self.overlaps.add_metric((role, registry.node), count)
 
     def add(self, labels: tuple[str, str], time_left_s: float, reading: Reading) -> None:
-        """Add one election to every metric."""
         self.is_leader.add_metric(labels, 1.0 if time_left_s > 0 else 0.0)
         self.time_left.add_metric(labels, time_left_s)
         self.tenure.add_metric(labels, reading.tenure_s)

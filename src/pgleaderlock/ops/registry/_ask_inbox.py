@@ -116,8 +116,6 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One ask, as it is decided on."""
-
     lock: str
     by: str
     left_s: float
@@ -203,7 +201,6 @@ class TableInbox:
         return bool(rows and rows[0][0])
 
     async def prune(self, keep_days: int) -> None:
-        """Forget what is older."""
         await self._database.fetch(_for(self._schema, _PRUNE), {"keep_days": keep_days})
 
     async def read(self, locks: Sequence[str], claims: Sequence[Claim]) -> list[Ask]:  # noqa: ARG002 - rows alone count

@@ -39,8 +39,6 @@ _TIME = "SELECT extract(epoch FROM clock_timestamp())::float"
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What one session sent last."""
-
     pid: int
     """Of the session that sent it: the server's word."""
     payload: str
@@ -66,7 +64,6 @@ class Database:
 
     @property
     def where(self) -> str:
-        """Which database, without secrets."""
         return _dsn.describe(self._parts)
 
     @property
@@ -98,11 +95,9 @@ class Database:
         return bool(are_there)
 
     async def stop_listening(self) -> None:
-        """Have no notifications sent here any more."""
         await self.fetch("UNLISTEN *")
 
     async def listen(self, channel: str) -> None:
-        """Have the notifications of this channel sent here."""
         await self.fetch(f'LISTEN "{channel}"')
 
     async def close(self) -> None:
@@ -123,7 +118,6 @@ class Database:
             return await self._fetch(statement, parameters)
 
     async def run_all(self, work: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Run all of them, or none."""
         async with self._bounded("it could not be written to"), self._open_connection().transaction():
             for statement, parameters in work:
                 await self._fetch(statement, parameters)

@@ -37,8 +37,6 @@ _SPARE_SHARE = 0.1  # of a lease: what is shown is written again so long before 
 
 @dataclass(slots=True)
 class Standing:
-    """One role of this node."""
-
     lock: str
     role: str
     key: LockKey | None
@@ -100,11 +98,9 @@ class PendingRows:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to write."""
         return bool(self._changes) or len(self.outbox) > 0
 
     def add(self, standing: Standing, now: float) -> None:
-        """Begin to keep this role, as it is now."""
         self.standings[standing.lock] = standing
         election = standing.election
         if election.state is LockState.STOPPED:
@@ -142,7 +138,6 @@ class PendingRows:
                 self._mark_leader(standing)
 
     def hear(self, standing: Standing, event: Event) -> None:
-        """Note one event of one role."""
         if event.kind is EventKind.STATE_CHANGE:
             self._note_state(standing, event)
             return

@@ -23,7 +23,6 @@ class ServerClock:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was an answer yet."""
         return self._within_s is not None
 
     def note(self, sent: float, received: float, server_s: float) -> None:

@@ -14,9 +14,12 @@ is not known counts as ended when it was last seen: the history has no evidence 
 Not promised: that a history without an overlap never had one. It has what nodes said, in events; for proof, fence.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+
+from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
 __all__ = [
     "BEGINS",
@@ -24,7 +27,6 @@ __all__ = [
     "TELLS",
     "Line",
     "Orderly",
-    "Overlap",
     "RoleAudit",
     "Term",
     "audit",
@@ -78,15 +80,6 @@ class Term:
     """How exactly both times are known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Two terms that were valid at the same time, and for how long at least."""
-
-    first: Term
-    second: Term
-    seconds: float
-
-
 @dataclass(slots=True)
 class Orderly:
     """Terms of one lock that followed each other in order, summed up: no other term reached into them."""
@@ -107,7 +100,7 @@ class RoleAudit:
     since: float
     until: float
     terms: list[Term] = field(default_factory=list)
-    overlaps: list[Overlap] = field(default_factory=list)
+    overlaps: list[Overlap[Term]] = field(default_factory=list)
     leaderless_s: float = 0.0
     """At most: a leader that died is taken to have ended when it was last seen."""
     unknown_s: float = 0.0
@@ -205,17 +198,15 @@ def _add(each: RoleAudit, orderly: Orderly) -> None:
         each.failovers[how] = each.failovers.get(how, 0) + count
 
 
-def _overlaps(terms: list[Term]) -> list[Overlap]:
-    overlaps = []
-    for index, first in enumerate(terms):
-        for second in terms[index + 1 :]:
-            if first.ended_at is None or second.began_at >= first.ended_at:
-                break
-            ends_at = min(first.ended_at, first.ended_at if second.ended_at is None else second.ended_at)
-            seconds = ends_at - second.began_at - first.within_s - second.within_s
-            if seconds > 0 and first.instance != second.instance:
-                overlaps.append(Overlap(first, second, seconds))
-    return overlaps
+def _overlaps(terms: list[Term]) -> list[Overlap[Term]]:
+    """Return the overlaps that are longer than the uncertainty of their times, each shortened by it."""
+    found = find_overlaps(
+        terms,
+        lambda term: -math.inf if term.ended_at is None else term.ended_at,
+        lambda term: math.inf if term.ended_at is None else term.ended_at,
+    )
+    certain = [replace(each, lasted_s=each.lasted_s - each.first.within_s - each.second.within_s) for each in found]
+    return [each for each in certain if each.lasted_s > 0 and each.first.instance != each.second.instance]
 
 
 def _not_led_s(each: RoleAudit) -> tuple[float, float]:

@@ -88,7 +88,6 @@ class Folder:
         self._temporary_name = re.compile(rf"{name}\.tmp\.[0-9a-f]{{16}}", re.ASCII)
 
     def live_path(self, token: int) -> Path:
-        """Return the path of a term."""
         return self._beside(f"live.{token}")
 
     # --- Looking -----------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class Entry:
 
 
 def now_text() -> str:
-    """Return the time of day, for display."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

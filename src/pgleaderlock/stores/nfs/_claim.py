@@ -39,13 +39,11 @@ class Claimant:
 
 
 def new_name(lock: str, host: str, separator: str = "|") -> str:
-    """Return a unique file name for a claim of this process."""
     parts = (_shortened(lock), _shortened(host), str(os.getpid()), str(secrets.randbelow(2**63)))
     return separator.join(("claim", *parts))
 
 
 def is_name(name: str) -> bool:
-    """Whether this is the name of a claim file."""
     return name.startswith("claim") and name[-1] in "0123456789" and _NAME.fullmatch(name) is not None
 
 

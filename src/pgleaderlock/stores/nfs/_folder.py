@@ -128,7 +128,6 @@ class Folder:
         self._logger = get_logger().bind(lockfile=str(path))
 
     def epoch_path(self, epoch: int) -> str:
-        """Return the path of an epoch."""
         return f"{self.path}/epoch.{epoch}"
 
     def released_path(self, epoch: int) -> str:
@@ -259,7 +258,6 @@ class Folder:
     # --- The steps ---------------------------------------------------------------------------------------------
 
     def make(self) -> None:
-        """Make the folder, unless it exists."""
         parent = self.path.parent
         try:
             self.path.mkdir()

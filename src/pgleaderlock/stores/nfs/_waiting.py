@@ -67,7 +67,6 @@ class Turnstile:
             time.sleep(_GLANCE_S if self._is_local else _POLL_S)
 
     def close(self) -> None:
-        """Unsubscribe from changes."""
         self._watch.close()
 
 

@@ -138,7 +138,6 @@ async def assert_over(backend: Backend, grant: Grant) -> None:
 
 
 async def released(backend: Backend, grant: Grant) -> None:
-    """Release a grant that is valid."""
     try:
         await ended(backend.release(grant), "release()")
     except (ConnectionError, LockError) as error:

@@ -13,7 +13,6 @@ Not promised: that another machine is as fast, nor anything about a network betw
 here is cut off by a relay between it and PostgreSQL, which holds back every byte and every close.
 """
 
-from pgleaderlock.testing.demo._ledger import Overlap
 from pgleaderlock.testing.demo._place import own_folder, own_server
 from pgleaderlock.testing.demo._script import ActionResult, Tally, play
 from pgleaderlock.testing.demo._stage import ACTIONS, Failover, Said, Stage
@@ -22,7 +21,6 @@ __all__ = [
     "ACTIONS",
     "ActionResult",
     "Failover",
-    "Overlap",
     "Said",
     "Stage",
     "Tally",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pgleaderlock.testing.demo._node import DSN_VARIABLE
 from pgleaderlock.testing.demo._relay import Relay
 
 __all__ = ["Actor"]
@@ -26,7 +27,7 @@ class Actor:
         self.name = name
         self.relay = relay
         self._log_path = log_path
-        self._settings = {**settings, "node": name, "dsn": relay.dsn}
+        self._settings = {**settings, "node": name}
         self._on_report = on_report
         self._process: asyncio.subprocess.Process | None = None
         self.is_frozen = False
@@ -74,10 +75,11 @@ class Actor:
         return [sys.executable, "-P", "-m", "pgleaderlock.testing.demo._node", json.dumps(self._settings)]
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {
+            DSN_VARIABLE: self.relay.dsn
+        }
 
     def kill(self) -> None:
-        """Kill its process with SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
@@ -91,7 +93,6 @@ class Actor:
         self._signal(signal.SIGCONT)
 
     def cut_off(self) -> None:
-        """Cut it off from PostgreSQL."""
         self.is_ready = False
         self.relay.cut()
 

@@ -4,9 +4,12 @@ Only what is certain counts: a claim lasts from the moment at which a node repor
 which the node was seen to lead. So two claims that overlap here have overlapped in fact.
 """
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Claim", "Ledger", "Overlap"]
+from pgleaderlock._base.overlaps import Overlap, find_overlaps
+
+__all__ = ["Claim", "Ledger"]
 
 _REMEMBERED = 50
 
@@ -24,31 +27,13 @@ class Claim:
     has_ceased: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """A split brain: two nodes that claimed to lead at the same time."""
-
-    first: str
-    second: str
-    seconds: float
-    pair: tuple[int, int]
-    """The tokens of the two terms."""
-
-    def __str__(self) -> str:
-        return f"TWO LEADERS AT ONCE: {self.first} and {self.second} both led for {self.seconds * 1000:.1f} ms"
-
-
 class Ledger:
     """The newest claims of all nodes, and every overlap among them."""
 
     def __init__(self) -> None:
         self._claims: list[Claim] = []
-        self._overlaps: dict[tuple[int, int], Overlap] = {}
-
-    @property
-    def overlaps(self) -> list[Overlap]:
-        """Every overlap that was found."""
-        return list(self._overlaps.values())
+        self.overlaps: dict[tuple[int, int], Overlap[Claim]] = {}
+        """Every overlap that was found, by the tokens of the two terms."""
 
     def began(self, node: str, process_id: int, token: int, at: float) -> None:
         """Record that a node claims to lead from this moment on."""
@@ -87,11 +72,11 @@ class Ledger:
         return [each for each in self._claims if (each.process_id, each.token) == (process_id, token)]
 
     def _compare(self) -> None:
-        ordered = sorted(self._claims, key=lambda claim: claim.began_at)
-        for place, first in enumerate(ordered):
-            for second in ordered[place + 1 :]:
-                if first.process_id != second.process_id and first.seen_at > second.began_at:
-                    until = min(first.seen_at, second.seen_at) if second.has_ceased else first.seen_at
-                    seconds = until - second.began_at
-                    pair = (first.token, second.token)
-                    self._overlaps[pair] = Overlap(first.node, second.node, seconds, pair)
+        found = find_overlaps(
+            self._claims,
+            lambda claim: claim.seen_at,
+            lambda claim: claim.seen_at if claim.has_ceased else math.inf,
+        )
+        for each in found:
+            if each.first.process_id != each.second.process_id:
+                self.overlaps[each.first.token, each.second.token] = each

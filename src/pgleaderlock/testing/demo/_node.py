@@ -1,6 +1,6 @@
-"""A node of the demo, as a process: ``python -m pgleaderlock.testing.demo._node '{"dsn": ...}'``.
+"""A node of the demo or of a torture, as a process: ``python -m pgleaderlock.testing.demo._node '{"role": ...}'``.
 
-It is a candidate for one role, runs a leader task while it leads, and reports on stdout, one JSON object per line:
+In the demo it has a name, runs a leader task while it leads, and reports on stdout, one JSON object per line:
 
 - ``{"says": "claims", "token": 7, "at": 1.0}``: from here on ``is_leader`` is True;
 - ``{"says": "ceased", "token": 7, "at": 2.0}``: the last time at which ``is_leader`` was sampled and was True. A thread
@@ -8,10 +8,15 @@ It is a candidate for one role, runs a leader task while it leads, and reports o
 - ``{"says": "worked", "token": 7, "at": 1.5}``: a leader task did something;
 - ``{"says": "event", "event": "on_lost", "at": 2.0, ...}``: an event of the election.
 
+Under torture it writes two logs, which outlive it: the times in which it claims to lead, sampled
+(:mod:`pgleaderlock.testing._claim`), and its events; and on stdout only ``{"says": "ready"}``. Its event loop
+is busy then, as an application's is: it does not read from its sockets at once.
+
 ``at`` is by the machine's one clock, which all processes of one boot share. Nothing is decided by it, only measured.
 
-The node ends when its stdin does: the parent process holds the other end, and the kernel closes it if the parent is
-killed.
+The connection string comes in the environment, and a password in ``$PGPASSWORD``: every user of the machine can read
+arguments, and a password is not the only secret that such a string may hold. The node ends when its stdin does: the
+parent process holds the other end, and the kernel closes it if the parent is killed.
 """
 
 import asyncio
@@ -22,6 +27,9 @@ import queue
 import sys
 import threading
 import time
+import traceback
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from pgleaderlock._base.clock import suspend_aware_clock as clock
@@ -30,12 +38,19 @@ from pgleaderlock.lock import LeaderLock
 from pgleaderlock.models import Event, EventKind
 from pgleaderlock.ops.registry import Registry
 from pgleaderlock.retry import FixedInterval
+from pgleaderlock.testing._claim import pause, sample_forever
 
-__all__ = ["ClaimWatch", "main", "say", "until_stdin_ends"]
+__all__ = ["DSN_VARIABLE", "ClaimWatch", "be_busy", "main", "say", "until_stdin_ends"]
+
+DSN_VARIABLE = "PGLEADERLOCK_NODE_DSN"
+"""The environment variable with the connection string."""
 
 _ASK_EVERY_S = 0.001
 _WORK_EVERY_S = 0.25
+_BUSY_S = 0.005
 _SHUTDOWN_S = 1.5
+_TAKING_PART = frozenset({EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED})
+_UNLOGGED = frozenset({EventKind.RENEWED, EventKind.STATE_CHANGE, EventKind.ACQUIRE_FAILED})
 
 
 def say(what: str, **facts: Any) -> None:
@@ -94,26 +109,78 @@ async def until_stdin_ends() -> None:
     await stdin.read()
 
 
-async def main(dsn: str, role: str, node: str, lease_s: float) -> None:
-    """Take part until stdin ends."""
+class _EventLog:
+    """Writes each event as one line with one write(2), so that it survives a kill of the process."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._is_ready = False
+
+    def on_event(self, event: Event) -> None:
+        if event.kind in _TAKING_PART and not self._is_ready:  # it leads, or was refused and is queued
+            self._is_ready = True
+            self._write(event="ready")
+            say("ready")
+        if event.kind not in _UNLOGGED:
+            self._write(
+                event=event.kind.value,
+                token=event.token,
+                cause=None if event.loss is None else event.loss.value,
+                detail=None if event.error is None else str(event.error),
+            )
+
+    def _write(self, **facts: Any) -> None:
+        os.write(self._file, (json.dumps({"at": clock(), **facts}) + "\n").encode())
+
+
+def _watch(lock: LeaderLock, claims: Path) -> None:
+    """Sample for ever, and end the process on failure: an unsampled node would look like one that never leads."""
+    try:
+        sample_forever(lambda: lock.token, claims, clock)
+    except BaseException:  # noqa: BLE001 - any failure ends the node
+        traceback.print_exc()
+        os._exit(1)
+
+
+async def be_busy() -> None:
+    """Block the event loop for a few milliseconds at a time, for ever."""
+    while True:
+        pause(_BUSY_S)
+        await asyncio.sleep(_BUSY_S)
+
+
+async def main(*, role: str, lease_s: float, node: str | None = None, logs: str | None = None, **settings: Any) -> None:
+    """Take part until stdin ends: as a node of the demo or, with ``logs`` (a path without suffix), of a torture."""
+    dsn = os.environ.pop(DSN_VARIABLE)
+    retry_strategy = FixedInterval(min(0.5, lease_s / 3))
     lock = LeaderLock(
-        dsn,
-        role=role,
-        lease_s=lease_s,
-        health_interval_s=lease_s / 3,
-        settle_s=0,  # no earlier leader can exist: the demo's server is new
-        retry_strategy=FixedInterval(min(1.0, lease_s / 3)),
+        dsn, role=role, lease_s=lease_s, health_interval_s=lease_s / 3, retry_strategy=retry_strategy, **settings
     )
+    async with _in_the_demo(lock, dsn, node, lease_s) if logs is None else _under_torture(lock, logs):
+        await lock.start()
+        await until_stdin_ends()
+        await lock.shutdown(_SHUTDOWN_S)
+
+
+@contextlib.asynccontextmanager
+async def _in_the_demo(lock: LeaderLock, dsn: str, node: str | None, lease_s: float) -> AsyncIterator[None]:
     lock.subscribe(ClaimWatch(lock).on_event)
     lock.subscribe(_report)
     lock.while_leader(_work)
     registry = Registry(dsn, node=node, heartbeat_s=min(1.0, lease_s / 6))  # the page shows a missing renewal early
     registry.attach(lock)
     await registry.start()
-    await lock.start()
-    await until_stdin_ends()
-    await lock.shutdown(_SHUTDOWN_S)
+    yield
     await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _under_torture(lock: LeaderLock, logs: str) -> AsyncIterator[None]:
+    lock.subscribe(_EventLog(f"{logs}.events").on_event)
+    threading.Thread(target=_watch, args=(lock, Path(f"{logs}.beliefs")), daemon=True).start()
+    busy = asyncio.ensure_future(be_busy())
+    yield
+    busy.cancel()
 
 
 if __name__ == "__main__":

@@ -37,16 +37,13 @@ class Relay:
 
     @property
     def dsn(self) -> str:
-        """The DSN by which the node connects to this relay."""
         return f"postgresql://postgres@/postgres?host={quote(str(self._folder), safe='')}&port=5432"
 
     @property
     def is_cut(self) -> bool:
-        """Whether nothing passes."""
         return not self._passes.is_set()
 
     async def start(self) -> None:
-        """Listen for the node's connections."""
         self._folder.mkdir(mode=0o700)
         self._server = await asyncio.start_unix_server(self._accept, self._folder / SOCKET_NAME)
 
@@ -59,7 +56,6 @@ class Relay:
         self._passes.set()
 
     async def close(self) -> None:
-        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
         for link in self._links:

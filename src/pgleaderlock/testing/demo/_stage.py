@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.models import EventKind
 from pgleaderlock.ops.registry.reading import Leader, RegistryReader, open_reader
@@ -20,7 +21,7 @@ from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.testing.demo._actor import Actor
-from pgleaderlock.testing.demo._ledger import Claim, Ledger, Overlap
+from pgleaderlock.testing.demo._ledger import Claim, Ledger
 from pgleaderlock.testing.demo._relay import Relay
 from pgleaderlock.testing.embedded import Server
 
@@ -121,7 +122,7 @@ class Stage:
         self._failure: PgLeaderLockError | None = None
         folder = server.folder.parent / "nodes"
         socket = server.socket_path
-        settings = {"role": ROLE, "lease_s": lease_s}
+        settings = {"role": ROLE, "lease_s": lease_s, "settle_s": 0}  # its server is new: there is no earlier leader
         self._actors = {
             name: Actor(name, Relay(folder / name, socket), folder / f"{name}.log", settings, self._heed)
             for name in (f"node-{chr(ord('a') + number)}" for number in range(nodes))
@@ -135,20 +136,15 @@ class Stage:
         return self._lease_s
 
     @property
-    def process_ids(self) -> dict[str, int | None]:
-        """The process id of each node; None while it has no process."""
-        return {actor.name: actor.pid for actor in self._actors.values()}
-
-    @property
     def leader(self) -> str | None:
         """The node that claims to lead, by its own report."""
         claim = self._ledger.current()
         return None if claim is None else claim.node
 
     @property
-    def overlaps(self) -> list[Overlap]:
+    def overlaps(self) -> list[Overlap[Claim]]:
         """Every split brain that was found: none, if the library keeps its promise."""
-        return self._ledger.overlaps
+        return list(self._ledger.overlaps.values())
 
     # --- Lifecycle ---
 
@@ -303,7 +299,6 @@ class Stage:
             await asyncio.sleep(_REPLACED_AFTER_S)
 
     def _heed(self, actor: Actor, pid: int, line: dict[str, Any]) -> None:
-        """Handle one report of a node."""
         match line:
             case {"says": "claims", "token": int(token), "at": float(at)}:
                 self._ledger.began(actor.name, pid, token, at)
@@ -321,12 +316,12 @@ class Stage:
         self._wake()
 
     def _raise_alarm(self) -> None:
-        for overlap in self._ledger.overlaps:
-            if overlap.pair not in self._notified:
-                self._notified.add(overlap.pair)
-                self._notify(
-                    Said(str(overlap), node=overlap.second, from_node=overlap.first, is_alarm=True, is_overlap=True)
-                )
+        for tokens, overlap in self._ledger.overlaps.items():
+            if tokens not in self._notified:
+                self._notified.add(tokens)
+                former, heir = overlap.first.node, overlap.second.node
+                text = f"TWO LEADERS AT ONCE: {former} and {heir} both led for {overlap.lasted_s * 1000:.1f} ms"
+                self._notify(Said(text, node=heir, from_node=former, is_alarm=True, is_overlap=True))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -76,8 +76,6 @@ class Server:
         self._settings = dict(settings or {})
         self._environment = dict(environment or {})
         self._has_no_past = False  # its data were made by us, and no server has ever run on them
-        self.started_here = False
-        """Whether the last start() found it stopped and started it, instead of finding it running."""
         for path in (self.folder, self._binaries):
             if _UNQUOTABLE.intersection(str(path)):
                 raise EmbeddedServerError(f"{str(path)!r}: pg_ctl mishandles quotes, $, ` and \\ in paths. Rename it.")
@@ -131,7 +129,6 @@ class Server:
         """
         self.init()
         self._has_no_past |= no_former_leader
-        self.started_here = False
         try:
             with told_plainly(self.folder):
                 self._bring_up()
@@ -291,7 +288,6 @@ class Server:
             timeout_s=_START_TIMEOUT_S + 10,
             environment=self._environment,
         )
-        self.started_here = code == 0
         if code == 0 or self.is_running():  # either: a launch whose starter was killed may have come first
             return
         log = self._log_tail(log_start)

@@ -29,7 +29,6 @@ class LateFaults:
     _is_clear: bool
 
     def freeze(self, node: Node, lasts_s: float) -> bool | None:
-        """Freeze a process."""
         raise NotImplementedError
 
     def kill_session(self, node: Node, _: float = 0.0) -> bool | None:

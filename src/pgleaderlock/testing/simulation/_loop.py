@@ -60,7 +60,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Go on with all that waits."""
         self.is_frozen = False
         self._arrange_turn()
 
@@ -83,7 +82,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no task is left."""
         return all(task.done() for task in self._tasks)
 
     def is_closed(self) -> bool:
@@ -91,7 +89,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
         return self._is_over
 
     def is_running(self) -> bool:
-        """Whether it could take a step."""
         return not self._is_over
 
     # --- Steps -------------------------------------------------------------------------------------------------
@@ -126,7 +123,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Call it in the next turn."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         self._arrange_turn()
@@ -171,7 +167,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
     # --- What tasks ask of their loop --------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -181,7 +176,6 @@ class NodeLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        """Return a task of this loop."""
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append(task)
         if len(self._tasks) > _TASKS_KEPT:

@@ -150,7 +150,6 @@ class PairFaults:
         return None
 
     def freeze(self, node: Node, lasts_s: float) -> bool | None:
-        """Freeze a process."""
         raise NotImplementedError
 
     # --- How ---------------------------------------------------------------------------------------------------

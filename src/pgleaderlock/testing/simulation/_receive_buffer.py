@@ -45,7 +45,6 @@ class ReceiveBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the server cannot send any more."""
         return self._unread_bytes > _ROOM_BYTES
 
     @property

@@ -39,7 +39,6 @@ class SimulatedSession:
         self._on_end: OnEnd | None = None
 
     async def connect(self) -> None:
-        """Connect, or raise ConnectionError."""
         self.to_server.send(self._knock, after_s=self._cable.draw_connect_s())
         try:
             pid = await self._connected
@@ -65,7 +64,6 @@ class SimulatedSession:
 
     @property
     def closed(self) -> bool:
-        """Whether the client has closed it."""
         return self._is_closed
 
     @property
@@ -75,7 +73,6 @@ class SimulatedSession:
 
     @property
     def descriptor(self) -> int | None:
-        """There is none."""
         return None
 
     async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
@@ -135,7 +132,6 @@ class SimulatedSession:
             self._end.add_done_callback(lambda _: self._report_end())
 
     async def close(self) -> None:
-        """Send the close, and do not wait for an answer."""
         self._on_end = None
         self._shut()
 

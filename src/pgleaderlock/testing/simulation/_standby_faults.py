@@ -26,7 +26,6 @@ class StandbyFaults:
         raise NotImplementedError
 
     def lose_standby(self, _: Node, lasts_s: float) -> bool | None:
-        """Let the standby be away for a while."""
         server = self._server_here()
         if server is None or server.waits_for_standby:
             return False

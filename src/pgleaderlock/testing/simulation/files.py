@@ -5,7 +5,7 @@ a kernel does: it closes the locked files of a process that dies, keeps those of
 processes of a change a moment later, as inotify would (:class:`FolderNews`). Of the files' contents, only the numbers
 affect the run; names of temporary files, nonces and times of day are for operators, and may differ between two runs.
 
-Each step on the files is taken as a whole here, as it is by an event loop. ``tests/file_torture.py`` covers what can
+Each step on the files is taken as a whole here, as it is by an event loop. ``proofs/file_torture.py`` covers what can
 come between two system calls of one step.
 """
 

@@ -15,7 +15,8 @@ for a limited time on one machine, and a node's claim is sampled only about ever
 imitates the network between hosts, and libfaketime, where it is installed, a wall clock that jumps.
 """
 
-from pgleaderlock.testing.torture._checker import Gap, Overlap, Term, Verdict, find_overlaps, judge, percentile
+from pgleaderlock._base.overlaps import Overlap
+from pgleaderlock.testing.torture._checker import Gap, Term, Verdict, find_overlaps, judge, percentile
 from pgleaderlock.testing.torture._conductor import Conductor
 from pgleaderlock.testing.torture._ground import Ground
 from pgleaderlock.testing.torture._logs import Claim, Fault, Logs, Told, read_logs

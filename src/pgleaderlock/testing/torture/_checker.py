@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from pgleaderlock._base import overlaps
+from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.testing.torture._logs import Claim, Fault, Logs, Told
 
-__all__ = ["SEVERAL", "Gap", "Overlap", "Term", "Verdict", "find_overlaps", "judge", "percentile"]
+__all__ = ["SEVERAL", "Gap", "Term", "Verdict", "find_overlaps", "judge", "percentile"]
 
 SEVERAL = "several at once"
 """The kind of a failover that had more than one cause."""
@@ -31,16 +33,6 @@ _ENDINGS = frozenset({"on_lost", "on_released", "on_stopped", "recovered"})
 _SLACK_S = 0.05
 _LEASES_UNTIL_LOSS = 1.5
 """How long after a fault a term may end because of it: a renewal sent before the fault is valid for nearly a lease."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """A split brain: two processes that claimed to lead at the same time."""
-
-    first: Claim
-    second: Claim
-    began_at: float
-    lasted_s: float
 
 
 @dataclass(slots=True)
@@ -86,7 +78,7 @@ class Verdict:
     """The result of a torture."""
 
     logs: Logs
-    overlaps: list[Overlap] = field(default_factory=list)
+    overlaps: list[Overlap[Claim]] = field(default_factory=list)
     repeated_tokens: list[int] = field(default_factory=list)
     backward_tokens: list[int] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
@@ -178,18 +170,10 @@ def judge(logs: Logs) -> Verdict:
     return verdict
 
 
-def find_overlaps(claims: Iterable[Claim]) -> list[Overlap]:
-    """Return every pair of intervals of two processes that overlap."""
-    found = []
-    ordered = sorted(claims, key=lambda claim: claim.began_at)
-    for place, first in enumerate(ordered):
-        for second in ordered[place + 1 :]:
-            if second.began_at >= first.seen_at:
-                break
-            if (first.node, first.process) != (second.node, second.process):
-                lasted_s = min(first.seen_at, second.seen_at) - second.began_at
-                found.append(Overlap(first, second, second.began_at, lasted_s))
-    return found
+def find_overlaps(claims: Iterable[Claim]) -> list[Overlap[Claim]]:
+    """Return every split brain: two processes that claimed to lead at the same time."""
+    found = overlaps.find_overlaps(claims, lambda claim: claim.seen_at)
+    return [each for each in found if (each.first.node, each.first.process) != (each.second.node, each.second.process)]
 
 
 def _terms(claims: Iterable[Claim]) -> list[Term]:

@@ -107,6 +107,7 @@ class Conductor:
             "role": self._ground.role,
             "lease_s": options.lease_s,
             "takeover": options.takeover,
+            "term_table": options.takeover == "strict",
             "schema": self._ground.schema,
         }
         wall_clock = WallClock(self._folder / f"{name}.clock") if "clock" in options.faults else None

@@ -147,7 +147,6 @@ class FaultyRelay(Relay):
         await self._passes.wait()
 
     async def until_clear(self) -> None:
-        """Wait while the relay is cut."""
         await self._passes.wait()
 
     async def message(self) -> None:

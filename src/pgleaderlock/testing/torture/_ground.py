@@ -84,7 +84,6 @@ class Ground:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the server exists for this torture only."""
         return self._server is not None
 
     @property
@@ -139,7 +138,6 @@ class Ground:
         return pair if len(pair) == len(keys) and pair[0][0] == pair[1][0] else []
 
     async def end_backend(self, name: str, pid: int) -> bool:
-        """End one of our nodes' sessions."""
         return bool(await self._ask(_END_BACKEND, (pid, name)))
 
     async def set_standby(self, *, is_absent: bool) -> None:
@@ -197,7 +195,6 @@ class Ground:
             await self.close()
 
     async def close(self) -> None:
-        """Close our own connection."""
         if self._connection is not None:
             await close_connection(self._connection)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pgleaderlock.testing.torture._claim import read_claims
+from pgleaderlock.testing._claim import read_claims
 
 __all__ = ["FAULT_LOG", "RUN_LOG", "Claim", "Fault", "Logs", "Told", "read_logs", "write_line"]
 
@@ -59,7 +59,6 @@ class Fault:
     detail: str = ""
 
     def hits(self, node: str) -> bool:
-        """Whether this fault affects this node."""
         return self.node is None or self.node == node
 
 
@@ -77,7 +76,6 @@ class Logs:
 
 
 def write_line(path: Path, record: Any) -> None:
-    """Add one record to a log."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 

@@ -1,17 +1,15 @@
 """One node under torture, as the conductor sees it: its processes, one after the other, and their logs."""
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pgleaderlock._base.clock import suspend_aware_clock as clock
+from pgleaderlock.testing._claim import GAP_S, make_claim_file, read_claims
 from pgleaderlock.testing.demo._actor import Actor
-from pgleaderlock.testing.torture._claim import GAP_S, make_claim_file, read_claims
+from pgleaderlock.testing.demo._node import DSN_VARIABLE
 from pgleaderlock.testing.torture._faulty_relay import FaultyRelay
-from pgleaderlock.testing.torture._node import DSN_VARIABLE
 from pgleaderlock.testing.torture._wall_clock import WallClock
 
 __all__ = ["Member"]
@@ -34,7 +32,6 @@ class Member(Actor):
         wall_clock: WallClock | None = None,
     ) -> None:
         super().__init__(name, relay, logs / f"{name}.stderr", settings, self._listen)
-        del self._settings["node"], self._settings["dsn"]
         self.network = relay
         self.wall_clock = wall_clock
         self._logs = logs
@@ -46,7 +43,6 @@ class Member(Actor):
         """Whether this process has led, or has been queued: it knows of the server's last start."""
 
     def kill(self) -> None:
-        """Kill its process with SIGKILL."""
         self.was_killed = True
         super().kill()
 
@@ -62,15 +58,9 @@ class Member(Actor):
     def _command(self) -> list[str]:
         self.incarnation += 1
         make_claim_file(self._claim_path)
-        files = {"claims": str(self._claim_path), "events": str(self._claim_path.with_suffix(".events"))}
         self.was_killed = self.has_met_server = False
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "pgleaderlock.testing.torture._node",
-            json.dumps({**self._settings, **files}),
-        ]
+        self._settings["logs"] = str(self._claim_path.with_suffix(""))
+        return super()._command()
 
     def is_in_touch(self) -> bool:
         """Whether the node runs, has met the server, and has a network without faults."""

@@ -16,7 +16,6 @@ __all__ = ["page"]
 
 
 def page(verdict: Verdict, setting: Setting) -> str:
-    """Return the whole page."""
     kept = verdict.is_good
     total_s = verdict.logs.ended_at - verdict.logs.began_at
     title = f"Never two leaders in {seconds(total_s)}" if kept else "The promise was not kept"

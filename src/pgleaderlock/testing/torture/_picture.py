@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from pgleaderlock.testing.torture._checker import Gap, Overlap, Term, Verdict
-from pgleaderlock.testing.torture._logs import Fault
+from pgleaderlock._base.overlaps import Overlap
+from pgleaderlock.testing.torture._checker import Gap, Term, Verdict
+from pgleaderlock.testing.torture._logs import Claim, Fault
 
 __all__ = ["legend", "strips"]
 
@@ -181,7 +182,7 @@ class _Strip:
             box += f'<line class="f-{group} stem" x1="{x}" x2="{x}" y1="{y + 11}" y2="{y + 32}"/>'
         return f"<g>{box}{label}<title>{title}</title></g>"
 
-    def _overlap(self, overlap: Overlap) -> str:
+    def _overlap(self, overlap: Overlap[Claim]) -> str:
         if not self._shows(overlap.began_at, overlap.began_at + overlap.lasted_s):
             return ""
         height = _LANE * len(self.verdict.logs.nodes)

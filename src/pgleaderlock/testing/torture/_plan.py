@@ -49,8 +49,6 @@ _JUMPS_S = (-86_400, -3600, -5, 5, 3600, 86_400)
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """One planned fault."""
-
     wait_s: float
     """How long after the fault before it."""
     kind: str

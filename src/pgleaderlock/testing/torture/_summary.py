@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgleaderlock.testing._claim import GAP_S
 from pgleaderlock.testing.torture._checker import Verdict, percentile
-from pgleaderlock.testing.torture._claim import GAP_S
 
 __all__ = ["PERCENTS", "Setting", "as_record", "failed_terms_words", "ms", "seconds"]
 
