@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgleaderlock.models import Event, LossCause
+from pgleaderlock.models import Event, EventKind, LossCause
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation._session import SimulatedSession
@@ -170,10 +170,10 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
         node.lock.subscribe(events.append)
         led.faults.strike("cut", node, 30.0)
         led.run(30)
-        lost = next(event for event in events if event.loss is not None)
-        assert lost.loss is not LossCause.STALLED
+        lost = next(event for event in events if event.kind is EventKind.LOST)
+        assert lost.cause is not LossCause.STALLED
         with pytest.raises(SimulationFailed, match="reports that it stalled, and it did not") as raised:
-            led.checker.heard(node, replace(lost, loss=LossCause.STALLED))
+            led.checker.heard(node, replace(lost, cause=LossCause.STALLED))
         assert raised.value.kind == "cause"
     finally:
         led.end()

@@ -52,7 +52,7 @@ class _EventLog:
             self._write(
                 event=event.kind.value,
                 token=event.token,
-                cause=None if event.loss is None else event.loss.value,
+                cause=event.cause if event.kind is EventKind.LOST else None,
                 detail=None if event.error is None else str(event.error),
             )
 
