@@ -107,8 +107,8 @@ class _Losses:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def hear(self, role: int, event: Event) -> None:
-        if event.kind is EventKind.LOST and event.loss is not None and event.token is not None:
-            self._write(role, event.loss.value, event)
+        if event.kind is EventKind.LOST and event.token is not None:
+            self._write(role, event.cause, event)
         elif event.kind is EventKind.RELEASED:
             self._write(role, "released", event)
 

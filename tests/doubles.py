@@ -89,8 +89,19 @@ class ScriptedBackend(Backend):
         return await self.loss
 
 
+CALLBACKS = (
+    "on_acquired",
+    "on_released",
+    "on_lost",
+    "on_acquire_failed",
+    "on_stopped",
+    "on_error",
+    "on_overrun",
+)
+
+
 class Witness:
-    """Hears everything that an election says, as short words."""
+    """Hears everything that an election says, as events and as the names of the callbacks that were called."""
 
     def __init__(self, election: Election) -> None:
         self.events: list[Event] = []
@@ -98,18 +109,19 @@ class Witness:
         self.errors: list[Exception] = []
         election.subscribe(self._hear)
         election.on_error(self.errors.append)
+        self.words: list[str] = []
+        """The callbacks that were called, but for changes of state; and ``recovered``, which has none."""
+        for name in CALLBACKS:
+            getattr(election, name)(lambda *_, name=name: self.words.append(name))
 
     def _hear(self, event: Event) -> None:
         (self.renewals if event.kind is EventKind.RENEWED else self.events).append(event)
+        if event.kind is EventKind.RECOVERED:
+            self.words.append(event.kind.value)
 
     @property
     def kinds(self) -> list[EventKind]:
         return [event.kind for event in self.events]
-
-    @property
-    def words(self) -> list[str]:
-        """Everything but the changes of state."""
-        return [event.kind.value for event in self.events if event.kind is not EventKind.STATE_CHANGE]
 
     @property
     def path(self) -> list[LockState]:

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from unittest.mock import Mock
 
 import click
 import pytest
 
-from pgleaderlock import cli
+from pgleaderlock import ConnectionError, cli
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.cli.acquire import acquire_once
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.cli.target import Target
+from tests.doubles import ScriptedBackend, make_election
 
 
 def test_an_interrupt_before_anything_is_ready_is_an_exit_code_and_no_traceback(monkeypatch):
@@ -93,3 +97,11 @@ def test_interrupted_command_with_json_says_so(monkeypatch, capsys):
     monkeypatch.setattr("pgleaderlock.cli.commands.show_logs", interrupted)
     assert invoke(("status", "--role", "x", "--json", "--dsn", "postgresql://h/d")) == exit_codes.INTERRUPTED
     assert json.loads(capsys.readouterr().out)["exit_code"] == exit_codes.INTERRUPTED
+
+
+@pytest.mark.virtual_time
+async def test_acquire_does_not_call_a_lock_lost_because_an_attempt_before_had_failed(capsys):
+    election, _, _ = make_election(ScriptedBackend(try_acquire=[ConnectionError("away")]))
+    target = Target("mine", "mine", {"role": "mine"}, look=Mock())
+    assert await acquire_once(election, target, hold_s=1, wait_s=60, as_json=True) == exit_codes.CLEAN
+    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == ["acquired", "released"]

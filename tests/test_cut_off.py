@@ -220,7 +220,7 @@ async def test_a_leader_that_gets_no_answer_has_lost_by_two_thirds_of_its_lease(
         lost = only(heard, EventKind.LOST)
         lost_at = trusted_until - 0.9 * LEASE_S + LOSS_S
         assert lost_at - 0.01 < lost.at < lost_at + SLACK_S
-        assert lost.loss is LossCause.RENEW_TIMEOUT
+        assert lost.cause is LossCause.RENEW_TIMEOUT
         assert not lock.is_leader
         assert await took_s(lock.shutdown()) < AT_ONCE_S
 

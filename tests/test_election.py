@@ -24,7 +24,7 @@ from pgleaderlock import (
     RetryContext,
     ShutdownError,
 )
-from pgleaderlock.models import Grant, LossCause
+from pgleaderlock.models import Event, Grant, LossCause
 from tests.doubles import HANG, ScriptedBackend, Witness, make_election, until, until_state
 
 pytestmark = pytest.mark.virtual_time
@@ -211,6 +211,62 @@ async def test_what_a_backend_should_have_translated_counts_as_not_knowing():
 # --- Losing ---------------------------------------------------------------------------------------------------------
 
 
+async def test_an_attempt_that_fails_is_an_event_of_its_own_and_on_lost_by_specification():
+    election, backend, heard = make_election(ScriptedBackend(try_acquire=[DOWN]))
+    attempts: list[Event] = []
+    losses: list[Event] = []
+    election.on_lost(attempts.append)
+    election.on_lost(losses.append, attempts=False)
+    async with election:
+        await election.wait_for_leadership()
+        assert heard.kinds[2:5] == [EventKind.STATE_CHANGE, EventKind.ATTEMPT_FAILED, EventKind.ERROR]
+        (attempt,) = attempts
+        assert (attempt.kind, attempt.cause, attempt.error) == (EventKind.ATTEMPT_FAILED, "db_error", DOWN)
+        assert losses == []
+        assert backend.loss is not None
+        backend.loss.set_result(LeadershipLost("session ended", cause=LossCause.SILENCED))
+        await until(lambda: len(attempts) == 2)
+    assert [(event.kind, event.cause) for event in losses] == [(EventKind.LOST, LossCause.SILENCED)]
+    assert losses == attempts[1:]
+
+
+async def test_the_session_of_an_attempt_that_failed_is_closed_before_a_slow_on_lost_has_returned():
+    """It may hold the lock without knowing it, and no leader task has to stop first: others must not wait for it."""
+    election, backend, _ = make_election(ScriptedBackend(try_acquire=[DOWN]))
+    election.on_lost(lambda: asyncio.sleep(100))
+    async with election:
+        await until(lambda: "close" in backend.verbs, timeout_s=1)
+        assert backend.times("close") == [0.0]
+
+
+async def test_every_event_says_why_in_one_word():
+    election, _, heard = make_election(ScriptedBackend(renew=[LeadershipLost("gone", cause=LossCause.SILENCED)]))
+    async with election:
+        await until(lambda: "on_lost" in heard.words)
+    said = [(event.kind, event.cause) for event in heard.events]
+    assert said[4:7] == [
+        (EventKind.STATE_CHANGE, "health_failed"),
+        (EventKind.LOST, "silenced"),
+        (EventKind.ERROR, "health_failed"),
+    ]
+    assert said[-1] == (EventKind.STOPPED, "release_succeeded")
+
+
+async def test_a_before_release_that_raises_is_a_callback_that_failed():
+    election, _, heard = make_election()
+    mine = ValueError("mine")
+
+    @election.before_release
+    def fail() -> None:
+        raise mine
+
+    async with election:
+        await election.wait_for_leadership()
+    failed = next(event for event in heard.events if event.error is mine)
+    assert (failed.kind, failed.cause) == (EventKind.CALLBACK_FAILED, "callback_failed")
+    assert heard.errors == [mine]
+
+
 async def test_a_failed_renewal_without_grace_is_a_loss_at_once_and_the_lock_is_asked_for_anew():
     election, backend, heard = make_election(ScriptedBackend(renew=[DOWN]))
     async with election:
@@ -218,7 +274,8 @@ async def test_a_failed_renewal_without_grace_is_a_loss_at_once_and_the_lock_is_
         await asyncio.sleep(5.5)
         assert election.state is LockState.LEADER
     assert heard.words == ["on_acquired", "on_lost", "on_error", "on_acquired", "on_released", "on_stopped"]
-    assert heard.causes(EventKind.LOST) == ["health_failed"]
+    assert heard.causes(EventKind.ERROR) == ["health_failed"]
+    assert heard.causes(EventKind.LOST) == [LossCause.UNKNOWN]
     assert backend.verbs[:6] == ["open", "try_acquire", "renew", "close", "open", "try_acquire"]
 
 
@@ -227,9 +284,10 @@ async def test_a_loss_that_the_store_shows_by_itself_is_not_waited_for():
     async with election:
         await election.wait_for_leadership()
         assert backend.loss is not None
-        backend.loss.set_result(LeadershipLost("session ended"))
+        backend.loss.set_result(LeadershipLost("session ended", cause=LossCause.SESSION_TERMINATED))
         await until(lambda: "on_lost" in heard.words, timeout_s=1)
-    assert heard.causes(EventKind.LOST) == ["db_error"]
+    assert heard.causes(EventKind.LOST) == [LossCause.SESSION_TERMINATED]
+    assert heard.causes(EventKind.ERROR) == ["db_error"]
 
 
 async def test_without_auto_reacquire_a_loss_is_the_end():
@@ -318,7 +376,7 @@ async def test_a_lock_taken_by_another_ends_the_grace_at_once():
     async with election:
         await until(lambda: "on_lost" in heard.words, timeout_s=5.5)
         assert election.state in {LockState.FOLLOWER, LockState.ACQUIRING, LockState.LEADER}
-    assert heard.causes(EventKind.LOST) == ["reacquire_failed"]
+    assert heard.causes(EventKind.LOST) == [LossCause.HELD_BY_ANOTHER]
 
 
 async def test_a_server_that_stays_away_ends_the_grace_when_its_time_is_up():
@@ -372,7 +430,7 @@ async def test_a_step_down_ends_the_grace_with_on_lost():
         await until_state(election, LockState.RECONNECTING)
         await election.step_down()
         assert election.state is not LockState.RECONNECTING
-    assert heard.causes(EventKind.LOST) == ["release_requested"]
+    assert heard.causes(EventKind.LOST) == [LossCause.STEPPED_DOWN]
 
 
 # --- Stepping down --------------------------------------------------------------------------------------------------
@@ -1113,7 +1171,7 @@ async def test_a_renewal_that_does_not_answer_is_a_loss_when_the_grant_says_so_a
         await until(lambda: "on_lost" in heard.words)
     (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
     assert lost.at == pytest.approx(10.0)
-    assert lost.loss is LossCause.RENEW_TIMEOUT
+    assert lost.cause is LossCause.RENEW_TIMEOUT
     assert lost.token == 1
     assert backend.cut_short == ["renew"]
 
@@ -1132,7 +1190,7 @@ async def test_a_renewal_whose_answer_is_read_too_late_is_called_that():
     )
     async with election:
         await until(lambda: "on_lost" in heard.words)
-    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [LossCause.RENEW_TIMEOUT]
+    assert [event.cause for event in heard.events if event.kind is EventKind.LOST] == [LossCause.RENEW_TIMEOUT]
 
 
 async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
@@ -1145,7 +1203,7 @@ async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
         now[0] = 100.0
         assert not election.is_leader
         await until(lambda: "on_lost" in heard.words)
-    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [LossCause.STALLED]
+    assert [event.cause for event in heard.events if event.kind is EventKind.LOST] == [LossCause.STALLED]
     assert "renew" not in backend.verbs
 
 
@@ -1242,7 +1300,7 @@ async def test_a_renewal_that_was_answered_too_late_to_be_followed_by_another_is
     async with election:
         await until(lambda: "on_lost" in heard.words)
     [lost] = [event for event in heard.events if event.kind is EventKind.LOST]
-    assert lost.loss is LossCause.RENEW_TIMEOUT
+    assert lost.cause is LossCause.RENEW_TIMEOUT
     assert "the renewal was answered too late" in str(lost.error)
 
 
@@ -1296,7 +1354,7 @@ async def test_every_loss_says_why(error, cause):
     election, _, heard = make_election(ScriptedBackend(renew=[error]))
     async with election:
         await until(lambda: "on_lost" in heard.words)
-    assert [event.loss for event in heard.events if event.kind is EventKind.LOST] == [cause]
+    assert [event.cause for event in heard.events if event.kind is EventKind.LOST] == [cause]
 
 
 # --- Found by attack ------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ async def test_the_end_of_a_session_is_noticed_in_milliseconds(postgres: Postgre
             await until(lambda: len(lost_at) == number, timeout_s=3)  # noqa: B023 - called here only
     assert statistics.median(lost - killed for lost, killed in zip(lost_at, killed_at, strict=True)) < 0.05
     assert not any(still_led)
-    assert {event.loss for event in heard.events if event.kind is EventKind.LOST} == {LossCause.SESSION_TERMINATED}
+    assert {event.cause for event in heard.events if event.kind is EventKind.LOST} == {LossCause.SESSION_TERMINATED}
 
 
 # --- What fifty in line cost ----------------------------------------------------------------------------------------

@@ -71,8 +71,10 @@ SPECIFIED = (
     Claim("FOLLOWER", "StopRequested", "", "STOPPED", "on_state_change on_stopped", closes=True),
     Claim("ACQUIRING", "AcquireSucceeded", "", "LEADER", "on_state_change on_acquired"),
     Claim("ACQUIRING", "AcquireFailed", "", "FOLLOWER", "on_state_change on_acquire_failed"),
-    Claim("ACQUIRING", "DbError", "auto", "FOLLOWER", "on_state_change on_lost on_error", closes=True),
-    Claim("ACQUIRING", "DbError", "no auto", "STOPPED", "on_state_change on_lost on_error on_stopped", closes=True),
+    Claim("ACQUIRING", "DbError", "auto", "FOLLOWER", "on_state_change attempt_failed on_error", closes=True),
+    Claim(
+        "ACQUIRING", "DbError", "no auto", "STOPPED", "on_state_change attempt_failed on_error on_stopped", closes=True
+    ),
     Claim("ACQUIRING", "StopRequested", "", "STOPPED", "on_state_change on_stopped", closes=True),
     Claim("LEADER", "HealthOk", "", "LEADER", ""),
     Claim("LEADER", "HealthFailed", "grace", "RECONNECTING", "on_state_change on_error"),
@@ -443,10 +445,10 @@ class AnySequence(RuleBasedStateMachine):
                     assert self.in_term, "released without having led"
                     self.in_term = False
                 case EventKind.LOST:
-                    # The specification has this one pair say on_lost although nothing was held.
-                    asked_in_vain = (transition.source, transition.input) == (LockState.ACQUIRING, Input.DB_ERROR)
-                    assert self.in_term is not asked_in_vain
+                    assert self.in_term, "lost without having led"
                     self.in_term = False
+                case EventKind.ATTEMPT_FAILED:
+                    assert not self.in_term, "an attempt within a term"
                 case EventKind.STOPPED:
                     self.in_term = False
                 case EventKind.STATE_CHANGE | EventKind.ACQUIRE_FAILED | EventKind.ERROR:
@@ -498,7 +500,7 @@ class Consequence:
 
 CONSEQUENCES = (
     Consequence("ACQUIRING", "AcquireSucceeded", keeps_fence=True),
-    Consequence("ACQUIRING", "DbError", notifies_first=True, keeps_fence=True),
+    Consequence("ACQUIRING", "DbError"),
     Consequence("LEADER", "HealthOk", keeps_fence=True, keeps_call=True),
     Consequence("LEADER", "HealthFailed", ends_term=True, notifies_first=True, keeps_fence=True),
     Consequence("LEADER", "DbError", ends_term=True, notifies_first=True, keeps_fence=True),
@@ -543,3 +545,25 @@ def test_no_module_but_the_table_decides_by_the_state():
         package / name for name in ("election.py", "leader_tasks.py", "_run.py", "_leader_task.py", "while_leader.py")
     ]
     assert [line for path in engine for line in path.read_text("utf-8").splitlines() if pattern.search(line)] == []
+
+
+def test_listeners_ask_what_an_event_or_a_state_says_and_do_not_list_states():
+    """At most three comparisons with a state outside the table and ``LockState``, the exhaustive model left out."""
+    package = Path(fsm.__file__).parents[1]
+    pattern = re.compile(r"(?:\bis|\bnot|==|!=|\bin|\bcase) [({]*LockState\b|[({]LockState\.\w+, LockState\.")
+    elsewhere = [
+        path
+        for path in sorted(package.rglob("*.py"))
+        if path.name not in ("fsm.py", "models.py") and "exhaustive" not in path.parts
+    ]
+    found = [line for path in elsewhere for line in path.read_text("utf-8").splitlines() if pattern.search(line)]
+    assert len(found) <= 3, found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_a_term_is_lost_and_only_outside_of_one_an_attempt_fails(policy: Policy):
+    """So that no listener has to look at the states to tell one from the other."""
+    for made in table_for(policy).values():
+        assert made.ends_term or EventKind.LOST not in made.emits
+        assert made.source.is_following or EventKind.ATTEMPT_FAILED not in made.emits
+        assert made.notifies_first is (EventKind.LOST in made.emits)

@@ -84,7 +84,10 @@ def test_the_table_shows_these_lines() -> None:
     assert "| STOPPED | `Start` | FOLLOWER | – | – | – | – | – |" in lines
     assert "| LEADER | `HealthFailed` | RECONNECTING³ | `on_error` | yes | – | – | yes |" in lines
     assert "| RELEASING | `ReleaseSucceeded` | STOPPED² | `on_released` | – | yes | – | – |" in lines
-    assert "| ACQUIRING | `DbError` | FOLLOWER¹ | `on_lost`, `on_error` | yes | – | yes | – |" in lines
+    assert (
+        "| ACQUIRING | `DbError` | FOLLOWER¹ | *attempt_failed* (calls `on_lost`⁴), `on_error` | yes | – | – | – |"
+        in lines
+    )
     assert "| RECONNECTING | `ReacquireSucceeded` | LEADER | *recovered* (log only) | – | – | – | yes |" in lines
     assert "| LEADER | `HealthOk` | *(stays LEADER)* | – | – | – | – | yes |" in lines
 

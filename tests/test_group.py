@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -27,7 +28,7 @@ from pgleaderlock import (
     LockState,
     RetryContext,
 )
-from pgleaderlock.models import LossCause
+from pgleaderlock.models import Event, LossCause
 from pgleaderlock.ops.metrics import Metrics
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres._psycopg_session import PsycopgSession
@@ -171,6 +172,24 @@ async def test_callbacks_are_told_which_role(postgres: Postgres, names: list[str
     assert sorted(set(released)) == sorted(names)
 
 
+async def test_on_lost_of_a_group_leaves_out_attempts_where_that_is_asked_for(postgres: Postgres, names: list[str]):
+    group = make_group(postgres.dsn, names)
+    all_of_them: list[str] = []
+    lost: list[str] = []
+    group.on_lost(lambda role: all_of_them.append(role.name))
+
+    @group.on_lost(attempts=False)
+    def stop(role: GroupRole) -> None:
+        lost.append(role.name)
+
+    role = group[names[0]]
+    attempt = Event(EventKind.ATTEMPT_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 0.0)
+    for event in (attempt, replace(attempt, kind=EventKind.LOST)):
+        for listener in role._listeners:
+            listener(event)
+    assert (all_of_them, lost) == ([names[0]] * 2, [names[0]])
+
+
 async def test_the_work_of_a_role_is_finished_before_it_is_released(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     finished: list[str] = []
@@ -285,10 +304,10 @@ def test_a_role_is_unclaimed_when_it_was_free_every_time():
 async def test_the_end_of_the_session_is_everybody_s_loss_with_its_cause_and_another_group_takes_over(
     postgres: Postgres, names: list[str]
 ):
-    said: list[tuple[str, str, LossCause | None]] = []
+    said: list[tuple[str, str, str]] = []
 
     def note(who: str) -> Any:
-        return lambda role, event: said.append((who, f"{event.kind.value} {role.name}", event.loss))
+        return lambda role, event: said.append((who, f"{event.kind.value} {role.name}", event.cause))
 
     first, second = make_group(postgres.dsn, names), make_group(postgres.dsn, names)
     first.subscribe(note("first"))
@@ -300,7 +319,7 @@ async def test_the_end_of_the_session_is_everybody_s_loss_with_its_cause_and_ano
         await until(leads(second, 3))
         for name in names:
             lost = said.index(("first", f"on_lost {name}", LossCause.SESSION_TERMINATED))
-            assert lost < said.index(("second", f"on_acquired {name}", None))
+            assert lost < said.index(("second", f"on_acquired {name}", "acquire_succeeded"))
         assert first.leading == []
         await asyncio.wait(stopping)
 
@@ -712,8 +731,8 @@ async def test_a_witness_session_that_cannot_be_replaced_in_time_is_a_loss(
     group = make_group(postgres.dsn, names, lease_s=4.5, health_interval_s=1.5)
     group.on_lost(lambda role: lost.append(role.name))
 
-    causes: list[LossCause | None] = []
-    group.subscribe(lambda _, event: causes.append(event.loss) if event.kind is EventKind.LOST else None)
+    causes: list[str] = []
+    group.subscribe(lambda _, event: causes.append(event.cause) if event.kind is EventKind.LOST else None)
 
     async def fail(self: SessionPair) -> Any:
         raise ConnectionError("too many clients already")

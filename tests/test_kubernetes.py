@@ -380,7 +380,7 @@ async def test_an_api_server_that_stays_away_ends_leadership_and_is_come_back_to
         await server.stop()
         await until(lambda: "on_lost" in heard.words, 5)
         lost = next(event for event in heard.events if event.kind is EventKind.LOST)
-        assert lost.loss in (LossCause.CONNECTION_LOST, LossCause.RENEW_TIMEOUT)
+        assert lost.cause in (LossCause.CONNECTION_LOST, LossCause.RENEW_TIMEOUT)
         await server.start()
         await until(lambda: leader.is_leader, 10)
 
@@ -605,7 +605,7 @@ async def test_a_leader_whose_lease_is_changed_by_hand_stops_long_before_its_nex
         change(server)
         await until(lambda: "on_lost" in heard.words, 30)
         lost = next(event for event in heard.events if event.kind is EventKind.LOST)
-        assert lost.loss is LossCause.HELD_BY_ANOTHER
+        assert lost.cause is LossCause.HELD_BY_ANOTHER
         assert leader.token != first
 
 
@@ -782,7 +782,7 @@ async def test_a_leader_steps_down_for_a_preferred_holder_and_says_why(modern: F
         await asyncio.sleep(0.5)
         assert not leader.is_leader
     lost = [event for event in heard.events if event.kind is EventKind.LOST]
-    assert lost[0].loss is LossCause.STEPPED_DOWN
+    assert lost[0].cause is LossCause.STEPPED_DOWN
     assert "prefers 'candidate' for lease default/job" in str(lost[0].error)
     assert spec_of(modern)["preferredHolder"] == "candidate"
 

@@ -166,7 +166,7 @@ async def test_a_terminated_session_is_noticed_without_a_health_check(postgres: 
         await terminate_holder(postgres.dsn, key)
         await until(lambda: "on_lost" in heard.words, timeout_s=2)
     (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
-    assert lost.loss is LossCause.SESSION_TERMINATED
+    assert lost.cause is LossCause.SESSION_TERMINATED
 
 
 async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Postgres, key: LockKey):
@@ -268,7 +268,7 @@ async def test_a_server_that_falls_silent_is_a_loss_by_two_thirds_of_the_lease(o
         await until(lambda: "on_lost" in heard.words, timeout_s=5)
         (lost,) = [event for event in heard.events if event.kind is EventKind.LOST]
         assert lost.at < trusted_until + LEASE_S / 3
-        assert lost.loss is LossCause.RENEW_TIMEOUT
+        assert lost.cause is LossCause.RENEW_TIMEOUT
         await asyncio.wait_for(lock.shutdown(), 5)
     finally:
         for pid in frozen:

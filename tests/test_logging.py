@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import pytest
 
 from pgleaderlock._logging import NDLogger, get_logger
-from pgleaderlock.engine.delivery import CALLBACK_FAILED
 from pgleaderlock.engine.event_log import log_events
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Event, EventKind, LockState
@@ -62,7 +61,7 @@ def event(
 
 def test_an_attempt_that_ended_in_an_error_is_not_logged_as_a_loss(recorder: "Recorder") -> None:
     """Its callback is on_lost, as specified, but nothing was held; the error has a line of its own."""
-    tell(event(EventKind.LOST, LockState.ACQUIRING, LockState.FOLLOWER, cause="db_error"))
+    tell(event(EventKind.ATTEMPT_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, cause="db_error"))
     assert recorder.lines == []
 
 
@@ -154,12 +153,15 @@ def test_an_event_is_one_line_at_its_level(recorder: Recorder, happened: Event, 
 
 
 def test_no_kind_of_event_is_without_a_line() -> None:
-    assert {happened.kind for happened, _, _ in LINES} == set(EventKind) - {EventKind.RENEWED}  # which is no news
+    no_news = {EventKind.RENEWED}
+    elsewhere = {EventKind.CALLBACK_FAILED, EventKind.WORK_FAILED, EventKind.ATTEMPT_FAILED}  # the last by its ERROR
+    assert {happened.kind for happened, _, _ in LINES} == set(EventKind) - no_news - elsewhere
 
 
-def test_a_callback_that_failed_is_not_logged_a_second_time(recorder: Recorder) -> None:
-    """The stream logs it where it is caught, with the traceback that this listener does not have."""
-    tell(event(EventKind.ERROR, cause=CALLBACK_FAILED, error=ValueError("mine")))
+@pytest.mark.parametrize("kind", [EventKind.CALLBACK_FAILED, EventKind.WORK_FAILED])
+def test_user_code_that_failed_is_not_logged_a_second_time(recorder: Recorder, kind: EventKind) -> None:
+    """It was logged where it was caught, with the traceback that this listener does not have."""
+    tell(event(kind, cause=kind.value, error=ValueError("mine")))
     assert recorder.lines == []
 
 

@@ -97,9 +97,7 @@ def test_every_name_begins_with_the_prefix_exactly():
 def test_every_cause_has_a_series_from_the_start_so_that_the_first_loss_is_an_increase():
     tally = Tally(LockState.STOPPED, 0.0)
     assert tally.read(0.0, leads=False).losses == dict.fromkeys(LossCause, 0)
-    tally.hear(
-        Event(EventKind.LOST, LockState.LEADER, LockState.FOLLOWER, "db_error", 1.0, loss=LossCause.SERVER_RESTART)
-    )
+    tally.hear(Event(EventKind.LOST, LockState.LEADER, LockState.FOLLOWER, LossCause.SERVER_RESTART, 1.0))
     assert {cause for cause, count in tally.read(1.0, leads=False).losses.items() if count} == {
         LossCause.SERVER_RESTART
     }
@@ -491,11 +489,18 @@ async def test_an_election_that_is_started_again_goes_on_counting():
     assert seen("leaderless_seconds_total") == 0
 
 
-@pytest.mark.parametrize("end", [EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED])
-def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end):
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (EventKind.LOST, LossCause.STALLED),
+        (EventKind.RELEASED, "release_succeeded"),
+        (EventKind.STOPPED, "stop_requested"),
+    ],
+)
+def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end, cause):
     tally = Tally(LockState.STOPPED, 0.0)
     tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
-    tally.hear(Event(end, LockState.RELEASING, LockState.FOLLOWER, "release_succeeded", 5.0))
+    tally.hear(Event(end, LockState.RELEASING, LockState.FOLLOWER, cause, 5.0))
     assert tally.read(9.0, leads=True).tenure_s == 0
 
 
@@ -600,14 +605,20 @@ def test_a_counter_that_was_shown_is_not_taken_back_by_news_that_comes_late():
 def test_late_news_that_nobody_leads_counts_no_second_twice():
     tally = Tally(LockState.FOLLOWER, 0.0)
     assert tally.read(10.0, leads=False).leaderless_s == 10
-    tally.hear(Event(EventKind.LOST, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))
+    tally.hear(Event(EventKind.ERROR, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))
     assert tally.read(20.0, leads=False).leaderless_s == 20
+
+
+def test_an_attempt_that_failed_is_no_loss():
+    tally = Tally(LockState.FOLLOWER, 0.0)
+    tally.hear(Event(EventKind.ATTEMPT_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))
+    assert set(tally.read(20.0, leads=False).losses.values()) == {0}
 
 
 def test_a_callback_that_fails_while_following_does_not_make_anybody_leaderless():
     tally = Tally(LockState.FOLLOWER, 0.0)
     tally.hear(Event(EventKind.ACQUIRE_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "acquire_failed", 0.0))
-    tally.hear(Event(EventKind.ERROR, LockState.FOLLOWER, LockState.ACQUIRING, "callback_failed", 1.0))
+    tally.hear(Event(EventKind.CALLBACK_FAILED, LockState.FOLLOWER, LockState.ACQUIRING, "callback_failed", 1.0))
     assert tally.read(9.0, leads=False).leaderless_s == 0
     tally.hear(Event(EventKind.ERROR, LockState.FOLLOWER, LockState.FOLLOWER, "db_error", 9.0))
     assert tally.read(10.0, leads=False).leaderless_s == 1
@@ -692,12 +703,11 @@ async def test_work_that_fails_or_overruns_is_counted():
 def test_no_event_makes_the_listener_raise_and_every_one_is_heard_in_microseconds():
     tally = Tally(LockState.STOPPED, 0.0)
     events = [
-        Event(kind, source, to, cause, at, loss=loss)
+        Event(kind, source, to, cause, at)
         for kind in EventKind
         for source in LockState
         for to in LockState
-        for cause in ("db_error", "callback_failed")
-        for loss in (None, LossCause.UNKNOWN)
+        for cause in ((LossCause.UNKNOWN,) if kind is EventKind.LOST else ("db_error", "acquire_attempt"))
         for at in (-1.0, math.inf)
     ]
     began = time.perf_counter()
@@ -804,7 +814,7 @@ def test_an_empty_host_is_not_taken_for_every_address():
 def test_scrapes_and_events_at_once_lose_no_count():
     tally = Tally(LockState.STOPPED, 0.0)
     attempt = Event(EventKind.STATE_CHANGE, LockState.FOLLOWER, LockState.ACQUIRING, "acquire_attempt", 0.0)
-    loss = Event(EventKind.LOST, LockState.LEADER, LockState.FOLLOWER, "db_error", 0.0, loss=LossCause.UNKNOWN)
+    loss = Event(EventKind.LOST, LockState.LEADER, LockState.FOLLOWER, LossCause.UNKNOWN, 0.0)
     before, switch = sys.getswitchinterval(), threading.Event()
     sys.setswitchinterval(1e-6)
 

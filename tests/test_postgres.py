@@ -196,7 +196,7 @@ async def test_flap_damping_ends_at_once_when_another_took_the_lock(postgres: Po
         await waiting
         await until(lambda: "on_lost" in heard.words, timeout_s=10)
         assert not lock.is_leader
-    assert heard.causes(EventKind.LOST) == ["reacquire_failed"]
+    assert heard.causes(EventKind.LOST) == ["held_by_another"]
 
 
 async def test_a_server_restart_is_survived(own_server: Server, key: LockKey):

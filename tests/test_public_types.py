@@ -13,6 +13,7 @@ import pgleaderlock
 from pgleaderlock import (
     Election,
     Event,
+    EventKind,
     ExponentialBackoff,
     LeaderGroup,
     LeaderLock,
@@ -56,6 +57,23 @@ def decorators_as_they_are_typed(lock: LeaderLock) -> None:
 
     change(before=LockState.FOLLOWER, after=LockState.LEADER)  # a decorator returns the very function
 
+    @lock.on_released
+    async def note(event: Event) -> None: ...
+
+    @lock.on_lost(attempts=False)
+    def stop(event: Event) -> None: ...
+
+    stop(event=Event(EventKind.LOST, LockState.LEADER, LockState.FOLLOWER, "silenced", 0.0))
+
+    @lock.on_error
+    def report(error: Exception, event: Event) -> None: ...
+
+    @lock.on_state_change
+    def follow(before: LockState, after: LockState, event: Event) -> None: ...
+
+    lock.on_lost(lambda: None)
+    lock.on_lost(lambda event: event.cause, attempts=False)
+
     @lock.while_leader
     async def work(term: Term) -> None: ...
 
@@ -65,6 +83,13 @@ def decorators_as_they_are_typed(lock: LeaderLock) -> None:
 
 def other_fronts_as_they_are_typed(blocking: sync.LeaderLock, group: LeaderGroup) -> None:
     assert_type(blocking.wait_for_leadership(), bool)
+
+    @blocking.on_lost(attempts=False)
+    def stop(event: Event) -> None: ...
+
+    @group.on_lost(attempts=False)
+    def stop_role(role: GroupRole) -> None: ...
+
     assert_type(group["billing"], GroupRole)
     assert_type(group.leading, list[GroupRole])
     assert_type(open_backend("memory://x"), Backend)
@@ -77,6 +102,8 @@ def mistakes_that_are_seen(lock: LeaderLock) -> None:
     LeaderLock("postgresql://x/y", role="x", leese_s=3)  # type: ignore[call-arg]
     lock.every("5m", if_killed="retry")  # type: ignore[call-overload]
     lock.is_leader = True  # type: ignore[misc]
+    lock.on_acquired(first_delay_s)  # type: ignore[type-var]
+    lock.before_release(lambda event: None)  # type: ignore[type-var]
 
 
 def first_delay_s(strategy: RetryStrategy) -> float | None:

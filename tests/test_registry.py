@@ -5,13 +5,14 @@ import contextlib
 import json
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import psycopg
 import pytest
 
-from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockKey, LockState
+from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockError, LockKey, LockState
 from pgleaderlock.models import LossCause
 from pgleaderlock.ops.registry import Registry
 from pgleaderlock.ops.registry._outbox import Happening, Outbox
@@ -525,7 +526,7 @@ def test_what_could_not_be_written_is_in_the_outbox_again_and_so_is_what_was_mis
 
 def told(kind: EventKind, at: float, **more: Any) -> Event:
     source, to = more.pop("states", (LockState.LEADER, LockState.FOLLOWER))
-    return Event(kind, source, to, "cause", at, token=7, **more)
+    return Event(kind, source, to, more.pop("cause", "cause"), at, token=7, **more)
 
 
 def written(*events: Event) -> list[tuple[str, float]]:
@@ -538,14 +539,32 @@ def written(*events: Event) -> list[tuple[str, float]]:
 
 def test_a_leader_that_slept_through_its_end_ended_when_it_stopped_believing_and_not_when_it_woke():
     acquired = told(EventKind.ACQUIRED, 10.0)
-    lost = told(EventKind.LOST, 90.0, loss=LossCause.STALLED, trusted_until=23.5)
+    lost = told(EventKind.LOST, 90.0, cause=LossCause.STALLED, trusted_until=23.5)
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 23.5)]
 
 
 def test_a_leader_that_is_told_in_time_ended_when_it_was_told():
     acquired = told(EventKind.ACQUIRED, 10.0)
-    lost = told(EventKind.LOST, 12.0, loss=LossCause.SESSION_TERMINATED, trusted_until=23.5)
+    lost = told(EventKind.LOST, 12.0, cause=LossCause.SESSION_TERMINATED, trusted_until=23.5)
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 12.0)]
+
+
+def test_the_history_keeps_its_words_and_has_no_attempts_that_failed():
+    failed = told(EventKind.WORK_FAILED, 3.0, cause="work_failed", error=LockError("mine"))
+    events = [
+        told(EventKind.ATTEMPT_FAILED, 1.0, cause="db_error", error=LockError("away")),
+        told(EventKind.CALLBACK_FAILED, 2.0, cause="callback_failed", error=LockError("theirs")),
+        failed,
+        replace(failed, at=4.0),
+        told(EventKind.ERROR, 5.0, cause="health_failed", error=LockError("away")),
+        told(EventKind.LOST, 6.0, cause=LossCause.SILENCED),
+    ]
+    pending, standing = PendingRows(100), Standing("lock", "role", None, Mock())
+    pending.standings["lock"] = standing
+    for event in events:
+        pending.hear(standing, event)
+    rows = [(row.event, row.at, row.cause) for row in pending.outbox.take(100)]
+    assert rows == [("error", 3.0, "work_failed"), ("error", 5.0, "health_failed"), ("lost", 6.0, "silenced")]
 
 
 def test_a_release_counts_from_when_it_began_because_nobody_believes_from_there_on():

@@ -192,7 +192,7 @@ async def test_however_the_election_is_asked_to_end_that_is_no_loss(lines, ask: 
             election.while_leader(on_return="stop")(lambda: None)
         else:
             election.on_overrun(lambda _: election.shutdown())
-            election._report_work(EventKind.OVERRUN, "work_overrun", LockError("a pretext"))
+            election._report(EventKind.OVERRUN, LockError("a pretext"))
         await until_state(election, LockState.STOPPED)
     assert lines() == [STARTING, LEAVING]
     assert diary.done == ["+refresh", "-refresh"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pgleaderlock import ConnectionError
-from pgleaderlock.models import Event, LossCause
+from pgleaderlock.models import Event, EventKind, LossCause
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
@@ -172,10 +172,10 @@ def test_a_loss_that_is_blamed_on_a_process_that_was_awake_is_found(led: Simulat
         node.lock.subscribe(events.append)
         led.faults.strike("cut", node, 30.0)
         led.run(30)
-        lost = next(event for event in events if event.loss is not None)
-        assert lost.loss is not LossCause.STALLED
+        lost = next(event for event in events if event.kind is EventKind.LOST)
+        assert lost.cause is not LossCause.STALLED
         with pytest.raises(SimulationFailed, match="reports that it stalled, and it did not") as raised:
-            led.checker.heard(node, replace(lost, loss=LossCause.STALLED))
+            led.checker.heard(node, replace(lost, cause=LossCause.STALLED))
         assert raised.value.kind == "cause"
     finally:
         led.end()
@@ -194,7 +194,7 @@ def test_a_witness_that_was_not_replaced_is_the_cause_also_where_the_last_answer
     simulation.start()
     simulation.run(30)
     node, losses = leader_of(simulation), []
-    node.lock.subscribe(lambda event: losses.append(event.loss) if event.loss is not None else None)
+    node.lock.subscribe(lambda event: losses.append(event.cause) if event.kind is EventKind.LOST else None)
 
     async def fail(self: SessionPair) -> None:
         raise ConnectionError("too many clients already")
@@ -205,6 +205,6 @@ def test_a_witness_that_was_not_replaced_is_the_cause_also_where_the_last_answer
         for session in sessions_of(node):
             session.to_client.late_s = 0.2
         simulation.run(15)
-        assert losses == [LossCause.WITNESS_LOST]
+        assert losses == [LossCause.WITNESS_LOST.value]
     finally:
         simulation.end()

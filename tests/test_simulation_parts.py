@@ -395,7 +395,7 @@ def test_who_acts_without_leading_fails_the_simulation():
 
 def test_a_loss_that_has_no_cause_fails_the_simulation():
     def lose_without_a_cause(node: Node) -> None:
-        node.lock.subscribe(lambda event: node._watcher.heard(node, replace(event, loss=LossCause.UNKNOWN)))
+        node.lock.subscribe(lambda event: node._watcher.heard(node, replace(event, cause=LossCause.UNKNOWN)))
 
     with pytest.raises(SimulationFailed, match="without a known cause") as raised:
         for seed in range(10):

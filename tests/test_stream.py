@@ -12,7 +12,7 @@ import pytest
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.engine.callbacks import Callbacks
-from pgleaderlock.engine.delivery import CALLBACK_FAILED, EventStream
+from pgleaderlock.engine.delivery import EventStream
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, LockState
 
@@ -56,7 +56,7 @@ async def hang() -> None:
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [vars(record)["fields"] for record in caplog.records if vars(record).get("event") == CALLBACK_FAILED]
+    return [vars(record)["fields"] for record in caplog.records if vars(record).get("event") == "callback_failed"]
 
 
 # --- Delivery --------------------------------------------------------------------------------------------------
@@ -170,20 +170,21 @@ async def test_finishing_delivers_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
+    ("decorator", "kinds", "arguments"),
     [
-        (EventKind.ACQUIRED, ()),
-        (EventKind.RELEASED, ()),
-        (EventKind.LOST, ()),
-        (EventKind.ACQUIRE_FAILED, ()),
-        (EventKind.STOPPED, ()),
-        (EventKind.STATE_CHANGE, (LockState.ACQUIRING, LockState.LEADER)),
-        (EventKind.ERROR, (LockError,)),
+        ("on_acquired", [EventKind.ACQUIRED], ()),
+        ("on_released", [EventKind.RELEASED], ()),
+        ("on_lost", [EventKind.LOST, EventKind.ATTEMPT_FAILED], ()),
+        ("on_acquire_failed", [EventKind.ACQUIRE_FAILED], ()),
+        ("on_stopped", [EventKind.STOPPED], ()),
+        ("on_state_change", [EventKind.STATE_CHANGE], (LockState.ACQUIRING, LockState.LEADER)),
+        ("on_error", [EventKind.ERROR, EventKind.CALLBACK_FAILED, EventKind.WORK_FAILED], (LockError,)),
+        ("on_overrun", [EventKind.OVERRUN], (LockError,)),
     ],
-    ids=lambda value: value.value if isinstance(value, EventKind) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_decorated_function_hears_its_own_event_with_its_arguments_and_no_other(
-    kind: EventKind, arguments: tuple[object, ...]
+async def test_a_decorated_function_hears_its_own_events_with_their_arguments_and_no_other(
+    decorator: str, kinds: list[EventKind], arguments: tuple[object, ...]
 ) -> None:
     callbacks, calls = Callbacks(), list[tuple[object, ...]]()
     error = LockError("no")
@@ -191,17 +192,122 @@ async def test_a_decorated_function_hears_its_own_event_with_its_arguments_and_n
     def note(*args: object) -> None:
         calls.append(args)
 
-    getattr(callbacks, kind.value)(note)
+    getattr(callbacks, decorator)(note)
     async with stage_for(callbacks) as stage:
         await stage.say(*(event(each, error=error) for each in EventKind))
-    assert calls == [(error,) if arguments == (LockError,) else arguments]
+    assert calls == [(error,) if arguments == (LockError,) else arguments] * len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "kind", "passed"),
+    [
+        ("on_acquired", EventKind.ACQUIRED, 0),
+        ("on_released", EventKind.RELEASED, 0),
+        ("on_lost", EventKind.LOST, 0),
+        ("on_acquire_failed", EventKind.ACQUIRE_FAILED, 0),
+        ("on_stopped", EventKind.STOPPED, 0),
+        ("on_error", EventKind.WORK_FAILED, 1),
+        ("on_overrun", EventKind.OVERRUN, 1),
+        ("on_state_change", EventKind.STATE_CHANGE, 2),
+    ],
+)
+async def test_a_function_that_requires_one_more_parameter_gets_the_event_there(
+    decorator: str, kind: EventKind, passed: int
+) -> None:
+    callbacks, calls = Callbacks(), list[tuple[object, ...]]()
+    takers: list[Callable[..., object]] = [
+        lambda happened: calls.append((happened,)),
+        lambda first, happened: calls.append((first, happened)),
+        lambda first, second, happened: calls.append((first, second, happened)),
+    ]
+    getattr(callbacks, decorator)(takers[passed])
+    told = event(kind, error=LockError("no"))
+    async with stage_for(callbacks) as stage:
+        await stage.say(told)
+    [arguments] = calls
+    assert arguments[-1] is told
+
+
+async def test_a_parameter_that_is_optional_gets_no_event() -> None:
+    """``lambda name=name: ...`` keeps the value of a loop, and a test double would take anything."""
+    callbacks, calls = Callbacks(), list[object]()
+    double = Mock(return_value=None)
+    for register in (callbacks.on_acquired, callbacks.on_lost):
+        register(lambda name="kept": calls.append(name))
+        register(lambda *args, **named: calls.append((args, named)))
+        register(double)
+    async with stage_for(callbacks) as stage:
+        await stage.say(event())
+    assert calls == ["kept", ((), {})]
+    double.assert_called_once_with()
+
+
+async def test_methods_and_coroutine_functions_and_partials_may_take_the_event_too() -> None:
+    callbacks, heard = Callbacks(), list[Event]()
+
+    class Mine:
+        def method(self, happened: Event) -> None:
+            heard.append(happened)
+
+    async def later(happened: Event) -> None:
+        heard.append(happened)
+
+    def second(_: str, happened: Event) -> None:
+        heard.append(happened)
+
+    callbacks.on_acquired(Mine().method)
+    callbacks.on_acquired(later)
+    callbacks.on_acquired(functools.partial(second, "mine"))
+    callbacks.on_acquired(heard.append)
+    async with stage_for(callbacks) as stage:
+        await stage.say(event())
+    assert heard == [event()] * 4
+
+
+async def test_a_function_whose_parameters_cannot_be_known_is_called_as_specified() -> None:
+    callbacks, errors = Callbacks(), list[Exception]()
+    callbacks.on_acquired(dict)  # which has no signature
+    callbacks.on_error(errors.append)
+    async with stage_for(callbacks) as stage:
+        await stage.say(event())
+    assert errors == []
+
+
+@pytest.mark.parametrize("by_decorator", [True, False])
+async def test_on_lost_leaves_out_attempts_that_failed_where_that_is_asked_for(by_decorator: bool) -> None:
+    callbacks, heard = Callbacks(), list[EventKind]()
+
+    def note(happened: Event) -> None:
+        heard.append(happened.kind)
+
+    returned = callbacks.on_lost(attempts=False)(note) if by_decorator else callbacks.on_lost(note, attempts=False)
+    assert returned is note
+    async with stage_for(callbacks) as stage:
+        await stage.say(event(EventKind.ATTEMPT_FAILED), event(EventKind.LOST))
+    assert heard == [EventKind.LOST]
+
+
+async def test_on_lost_with_empty_parentheses_is_on_lost() -> None:
+    callbacks, heard = Callbacks(), list[EventKind]()
+
+    @callbacks.on_lost()
+    def note(happened: Event) -> None:
+        heard.append(happened.kind)
+
+    async with stage_for(callbacks) as stage:
+        await stage.say(event(EventKind.ATTEMPT_FAILED), event(EventKind.LOST))
+    assert heard == [EventKind.ATTEMPT_FAILED, EventKind.LOST]
+
+
+async def test_whether_on_lost_hears_of_attempts_is_true_or_false() -> None:
+    with pytest.raises(TypeError, match="attempts must be"):
+        Callbacks().on_lost(lambda: None, attempts="no")  # type: ignore[call-overload]
 
 
 async def test_a_recovery_is_heard_by_listeners_and_by_no_callback() -> None:
     callbacks, called, heard = Callbacks(), Mock(), list[EventKind]()
-    for kind in EventKind:
-        if kind not in (EventKind.RECOVERED, EventKind.RENEWED):
-            getattr(callbacks, kind.value)(called)
+    for decorator in DECORATORS[1:]:
+        getattr(callbacks, decorator)(called)
     callbacks.subscribe(lambda happened: heard.append(happened.kind))
     async with stage_for(callbacks) as stage:
         await stage.say(event(EventKind.RECOVERED))
@@ -218,6 +324,7 @@ DECORATORS = [
     "on_stopped",
     "on_state_change",
     "on_error",
+    "on_overrun",
 ]
 
 
@@ -338,7 +445,7 @@ async def test_the_error_event_of_a_callback_says_what_it_came_of() -> None:
         await stage.say(event(attempt=3, token=7))
     assert heard == [
         event(attempt=3, token=7),
-        event(EventKind.ERROR, cause=CALLBACK_FAILED, error=error, attempt=3, token=7),
+        event(EventKind.CALLBACK_FAILED, cause="callback_failed", error=error, attempt=3, token=7),
     ]
 
 

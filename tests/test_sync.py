@@ -16,7 +16,17 @@ import psycopg
 import pytest
 
 import pgleaderlock
-from pgleaderlock import EventKind, FixedInterval, LeadershipLost, LockError, LockKey, LockState, open_backend
+from pgleaderlock import (
+    ConnectionError,
+    Event,
+    EventKind,
+    FixedInterval,
+    LeadershipLost,
+    LockError,
+    LockKey,
+    LockState,
+    open_backend,
+)
 from pgleaderlock.sync import Election, ElectionSettings, LeaderLock, LockSettings
 from tests.conftest import Postgres
 from tests.processes import Process, candidate
@@ -337,6 +347,36 @@ def test_what_a_callback_raises_is_an_error_and_ends_nothing():
     assert [type(error) for error in errors] == [ValueError, LockError, LockError, LockError]
     assert "SystemExit: 3" in str(errors[1])
     assert isinstance(errors[1].__cause__, SystemExit)
+
+
+def test_a_callback_may_take_the_event_and_leave_out_attempts_that_failed():
+    backend = open_backend("memory://sync-events", lease_s=15.0)
+    lock = Election(backend, retry_strategy=FixedInterval(0.02))
+    heard: list[tuple[str, str]] = []
+    real, failures = backend.try_acquire, iter([ConnectionError("away")])
+
+    async def try_acquire() -> Any:
+        for failure in failures:
+            raise failure
+        return await real()
+
+    backend.try_acquire = try_acquire  # type: ignore[method-assign]
+
+    @lock.on_acquired
+    def begin(event: Event) -> None:
+        heard.append(("begin", event.cause))
+
+    @lock.on_lost
+    def note(event: Event) -> None:
+        heard.append(("note", event.kind.value))
+
+    @lock.on_lost(attempts=False)
+    def stop() -> None:
+        heard.append(("stop", ""))
+
+    with lock:
+        assert lock.wait_for_leadership(20)
+    assert heard == [("note", "attempt_failed"), ("begin", "acquire_succeeded")]
 
 
 def test_a_coroutine_function_is_refused_and_a_coroutine_reported():

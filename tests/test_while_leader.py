@@ -520,8 +520,8 @@ async def test_a_start_waits_for_a_shutdown_that_finishes_work_first():
 
 async def test_an_election_that_has_stopped_tells_of_an_overrun_in_its_log_and_has_nothing_to_leave(caplog):
     election, _, heard = leased()
-    election._report_work(EventKind.OVERRUN, "work_overrun", WorkOverrun("late", names=("w",)))
-    election._report_work(EventKind.ERROR, "work_failed", LockError("was logged where it happened"))
+    election._report(EventKind.OVERRUN, WorkOverrun("late", names=("w",)))
+    election._report(EventKind.WORK_FAILED, LockError("was logged where it happened"))
     assert caplog.text.count("work_overrun") == 1
     assert heard.events == []
     election._leave_for_work("stop")

@@ -40,6 +40,8 @@ def _destination(row: Row) -> str:
 
 
 def _event_name(kind: EventKind) -> str:
+    if kind is EventKind.ATTEMPT_FAILED:
+        return f"*{kind.value}* (calls `on_lost`⁴)"
     return f"`{kind.value}`" if kind.value.startswith("on_") else f"*{kind.value}* (log only)"
 
 
@@ -52,7 +54,7 @@ def table() -> str:
         emits = ", ".join(map(_event_name, row.emits)) or "–"
         made = table_for(Policy(grace=True), stopping=row.to is Destination.RESUME)[row.source, row.input]
         closes = row.closes or row.to is LockState.STOPPED
-        marks = (closes, made.ends_term, made.notifies_first, made.loses_term and made.keeps_fence)
+        marks = (closes, made.ends_term, made.notifies_first, made.keeps_fence and row.source.is_in_term)
         cells = (row.source.name, f"`{_input_name(row.input)}`", to, emits, *("yes" if mark else "–" for mark in marks))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

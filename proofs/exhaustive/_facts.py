@@ -42,7 +42,6 @@ _STOPPED, _FOLLOWER, _ACQUIRING, _LEADER, _RECONNECTING, _RELEASING = (
         LockState.RELEASING,
     )
 )
-_LEADING = (LockState.LEADER, LockState.RECONNECTING)
 
 
 @cache
@@ -86,7 +85,7 @@ class Facts:
         transition = self.game.table.get((source, fact))
         if transition is None:
             raise IllegalTransition(f"no row for input {fact.value!r} in state {source.value!r}")
-        is_new = transition.to not in (*_LEADING, LockState.ACQUIRING, LockState.RELEASING)
+        is_new = transition.to in (LockState.STOPPED, LockState.FOLLOWER)
         node = node._replace(step=Step.IDLE, answer=NOT_YET, state=STATES.index(transition.to))
         if is_new:
             node = node._replace(token=0, grant_age=-1, asked_age=-1)
@@ -94,7 +93,7 @@ class Facts:
         if transition.closes:
             world = self._closed(world, "lock", "witness")
         complaint = None
-        if EventKind.LOST in transition.emits and source in _LEADING and not _named(fact, cause):
+        if EventKind.LOST in transition.emits and not _named(fact, cause):
             complaint = f"{{}} lost its leadership by {fact.value}, and the engine names no cause"
         return self.index, text, world, complaint
 

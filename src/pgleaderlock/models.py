@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pgleaderlock._base.causes import LossCause
 
 __all__ = [
+    "ERROR_KINDS",
     "Callback",
     "ErrorCallback",
     "Event",
@@ -36,6 +37,33 @@ class LockState(enum.Enum):
     RECONNECTING = "reconnecting"
     RELEASING = "releasing"
 
+    # What code outside the table asks a state, so that it need not list states.
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the election does not run."""
+        return self is LockState.STOPPED
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it takes part without a term: it waits for the lock, or tries to acquire it."""
+        return self in (LockState.FOLLOWER, LockState.ACQUIRING)
+
+    @property
+    def leads(self) -> bool:
+        """Whether leadership is valid in this state, as long as its grant is."""
+        return self is LockState.LEADER
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the lock was lost and the term goes on, for the grace period."""
+        return self is LockState.RECONNECTING
+
+    @property
+    def is_in_term(self) -> bool:
+        """Whether a term is open."""
+        return self in (LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING)
+
 
 class EventKind(enum.Enum):
     """What happened. The value is the name of the decorator that listens to it, where there is one."""
@@ -44,8 +72,17 @@ class EventKind(enum.Enum):
     ACQUIRED = "on_acquired"
     RELEASED = "on_released"
     LOST = "on_lost"
+    """A term ended without a request. ``cause`` is a :class:`LossCause`."""
+    ATTEMPT_FAILED = "attempt_failed"
+    """An attempt to acquire the lock ended in an error; no term had begun. ``on_lost`` callbacks get it by default."""
     ACQUIRE_FAILED = "on_acquire_failed"
+    """An attempt found the lock held by another candidate."""
     ERROR = "on_error"
+    """The store or the engine failed. ``error`` says how."""
+    CALLBACK_FAILED = "callback_failed"
+    """A callback or listener raised ``error``. ``on_error`` callbacks get it."""
+    WORK_FAILED = "work_failed"
+    """A leader task, service or scheduled job raised ``error``. ``on_error`` callbacks get it."""
     STOPPED = "on_stopped"
     OVERRUN = "on_overrun"
     """Leader tasks still run although another candidate may lead by now. ``error`` says which."""
@@ -53,6 +90,10 @@ class EventKind(enum.Enum):
     """Leadership was recovered within the grace period. By specification no callback is called; it is logged."""
     RENEWED = "renewed"
     """A renewal succeeded, in ``took_s`` seconds. The state does not change; for metrics."""
+
+
+ERROR_KINDS = (EventKind.ERROR, EventKind.CALLBACK_FAILED, EventKind.WORK_FAILED)
+"""The events that ``on_error`` callbacks get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +141,14 @@ class Event:
     from_state: LockState
     to_state: LockState
     cause: str
-    """The input of the state machine that caused it, such as ``health_failed``."""
+    """Why, in one word. Of a LOST event a :class:`LossCause`, such as ``silenced``; of what a callback or a leader task
+    did, the name of its log line (``callback_failed``, ``work_failed``, ``work_overrun``); otherwise the input of the
+    state machine, such as ``stop_requested``."""
     at: float
     """When, on the election's own clock. Comparable within one process only."""
     error: Exception | None = None
     attempt: int | None = None
     token: int | None = None
-    loss: LossCause | None = None
-    """Why leadership was lost, on ``on_lost`` events that ended a term."""
     took_s: float | None = None
     """How long the store took to answer, on ``renewed`` events."""
     trusted_until: float | None = None
@@ -129,6 +170,7 @@ class RetryContext:
 
 
 # What a callback returns is awaited if it can be, and ignored otherwise: plain functions and coroutines both fit.
+# A callback that requires one parameter more than these gets the event as the last.
 Callback = Callable[[], object]
 """``fn()``"""
 StateChangeCallback = Callable[[LockState, LockState], object]
@@ -136,4 +178,4 @@ StateChangeCallback = Callable[[LockState, LockState], object]
 ErrorCallback = Callable[[Exception], object]
 """``fn(exception)``"""
 Listener = Callable[[Event], object]
-"""Called with every event, in order. An exception that it raises becomes an ``on_error`` event, never a crash."""
+"""Called with every event, in order. An exception that it raises becomes a CALLBACK_FAILED event, never a crash."""

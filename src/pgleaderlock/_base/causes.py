@@ -5,7 +5,7 @@ import enum
 __all__ = ["LossCause"]
 
 
-class LossCause(enum.Enum):
+class LossCause(enum.StrEnum):
     """Why a term ended without being asked to."""
 
     SESSION_TERMINATED = "session_terminated"

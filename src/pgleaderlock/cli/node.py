@@ -14,7 +14,7 @@ from pgleaderlock.cli.database import Database, open_database
 from pgleaderlock.cli.run import EventPrinter
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import MissingExtra, PgLeaderLockError
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
@@ -108,13 +108,11 @@ def _listen(node: "Node", ended: "asyncio.Future[None]", printer: EventPrinter |
         def hear(event: Event, name: str = name) -> None:
             if event.kind is EventKind.ACQUIRED:
                 logger.success(f"this process leads {name}")
-            elif event.kind is EventKind.LOST and event.loss is not None:
+            elif event.kind is EventKind.LOST:
                 logger.warning(f"this process no longer leads {name}: work that only the leader may do must stop")
             if printer is not None:
                 printer.print(event, {"role": name, "process_id": os.getpid()})
-            is_over = event.kind is EventKind.STOPPED and all(
-                each.state is LockState.STOPPED for each in node.elections.values()
-            )
+            is_over = event.kind is EventKind.STOPPED and all(each.state.is_stopped for each in node.elections.values())
             if is_over and not ended.done():
                 ended.set_result(None)
 

@@ -5,9 +5,8 @@ import signal
 
 from loguru import logger
 
-from pgleaderlock.engine.delivery import CALLBACK_FAILED
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 
 __all__ = ["Participant"]
 
@@ -51,5 +50,5 @@ class Participant:
     def _hear(self, event: Event) -> None:
         if event.kind is EventKind.STOPPED and not self.ended.done():
             self.ended.set_result(None)
-        elif event.kind is EventKind.ERROR and event.cause != CALLBACK_FAILED:
-            self.ended_cleanly = self.ended_cleanly and event.to_state is not LockState.STOPPED
+        elif event.kind is EventKind.ERROR and event.to_state.is_stopped:
+            self.ended_cleanly = False

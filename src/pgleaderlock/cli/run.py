@@ -14,7 +14,7 @@ from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.status import glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 
 __all__ = ["EventPrinter", "take_part"]
 
@@ -60,7 +60,7 @@ class _Narrator:
                 logger.success(f"this process leads {self._name}; press Ctrl-C (or send SIGTERM) to hand over")
             case EventKind.ACQUIRE_FAILED:
                 self._tell_once_to_wait()
-            case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # there, nothing was held
+            case EventKind.LOST:
                 logger.warning(f"this process no longer leads {self._name}: work that only the leader may do must stop")
             case EventKind.ERROR | EventKind.STOPPED:
                 self._look_away()

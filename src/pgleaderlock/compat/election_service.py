@@ -25,7 +25,7 @@ from pgleaderlock._base.checks import check_callable, check_seconds
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.models import Callback, Event, EventKind, LockState
+from pgleaderlock.models import Callback, Event, EventKind
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.backend import PostgresBackend
 from pgleaderlock.postgres.keys import LockKey
@@ -41,6 +41,8 @@ _STATEMENT_TIMEOUT_S = 5.0
 _ATTEMPT_S = 6.0  # for one statement that takes all of its time, and what is around it; not for what is waited for
 _GIVE_UP_S = 1.0
 _ENDS = (EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED)
+# After one of these, an attempt or a term is over.
+_OUTCOMES = (EventKind.ACQUIRE_FAILED, EventKind.ERROR, EventKind.LOST, EventKind.RELEASED)
 
 
 class LeaderElectionService:
@@ -118,12 +120,12 @@ class LeaderElectionService:
     def _give_up_attempt(self) -> bool:
         """End an attempt that brought no leadership; ConnectionError where the server did not answer."""
         state = self._election.state
-        if self._standing.is_set() or state is LockState.LEADER:  # start() came in between; on_acquired takes its time
+        if self._standing.is_set() or state.leads:  # start() came in between; on_acquired takes its time
             return self.is_leader()
         self._election.shutdown(_GIVE_UP_S)
         if self._failure is not None:
             raise self._failure
-        if state in (LockState.FOLLOWER, LockState.ACQUIRING):
+        if state.is_following:
             raise ConnectionError(
                 f"no answer within {_ATTEMPT_S:g} s to the question who leads {self._key.described}: is the database "
                 "of the URL up, and the network between?"
@@ -189,11 +191,9 @@ class LeaderElectionService:
 
     async def _stop_unless_standing(self, event: Event) -> None:
         """Back among the followers, whether refused or after a loss: only who was asked to keeps trying."""
-        is_failure = event.kind is EventKind.ERROR and event.from_state in (LockState.FOLLOWER, LockState.ACQUIRING)
-        if is_failure and event.to_state is LockState.FOLLOWER:
+        if event.kind is EventKind.ERROR and event.from_state.is_following and event.to_state.is_following:
             self._failure = event.error
-        is_back = event.to_state is LockState.FOLLOWER and event.from_state is not LockState.STOPPED
-        if is_back and not self._standing.is_set():
+        if event.kind in _OUTCOMES and not self._standing.is_set():
             await self._engine.shutdown()  # in a listener, this only asks
 
     def _tell(self, event: Event) -> None:

@@ -21,7 +21,6 @@ from pgleaderlock._base import threads
 from pgleaderlock._base.checks import check_callable, check_flag
 from pgleaderlock._base.clock import Clock
 from pgleaderlock._logging import NDLogger
-from pgleaderlock.engine.delivery import WORK_FAILED
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import EventKind, Grant
@@ -62,8 +61,8 @@ class Host:
     """After how long work that does not stop is an overrun, where a grant never ends by itself."""
     grant_now: Callable[[], Grant | None]
     """The grant while leading; None in another process, another state, or when the loop is closed."""
-    report: Callable[[EventKind, str, Exception], None]
-    """Notify all listeners of an event of this kind, with its cause and the error."""
+    report: Callable[[EventKind, Exception], None]
+    """Notify all listeners of an event of this kind, with the error."""
     leave: Callable[[AfterWork], None]
     """Step down, or stop the election, because the work is done or cannot be done here."""
     note_idle: Callable[[], None]
@@ -302,8 +301,8 @@ class TaskRun:
     def _report(self, error: Exception) -> None:
         if isinstance(error, LeadershipLost) and self._is_ending():
             return  # raised by term.check() to stop the work: not a failure
-        self._work.host.logger.error(WORK_FAILED, work=self.name, error=error, exc_info=error)
-        self._work.host.report(EventKind.ERROR, WORK_FAILED, error)
+        self._work.host.logger.error("work_failed", work=self.name, error=error, exc_info=error)
+        self._work.host.report(EventKind.WORK_FAILED, error)
 
 
 def is_async(fn: Work) -> bool:

@@ -3,7 +3,7 @@
 Delivery has a task of its own, because a slow callback must never delay a renewal. The engine waits for it
 (:meth:`EventStream.drained`) wherever nothing needs to be renewed, so that callbacks seem to run within the transition.
 
-An exception of a listener is logged and becomes an ``on_error`` event; that of an ``on_error`` listener is only logged.
+An exception of a listener is logged and becomes a CALLBACK_FAILED event; while it is notified of an error, only logged.
 ``SystemExit`` and ``KeyboardInterrupt`` end the event loop. A listener cannot end the stream, not even by cancelling
 its task: the stream ends with its election.
 """
@@ -17,14 +17,9 @@ from typing import NoReturn
 
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import LockError
-from pgleaderlock.models import Event, EventKind, Listener
+from pgleaderlock.models import ERROR_KINDS, Event, EventKind, Listener
 
-__all__ = ["CALLBACK_FAILED", "WORK_FAILED", "EventStream"]
-
-CALLBACK_FAILED = "callback_failed"
-"""The cause of an ``on_error`` event that a listener caused."""
-WORK_FAILED = "work_failed"
-"""The cause of an ``on_error`` event that a leader task caused."""
+__all__ = ["EventStream"]
 
 _CALLBACK_LIMIT_S = 0.2  # after hurry(), for each callback
 
@@ -123,9 +118,10 @@ class EventStream:
             if error is None:
                 continue
             name = getattr(listener, "__qualname__", repr(listener))
-            self._logger.error(CALLBACK_FAILED, callback=name, event_kind=event.kind.value, error=error, exc_info=error)
-            if event.kind is not EventKind.ERROR:  # an on_error listener that fails would be called for ever
-                await self._deliver(replace(event, kind=EventKind.ERROR, cause=CALLBACK_FAILED, error=error))
+            failed = replace(event, kind=EventKind.CALLBACK_FAILED, cause="callback_failed", error=error)
+            self._logger.error(failed.cause, callback=name, event_kind=event.kind.value, error=error, exc_info=error)
+            if event.kind not in ERROR_KINDS:  # an on_error callback that fails would be called for ever
+                await self._deliver(failed)
 
     async def _call(self, listener: Listener, event: Event) -> Exception | None:
         try:

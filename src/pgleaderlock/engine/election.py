@@ -40,7 +40,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.engine._calls import Asked, guarded, see_out
 from pgleaderlock.engine._leader_task import AfterWork, Host
 from pgleaderlock.engine._run import Fact, Run
-from pgleaderlock.engine.delivery import CALLBACK_FAILED, EventStream
+from pgleaderlock.engine.delivery import EventStream
 from pgleaderlock.engine.event_log import log_events
 from pgleaderlock.engine.fsm import Input, Machine, Policy, Transition
 from pgleaderlock.engine.hard_fence import HardFence
@@ -114,7 +114,7 @@ class Election(WhileLeader):
         self._logger = get_logger().bind(**backend.labels)
         self._fence_may_disarm = True
         self._leader_tasks = LeaderTasks(self._make_host())
-        self.subscribe(log_events(self._logger))
+        self._log_event = self.subscribe(log_events(self._logger))
         self._work = {
             LockState.FOLLOWER: self._follow,
             LockState.ACQUIRING: self._acquire,
@@ -166,7 +166,7 @@ class Election(WhileLeader):
     def time_left_s(self) -> float:
         """For how many seconds leadership is still valid without a renewal: 0 when not leading."""
         grant, run = self._grant, self._running
-        if not self._machine.leads or grant is None or run is None:
+        if not self.state.leads or grant is None or run is None:
             return 0.0
         if run.loop.is_closed() or run.pid != os.getpid():  # a forked child has our memory, but not our lock
             return 0.0
@@ -238,7 +238,7 @@ class Election(WhileLeader):
         """
         _check_timeout(timeout_s)
         run = self._run_here()
-        if run is None or not self._machine.is_in_term:
+        if run is None or not self.state.is_in_term:
             return
         if self._is_inside(run):
             self._ask_once_drained(run, partial(self._ask_to_release, run, run.yielded))
@@ -249,7 +249,7 @@ class Election(WhileLeader):
         finally:
             self._ask_to_release(run, yielded)
         await asyncio.wait({yielded}, timeout=timeout_s)
-        if not yielded.done() and self._machine.is_in_term:
+        if not yielded.done() and self.state.is_in_term:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._wait_for_listeners(run, or_until=run.task, timeout_s=timeout_s)
@@ -285,7 +285,7 @@ class Election(WhileLeader):
             return
         bound_s = self._drain_s if timeout_s is None else min(self._drain_s, timeout_s)
         if run.draining is None:
-            run.draining = run.loop.create_task(self._finish_work(run, bound_s), name="pgleaderlock drain")
+            run.draining = run.loop.create_task(self._finish_work(bound_s), name="pgleaderlock drain")
         draining = run.draining
         await asyncio.wait({draining, run.yielded, run.task}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
@@ -294,15 +294,14 @@ class Election(WhileLeader):
             await asyncio.wait({draining}, timeout=_CANCEL_WAIT_S)  # bounded: a callback may ignore its cancellation
 
     def _has_to_drain(self) -> bool:
-        return self._machine.leads and (bool(self._drains) or not self._leader_tasks.is_idle)
+        return self.state.leads and (bool(self._drains) or not self._leader_tasks.is_idle)
 
-    async def _finish_work(self, run: Run, bound_s: float) -> None:
+    async def _finish_work(self, bound_s: float) -> None:
         work = [self._leader_tasks.drain(bound_s), *map(_call, self._drains)]
         for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, Exception):
-                self._logger.error(CALLBACK_FAILED, callback="before_release", error=error, exc_info=error)
-                state = self.state
-                run.stream.put(Event(EventKind.ERROR, state, state, CALLBACK_FAILED, self._clock(), error=error))
+                self._logger.error("callback_failed", callback="before_release", error=error, exc_info=error)
+                self._report(EventKind.CALLBACK_FAILED, error)
 
     async def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader. Return True after the ``on_acquired`` callbacks ran; False when the time is up.
@@ -361,7 +360,7 @@ class Election(WhileLeader):
 
     def _is_ending(self, run: Run) -> bool:
         """Whether this run is about to end by itself: a new one can begin only after that."""
-        return run.is_leaving or self._machine.is_stopped or run.task.cancelling() > 0
+        return run.is_leaving or self.state.is_stopped or run.task.cancelling() > 0
 
     # --- Leader tasks --------------------------------------------------------------------------------------------
 
@@ -372,17 +371,18 @@ class Election(WhileLeader):
             described=self._labels_text(),
             patience_s=self._drain_s,
             grant_now=self._valid_grant,
-            report=self._report_work,
+            report=self._report,
             leave=self._leave_for_work,
             note_idle=self._note_tasks_idle,
         )
 
-    def _report_work(self, kind: EventKind, cause: str, error: Exception) -> None:
-        event = Event(kind, self.state, self.state, cause, self._clock(), error=error)
+    def _report(self, kind: EventKind, error: Exception) -> None:
+        """Notify listeners of what a callback or a leader task did. Once the election has ended, it is logged only."""
+        event = Event(kind, self.state, self.state, _REPORTED[kind], self._clock(), error=error)
         if self._running is not None:
             self._running.stream.put(event)
-        elif kind is EventKind.OVERRUN:  # the election has ended, so there is no stream; failures are logged elsewhere
-            self._logger.error(cause, error=error)
+        else:
+            self._log_event(event)
 
     def _leave_for_work(self, how: AfterWork) -> None:
         run = self._running
@@ -440,7 +440,7 @@ class Election(WhileLeader):
             if self._left_open:
                 self._left_open = False
                 await self._close_backend()
-            while not self._machine.is_stopped:
+            while not self.state.is_stopped:
                 await self._step(run, await self._next_fact(run))
         except asyncio.CancelledError:
             error = ShutdownError("the lifecycle task was cancelled: the session was closed")
@@ -578,12 +578,11 @@ class Election(WhileLeader):
                     kind,
                     transition.source,
                     transition.to,
-                    fact.input.value,
+                    _loss_cause(fact) if kind is EventKind.LOST else fact.input.value,
                     now,
                     error=fact.error,
                     attempt=attempt,
                     token=token,
-                    loss=_loss_cause(fact) if kind is EventKind.LOST and transition.loses_term else None,
                     took_s=fact.took_s,
                     trusted_until=trusted_until,
                 )
@@ -592,7 +591,7 @@ class Election(WhileLeader):
         )
 
     def _note_delivered(self, event: Event) -> None:
-        run, leads = self._running, self._machine.leads
+        run, leads = self._running, self.state.leads
         if event.kind is EventKind.LOST and not leads:
             self._disarm_hard_fence()
         if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and leads and run:
@@ -613,7 +612,7 @@ class Election(WhileLeader):
                 run.signal_task.cancel()
             if error is not None:
                 run.stream.hurry()
-            if not self._machine.is_stopped:
+            if not self.state.is_stopped:
                 await self._step(run, Fact(Input.ABORTED, error))
             await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
         finally:  # also when cancelled again here: tasks that wait for the stream or this run must not wait for ever
@@ -835,10 +834,15 @@ class _Applied:
         return self.events[len(self.before) :]
 
 
-_CAUSES = {
+_LOSSES = {
     Input.GRACE_EXPIRED: LossCause.GRACE_EXPIRED,
     Input.RELEASE_REQUESTED: LossCause.STEPPED_DOWN,
     Input.ABORTED: LossCause.ABORTED,
+}
+_REPORTED = {  # the causes of events that no input caused: the names of their log lines
+    EventKind.CALLBACK_FAILED: "callback_failed",
+    EventKind.WORK_FAILED: "work_failed",
+    EventKind.OVERRUN: "work_overrun",
 }
 
 
@@ -849,7 +853,7 @@ def _emitted(transition: Transition, fact: Fact) -> tuple[EventKind, ...]:
 
 def _loss_cause(fact: Fact) -> LossCause:
     """Return what ended a term: known by the input in some cases, by the error otherwise."""
-    known = _CAUSES.get(fact.input)
+    known = _LOSSES.get(fact.input)
     if known is None and isinstance(fact.error, PgLeaderLockError):
         known = fact.error.cause
     return known or LossCause.UNKNOWN

@@ -8,25 +8,22 @@ import logging
 from collections.abc import Callable
 
 from pgleaderlock._logging import NDLogger
-from pgleaderlock.engine.delivery import CALLBACK_FAILED, WORK_FAILED
 from pgleaderlock.engine.fsm import Input
 from pgleaderlock.errors import LockError, PgLeaderLockError
-from pgleaderlock.models import Event, EventKind, Listener, LockState
+from pgleaderlock.models import Event, EventKind, Listener
 
 __all__ = ["log_events"]
 
 _LOGGED = "_pgleaderlock_was_logged"
-_ASKING = {LockState.FOLLOWER, LockState.ACQUIRING}
 
 
 def _log_state_change(logger: NDLogger, event: Event) -> None:
-    level = logging.DEBUG if {event.from_state, event.to_state} == _ASKING else logging.INFO
+    is_attempt = event.from_state.is_following and event.to_state.is_following
+    level = logging.DEBUG if is_attempt else logging.INFO
     logger.log(level, "state_change", **{"from": event.from_state.value, "to": event.to_state.value})
 
 
 def _log_error(logger: NDLogger, event: Event) -> None:
-    if event.cause in (CALLBACK_FAILED, WORK_FAILED):  # logged where it happened, with its traceback
-        return
     name = "health_check_failed" if event.cause == "health_failed" else event.cause
     logger.log(_level_of(event), name, error=event.error)
 
@@ -47,20 +44,16 @@ def _was_logged(error: Exception | None) -> bool:
     return bool(was_logged)
 
 
-def _log_loss(logger: NDLogger, event: Event) -> None:
-    if event.from_state is not LockState.ACQUIRING:  # in ACQUIRING no term had begun
-        logger.warning("leadership_lost", cause=event.loss.value if event.loss else event.cause)
-
-
+# CALLBACK_FAILED and WORK_FAILED are logged where they happen, with a traceback; ATTEMPT_FAILED by its ERROR.
 _LINES: dict[EventKind, Callable[[NDLogger, Event], None]] = {
     EventKind.STATE_CHANGE: _log_state_change,
     EventKind.ACQUIRED: lambda logger, event: logger.info("lock_acquired", **logger.context, attempt=event.attempt),
     EventKind.ACQUIRE_FAILED: lambda logger, event: logger.debug("lock_held_by_another", attempt=event.attempt),
     EventKind.RELEASED: lambda logger, _: logger.info("lock_released"),
-    EventKind.LOST: _log_loss,
+    EventKind.LOST: lambda logger, event: logger.warning("leadership_lost", cause=event.cause),
     EventKind.RECOVERED: lambda logger, event: logger.info("leadership_recovered", attempt=event.attempt),
     EventKind.STOPPED: lambda logger, event: logger.info("stopped", cause=event.cause),
-    EventKind.OVERRUN: lambda logger, event: logger.error("work_overrun", error=event.error),
+    EventKind.OVERRUN: lambda logger, event: logger.error(event.cause, error=event.error),
     EventKind.ERROR: _log_error,
 }
 

@@ -11,7 +11,8 @@ Rules that hold for every row:
   nothing. There is no default.
 - A change of state emits ``on_state_change`` first. Entering STOPPED closes the session and emits ``on_stopped`` last.
   Neither is written into the rows below.
-- A term that ``on_acquired`` opened is over with the first ``on_released``, ``on_lost`` or ``on_stopped`` after it.
+- A term that ACQUIRED opened is over with the first RELEASED, LOST or STOPPED after it. LOST always ends a term; the
+  specification's ``on_lost`` for an attempt that failed is kept by :mod:`~pgleaderlock.engine.callbacks`.
 - Three destinations depend on how the lock was configured or on who asked; they are the footnotes of the
   specification's table, and are written here with its marks.
 
@@ -103,8 +104,6 @@ class Transition:
     """Leadership is valid afterwards: leader tasks run, and the engine waits for no listener."""
     ends_term: bool
     """The term is over: its grant is forgotten, and the session waits for leader tasks to stop."""
-    loses_term: bool
-    """An ``on_lost`` among the events ends a term, and not only an attempt."""
     hands_over: bool
     """The end was asked for: others get the first turn."""
     notifies_first: bool
@@ -119,7 +118,6 @@ class Transition:
 
 
 S, I, E, D = LockState, Input, EventKind, Destination  # noqa: E741 - one letter each, to read the rows as a table
-_IN_TERM = frozenset({S.LEADER, S.RECONNECTING, S.RELEASING})
 
 ROWS: tuple[Row, ...] = (
     # As in section 3.3 of the specification, in its order.
@@ -128,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     Row(S.FOLLOWER, I.STOP_REQUESTED, S.STOPPED),
     Row(S.ACQUIRING, I.ACQUIRE_SUCCEEDED, S.LEADER, (E.ACQUIRED,)),
     Row(S.ACQUIRING, I.ACQUIRE_FAILED, S.FOLLOWER, (E.ACQUIRE_FAILED,)),
-    Row(S.ACQUIRING, I.DB_ERROR, D.REACQUIRE, (E.LOST, E.ERROR), closes=True),
+    Row(S.ACQUIRING, I.DB_ERROR, D.REACQUIRE, (E.ATTEMPT_FAILED, E.ERROR), closes=True),
     Row(S.ACQUIRING, I.STOP_REQUESTED, S.STOPPED),
     Row(S.LEADER, I.HEALTH_OK, S.LEADER),
     Row(S.LEADER, I.HEALTH_FAILED, D.GRACE, (E.ERROR,), closes=True),
@@ -191,9 +189,8 @@ def _specialise(row: Row, policy: Policy, *, stopping: bool) -> Transition:
         emits,
         closes,
         changes=to is not row.source,
-        leads=to is S.LEADER,
-        ends_term=row.source in _IN_TERM and to not in _IN_TERM,
-        loses_term=row.source in _IN_TERM,
+        leads=to.leads,
+        ends_term=row.source.is_in_term and not to.is_in_term,
         hands_over=E.RELEASED in emits,
         notifies_first=E.LOST in emits,
         keeps_call=to in (row.source, S.RELEASING),
@@ -223,21 +220,6 @@ class Machine:
     def state(self) -> LockState:
         """Where it stands."""
         return self._state
-
-    @property
-    def leads(self) -> bool:
-        """Whether leadership is valid in this state, as long as its grant is."""
-        return self._state is S.LEADER
-
-    @property
-    def is_in_term(self) -> bool:
-        """Whether a term is open."""
-        return self._state in _IN_TERM
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing runs."""
-        return self._state is S.STOPPED
 
     def accepts(self, fact: Input) -> bool:
         """Whether this input would change anything but the memory of a stop."""

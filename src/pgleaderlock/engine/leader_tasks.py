@@ -197,4 +197,4 @@ class LeaderTasks:
             "on. Let it check term.is_ending, let it be cancelled, or set hard_fence=True",
             names=names,
         )
-        self._host.report(EventKind.OVERRUN, "work_overrun", error)
+        self._host.report(EventKind.OVERRUN, error)

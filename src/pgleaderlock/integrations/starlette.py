@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import LockState
 from pgleaderlock.work.services import LeaderServices
 
 __all__ = ["Lifespan", "leader_lifespan", "leader_routes"]
@@ -65,10 +64,10 @@ def leader_routes(lock: Election, prefix: str = "") -> list[BaseRoute]:
         return _answer(lock, is_good=lock.is_leader)
 
     async def healthz(_: Request) -> JSONResponse:
-        return _answer(lock, is_good=lock.state is not LockState.STOPPED)
+        return _answer(lock, is_good=not lock.state.is_stopped)
 
     async def readyz(_: Request) -> JSONResponse:
-        return _answer(lock, is_good=lock.state is not LockState.STOPPED and not lock.is_stopping)
+        return _answer(lock, is_good=not lock.state.is_stopped and not lock.is_stopping)
 
     return [Route(f"{prefix}/{view.__name__}", view) for view in (leader, healthz, readyz)]
 

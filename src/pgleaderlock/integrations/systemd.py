@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 
 __all__ = ["Notifier", "notify", "watchdog_interval_s"]
 
@@ -78,7 +78,7 @@ class Notifier:
 
     async def _ping(self, interval_s: float) -> None:
         while True:
-            if self._lock.state is not LockState.STOPPED:
+            if not self._lock.state.is_stopped:
                 notify("WATCHDOG=1")
             await asyncio.sleep(interval_s)
 

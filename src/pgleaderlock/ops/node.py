@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from pgleaderlock._base.checks import refuse_plain_with
 from pgleaderlock.engine.election import Election
 from pgleaderlock.lock import LeaderLock
-from pgleaderlock.models import LockState
 from pgleaderlock.ops.config import Config, ConfigError, Problem
 from pgleaderlock.ops.registry import Registry
 from pgleaderlock.postgres._dsn import check_dsn, describe
@@ -128,7 +127,7 @@ class Node:
 
     async def start(self) -> None:
         """Start all elections. Servers are started only if enabled. A start that fails is undone."""
-        was_running = any(election.state is not LockState.STOPPED for election in self.elections.values())
+        was_running = any(not election.state.is_stopped for election in self.elections.values())
         try:
             await self._start()
         except BaseException:

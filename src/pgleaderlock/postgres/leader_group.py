@@ -8,15 +8,17 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from pgleaderlock._base.checks import check_int, check_seconds, refuse_pickling, refuse_plain_with
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine._run import Run
+from pgleaderlock.engine.callbacks import NOT_GIVEN
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.models import Event, Grant, LockState, RetryContext
+from pgleaderlock.models import Event, Grant, RetryContext
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres.group import Group
@@ -95,6 +97,10 @@ class GroupRole(Election):
 
     def __repr__(self) -> str:
         return f"<GroupRole {self.name!r} {self.state.value}>"
+
+
+RoleCallback = Callable[[GroupRole], object]
+"""``fn(role)``"""
 
 
 class LeaderGroup(Mapping[str, GroupRole]):
@@ -219,7 +225,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
     async def shutdown(self, timeout_s: float | None = None) -> None:
         """Release all roles, and stop."""
         await asyncio.gather(*(role.shutdown(timeout_s) for role in self._roles.values()))
-        is_stopped = all(role.state is LockState.STOPPED for role in self._roles.values())
+        is_stopped = all(role.state.is_stopped for role in self._roles.values())
         if is_stopped and not self._starting.locked():  # not started again meanwhile
             await self._group.close()
 
@@ -245,28 +251,37 @@ class LeaderGroup(Mapping[str, GroupRole]):
         self._group.renewal_listeners.append(fn)
         return fn
 
-    def on_acquired(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+    def on_acquired(self, fn: RoleCallback) -> RoleCallback:
         """Call ``fn(role)`` when this process became the leader of a role."""
         for role in self._roles.values():
             role.on_acquired(lambda role=role: fn(role))
         return fn
 
-    def on_released(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+    def on_released(self, fn: RoleCallback) -> RoleCallback:
         """Call ``fn(role)`` when the leadership of a role was released on request."""
         for role in self._roles.values():
             role.on_released(lambda role=role: fn(role))
         return fn
 
-    def before_release(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
+    def before_release(self, fn: RoleCallback) -> RoleCallback:
         """Call ``fn(role)`` before a role is released on request, and wait for it, renewing meanwhile."""
         for role in self._roles.values():
             role.before_release(lambda role=role: fn(role))
         return fn
 
-    def on_lost(self, fn: Callable[[GroupRole], object]) -> Callable[[GroupRole], object]:
-        """Call ``fn(role)`` when the leadership of a role was lost, or an attempt at it ended in an error."""
+    @overload
+    def on_lost(self, fn: RoleCallback, *, attempts: bool = True) -> RoleCallback: ...
+    @overload
+    def on_lost(self, *, attempts: bool = True) -> Callable[[RoleCallback], RoleCallback]: ...
+    def on_lost(self, fn: RoleCallback = NOT_GIVEN, *, attempts: bool = True) -> Callable[..., object]:
+        """Call ``fn(role)`` when the leadership of a role was lost, or an attempt to acquire it ended in an error.
+
+        ``@group.on_lost(attempts=False)`` leaves the second out.
+        """
+        if fn is NOT_GIVEN:
+            return partial(self.on_lost, attempts=attempts)
         for role in self._roles.values():
-            role.on_lost(lambda role=role: fn(role))
+            role.on_lost(lambda role=role: fn(role), attempts=attempts)
         return fn
 
     def on_error(self, fn: Callable[[GroupRole, Exception], object]) -> Callable[[GroupRole, Exception], object]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from pgleaderlock._base.checks import check_callable, check_seconds, refuse_pickling
+from pgleaderlock._base.checks import check_callable, check_seconds
 from pgleaderlock.engine._leader_task import AfterWork, Work, WorkPolicy, is_async
+from pgleaderlock.engine.callbacks import B, Decorators, F, L, listener_of
 from pgleaderlock.engine.election import Election
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LockError
-from pgleaderlock.models import Callback, ErrorCallback, Event, EventKind, Listener, LockState, StateChangeCallback
+from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.sync._callback_thread import CallbackThread
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
 
@@ -25,20 +26,13 @@ __all__ = ["BlockingElection", "refuse_coroutines"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Election)
-C = TypeVar("C", bound=Callback)
-S = TypeVar("S", bound=StateChangeCallback)
-E = TypeVar("E", bound=ErrorCallback)
-L = TypeVar("L", bound=Listener)
-F = TypeVar("F", bound=Callable[..., Any])
 W = TypeVar("W", bound=Work)
 
 _EXIT_TIMEOUT_S = 10.0  # for a `with` block that ends in an exception, as in the asyncio API
 
 
-class BlockingElection(Generic[A]):
+class BlockingElection(Decorators, Generic[A]):
     """One candidate, for any thread."""
-
-    __reduce_ex__ = refuse_pickling
 
     def __init__(self, engine: A) -> None:
         self._engine = engine
@@ -239,61 +233,36 @@ class BlockingElection(Generic[A]):
     # --- Callbacks ---------------------------------------------------------------------------------------------
 
     def subscribe(self, listener: L) -> L:
-        """Hear every event, as an :class:`~pgleaderlock.Event`."""
-        return self._register(self._engine.subscribe, "a listener", listener)
+        """Notify ``listener`` of every event, as an :class:`~pgleaderlock.Event`."""
+        self._engine.subscribe(self._on_own_thread("a listener", listener))
+        return listener
 
-    def on_acquired(self, fn: C) -> C:
-        """Call ``fn()`` when this process became the leader."""
-        return self._register(self._engine.on_acquired, "the on_acquired callback", fn)
-
-    def on_released(self, fn: C) -> C:
-        """Call ``fn()`` when leadership was given up on request."""
-        return self._register(self._engine.on_released, "the on_released callback", fn)
-
-    def before_release(self, fn: C) -> C:
+    def before_release(self, fn: B) -> B:
         """Call ``fn()`` before leadership is given up on request, and wait for it: to stop new work and finish the old.
 
         Leadership is renewed meanwhile. It is waited for no longer than ``drain_s``, other callbacks that are still
         running included. A loss is not announced by it.
         """
-        return self._register(self._engine.before_release, "the before_release callback", fn)
+        self._engine.before_release(self._on_own_thread("the before_release callback", fn))
+        return fn
 
-    def on_lost(self, fn: C) -> C:
-        """Call ``fn()`` when leadership was lost, or an attempt at it ended in an error."""
-        return self._register(self._engine.on_lost, "the on_lost callback", fn)
+    def _register(self, fn: F, *kinds: EventKind, passes: tuple[str, ...] = ()) -> F:
+        on_own_thread = self._on_own_thread(f"the {kinds[0].value} callback", fn)
+        self._engine.subscribe(listener_of(on_own_thread, kinds, passes))
+        return fn
 
-    def on_acquire_failed(self, fn: C) -> C:
-        """Call ``fn()`` when an attempt found the lock held by another."""
-        return self._register(self._engine.on_acquire_failed, "the on_acquire_failed callback", fn)
-
-    def on_stopped(self, fn: C) -> C:
-        """Call ``fn()`` when the election ended, for whatever reason. The session is closed by then."""
-        return self._register(self._engine.on_stopped, "the on_stopped callback", fn)
-
-    def on_state_change(self, fn: S) -> S:
-        """Call ``fn(from_state, to_state)`` at every change of state, before the event that explains it."""
-        return self._register(self._engine.on_state_change, "the on_state_change callback", fn)
-
-    def on_error(self, fn: E) -> E:
-        """Call ``fn(exception)`` for everything that went wrong, another callback's exception included."""
-        return self._register(self._engine.on_error, "the on_error callback", fn)
-
-    def on_overrun(self, fn: E) -> E:
-        """Call ``fn(error)``, a :class:`~pgleaderlock.errors.WorkOverrun`, when a leader task outlived its term."""
-        return self._register(self._engine.on_overrun, "the on_overrun callback", fn)
-
-    def _register(self, register: Callable[[Any], object], what: str, fn: F) -> F:
+    def _on_own_thread(self, what: str, fn: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
         self._check_process()
         check_callable(what, fn)
         refuse_coroutines(what, fn)
 
+        @functools.wraps(fn)  # so that its signature is seen: it may take the event
         async def on_own_thread(*arguments: Any) -> None:
             await self._callbacks.run(functools.partial(fn, *arguments))
 
         on_own_thread.__qualname__ = getattr(fn, "__qualname__", repr(fn))
-        register(on_own_thread)
         self._callbacks.expect_callbacks()
-        return fn
+        return on_own_thread
 
     # --- On the event loop -------------------------------------------------------------------------------------
 
@@ -302,7 +271,7 @@ class BlockingElection(Generic[A]):
             raise LockError("the interpreter is about to exit: no election can be started any more")
         await self._engine.start()
         # Nothing is awaited in between: an interrupted caller leaves nothing behind, or an election that is kept.
-        if self._home is not home and self._engine.state is not LockState.STOPPED:
+        if self._home is not home and not self._engine.state.is_stopped:
             self._home = home
             home.keep(self, self._engine.shutdown)
             self._callbacks.begin_run()
@@ -327,7 +296,7 @@ class BlockingElection(Generic[A]):
             await self._engine.shutdown()  # it has stopped: this waits for the last callbacks
         finally:
             home = self._home
-            if home is not None and self._engine.state is LockState.STOPPED:
+            if home is not None and self._engine.state.is_stopped:
                 self._home = None
                 self._callbacks.rest()
                 home.let_go(self)

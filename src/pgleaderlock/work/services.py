@@ -21,12 +21,11 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from pgleaderlock._base.checks import check_callable, check_flag, check_seconds
 from pgleaderlock.engine._leader_task import LeaderTask, WorkPolicy
-from pgleaderlock.engine.delivery import WORK_FAILED
 from pgleaderlock.engine.election import Election
 from pgleaderlock.engine.term import Term
 from pgleaderlock.engine.while_leader import leader_tasks_of
 from pgleaderlock.errors import LockError, ServiceFailed
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 from pgleaderlock.work._service_order import Keeper, Service, ServiceOrder, Step
 
 __all__ = ["LeaderServices", "StartsAndStops"]
@@ -191,7 +190,7 @@ class LeaderServices:
     # --- On the leader -----------------------------------------------------------------------------------------
 
     async def _try_to_lead(self) -> None:
-        self._starts_lock = self._lock.state is LockState.STOPPED or self._lock.is_stopping
+        self._starts_lock = self._lock.state.is_stopped or self._lock.is_stopping
         if self._starts_lock:
             self._was_answered = asyncio.Event()
         leaders = self._of(leader_only=True)
@@ -279,7 +278,7 @@ class LeaderServices:
     def _report(self, event: str, failure: ServiceFailed) -> None:
         host = self._leader_tasks.host
         host.logger.error(event, service=failure.name, error=failure, exc_info=failure.__cause__)
-        host.report(EventKind.ERROR, WORK_FAILED, failure)
+        host.report(EventKind.WORK_FAILED, failure)
 
     def __repr__(self) -> str:
         return f"<LeaderServices {' '.join(self.names)} of {self._lock!r}>"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pgleaderlock._base.causes import LossCause
-from pgleaderlock.engine.delivery import CALLBACK_FAILED, WORK_FAILED
+from pgleaderlock.engine.fsm import Input
 from pgleaderlock.models import Event, EventKind, LockState
 
 __all__ = ["BUCKETS_S", "Reading", "Tally"]
@@ -15,8 +15,6 @@ __all__ = ["BUCKETS_S", "Reading", "Tally"]
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0)
 """The upper ends, included, of the buckets that renewals are sorted into; one more takes the rest."""
 
-_IN_A_TERM = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
-_LEADERLESS = frozenset({LockState.FOLLOWER, LockState.ACQUIRING, LockState.RECONNECTING})
 _ENDS_A_TERM = frozenset({EventKind.LOST, EventKind.RELEASED, EventKind.STOPPED})
 # The last brings no news of a leader, but ends the asking for one.
 _ENDS_THE_DOUBT = frozenset({EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED, EventKind.RECOVERED, EventKind.STOPPED})
@@ -50,8 +48,8 @@ class Tally:
         self._renewals = [0] * (len(BUCKETS_S) + 1)
         self._renewing_s = self._leaderless_s = 0.0
         self._knows_of_an_earlier_leader = False
-        self._term_began = now if state in _IN_A_TERM else None
-        self._leaderless_since = now if state in _LEADERLESS else None
+        self._term_began = now if state.is_in_term else None
+        self._leaderless_since = now if state.is_following or state.is_recovering else None
 
     def hear(self, event: Event) -> None:
         """Count. Runs within the election's event stream: nothing here waits, or can raise."""
@@ -90,15 +88,15 @@ class Tally:
 
     def _count(self, event: Event) -> None:
         match event.kind:
-            case EventKind.STATE_CHANGE if event.to_state is LockState.ACQUIRING:
+            case EventKind.STATE_CHANGE if event.cause == Input.ACQUIRE_ATTEMPT.value:
                 self._elections += 1
             case EventKind.ACQUIRED if self._knows_of_an_earlier_leader:
                 self._failovers += 1
-            case EventKind.LOST if event.loss is not None:  # without one an attempt failed, and nothing was held
-                self._losses[event.loss] += 1
-            case EventKind.ERROR if event.cause == CALLBACK_FAILED:
+            case EventKind.LOST:
+                self._losses[LossCause(event.cause)] += 1
+            case EventKind.CALLBACK_FAILED:
                 self._callback_errors += 1
-            case EventKind.ERROR if event.cause == WORK_FAILED:
+            case EventKind.WORK_FAILED:
                 self._work_failures += 1
             case EventKind.OVERRUN:
                 self._work_overruns += 1
@@ -108,9 +106,9 @@ class Tally:
     def _follow_the_term(self, event: Event) -> None:
         if event.kind is EventKind.ACQUIRED:
             self._term_began = event.at
-        elif event.kind in _ENDS_A_TERM or event.from_state is LockState.STOPPED:  # a loop that was closed told no end
+        elif event.kind in _ENDS_A_TERM or event.from_state.is_stopped:  # a loop that was closed told no end
             self._term_began = None
-        if event.kind in (EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED) or event.from_state in _IN_A_TERM:
+        if event.kind in (EventKind.ACQUIRED, EventKind.ACQUIRE_FAILED) or event.from_state.is_in_term:
             self._knows_of_an_earlier_leader = True
 
     def _follow_the_doubt(self, event: Event) -> None:
@@ -135,9 +133,9 @@ def _leaderless_after(event: Event) -> bool | None:
     if event.kind in _ENDS_THE_DOUBT:
         return False
     if event.kind is EventKind.LOST:
-        return event.loss is not LossCause.HELD_BY_ANOTHER
-    cannot_ask = event.from_state is LockState.FOLLOWER and event.kind is EventKind.ERROR
-    if event.kind is EventKind.RELEASED or (cannot_ask and event.cause not in (CALLBACK_FAILED, WORK_FAILED)):
+        return event.cause != LossCause.HELD_BY_ANOTHER
+    cannot_ask = event.kind is EventKind.ERROR and event.from_state.is_following
+    if event.kind is EventKind.RELEASED or cannot_ask:
         return True
-    begins = event.from_state is LockState.STOPPED or event.to_state is LockState.RECONNECTING
+    begins = event.from_state.is_stopped or event.to_state.is_recovering
     return True if event.kind is EventKind.STATE_CHANGE and begins else None

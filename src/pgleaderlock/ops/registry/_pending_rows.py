@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgleaderlock._base.checks import visible
-from pgleaderlock.engine.delivery import CALLBACK_FAILED
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import ERROR_KINDS, Event, EventKind, LockState
 from pgleaderlock.ops.registry._outbox import Happening, Outbox
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres.keys import LockKey
@@ -26,6 +25,7 @@ _NAMES = {
     EventKind.STOPPED: "stopped",
     EventKind.OVERRUN: "overrun",
     EventKind.ERROR: "error",
+    EventKind.WORK_FAILED: "error",
 }
 _BEGINS = (EventKind.ACQUIRED, EventKind.RECOVERED)
 _ENDS = (EventKind.RELEASED, EventKind.LOST, EventKind.STOPPED)
@@ -103,7 +103,7 @@ class PendingRows:
     def add(self, standing: Standing, now: float) -> None:
         self.standings[standing.lock] = standing
         election = standing.election
-        if election.state is LockState.STOPPED:
+        if election.state.is_stopped:
             return
         standing.state, standing.since = _shown(election.state), now
         if election.is_leader:
@@ -164,12 +164,10 @@ class PendingRows:
                 )
 
     def _is_worth_noting(self, standing: Standing, event: Event) -> bool:
-        """An attempt that failed held nothing. And the same error again and again is one error."""
-        if event.kind is EventKind.LOST:
-            return event.loss is not None
-        if event.kind is EventKind.ERROR:
+        """Return False for the same error again and again: it is one error."""
+        if event.kind in ERROR_KINDS:
             is_new, standing.last_error = str(event.error) != standing.last_error, str(event.error)
-            return is_new and event.cause != CALLBACK_FAILED
+            return is_new
         standing.last_error = None
         return True
 
@@ -177,7 +175,7 @@ class PendingRows:
         state = _shown(event.to_state)
         if state is LockState.RELEASING:  # from here on it does not lead: the release itself comes later
             standing.leaving_at = event.at
-        if state is LockState.RECONNECTING:  # no callback is notified, but it does not lead meanwhile
+        if state.is_recovering:  # no callback is notified, but it does not lead meanwhile
             at = _ended_at(standing, event)
             self._append(standing, event, "reconnecting", token=standing.token, at=at)
         if state is not standing.state:
@@ -185,11 +183,10 @@ class PendingRows:
             self._mark_candidate(standing)
 
     def _append(self, standing: Standing, event: Event, name: str, *, token: int | None, at: float) -> None:
-        cause = event.loss.value if event.loss is not None else event.cause
         late = f"noticed {event.at - at:.3f} s later" if event.at - at > _LATE_S else ""
         text = "; ".join(filter(None, (late, "" if event.error is None else str(event.error))))
         detail = visible(text[:_LONGEST_DETAIL]) or None
-        self.outbox.put(Happening(standing.lock, standing.role, name, at, cause, token, detail))
+        self.outbox.put(Happening(standing.lock, standing.role, name, at, event.cause, token, detail))
 
     def _mark_leader(self, standing: Standing) -> None:
         leads = standing.acquired_at is not None
@@ -197,7 +194,7 @@ class PendingRows:
         (self._changes.cleared if leads else self._changes.led).discard(standing.lock)
 
     def _mark_candidate(self, standing: Standing) -> None:
-        stands = standing.state is not LockState.STOPPED
+        stands = not standing.state.is_stopped
         (self._changes.stands if stands else self._changes.withdrawn).add(standing.lock)
         (self._changes.withdrawn if stands else self._changes.stands).discard(standing.lock)
 
@@ -227,7 +224,7 @@ class PendingRows:
 
 def _shown(state: LockState) -> LockState:
     """A follower asks now and then; that is no news."""
-    return LockState.FOLLOWER if state is LockState.ACQUIRING else state
+    return LockState.FOLLOWER if state.is_following else state
 
 
 def _ended_at(standing: Standing, event: Event) -> float:

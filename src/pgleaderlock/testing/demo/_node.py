@@ -89,8 +89,7 @@ class ClaimWatch:
 
 def _report(event: Event) -> None:
     if event.kind not in (EventKind.RENEWED, EventKind.STATE_CHANGE):
-        loss = None if event.loss is None else event.loss.value
-        say("event", event=event.kind.value, state=event.to_state.value, loss=loss, at=clock())
+        say("event", event=event.kind.value, state=event.to_state.value, cause=event.cause, at=clock())
 
 
 async def _work(term: Term) -> None:
@@ -125,7 +124,7 @@ class _EventLog:
             self._write(
                 event=event.kind.value,
                 token=event.token,
-                cause=None if event.loss is None else event.loss.value,
+                cause=event.cause if event.kind is EventKind.LOST else None,
                 detail=None if event.error is None else str(event.error),
             )
 

@@ -21,15 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgleaderlock._base.causes import LossCause
-from pgleaderlock.engine.delivery import CALLBACK_FAILED, WORK_FAILED
 from pgleaderlock.errors import PgLeaderLockError
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 from pgleaderlock.testing.simulation.node import Node, describe_event
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["Checker", "SimulationFailed"]
 
-_LEADING = (LockState.LEADER, LockState.RECONNECTING)
 _STORY_LINES = 60
 _DEAD_HOLDER_LEASES = 2.5
 
@@ -49,8 +47,7 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
 
 def _is_only_a_try(event: Event) -> bool:
     """Whether this is one of a follower's many attempts, which would fill the transcript."""
-    quiet = {LockState.FOLLOWER, LockState.ACQUIRING}
-    is_change = event.kind is EventKind.STATE_CHANGE and {event.from_state, event.to_state} == quiet
+    is_change = event.kind is EventKind.STATE_CHANGE and event.from_state.is_following and event.to_state.is_following
     return event.kind is EventKind.ACQUIRE_FAILED or is_change
 
 
@@ -144,7 +141,7 @@ class Checker:
     def stepped(self, node: Node) -> None:
         """Check the node's state after one of its steps."""
         self.raise_failure()
-        if node.lock.state is not LockState.LEADER:
+        if not node.lock.state.leads:
             if node.leads:
                 node.leads = False
                 if self.leader is None:  # another node may lead already when a frozen leader thaws
@@ -189,9 +186,9 @@ class Checker:
                 continue
             if self._world.now < node.thawed_at + 0.1 * self.lease_s:  # it has only just woken up
                 continue
-            if node.lock.state is LockState.LEADER:
+            if node.lock.state.leads:
                 self._fail("told_late", f"{leader.name} leads, and {node.name} is still LEADER: {node.describe()}")
-            notifies = node.is_notifying or node.lock.state is LockState.RECONNECTING
+            notifies = node.is_notifying or node.lock.state.is_recovering
             is_well = self._world.now > node.cable.troubled_at + 2 * self.lease_s
             if notifies and is_well and node.loop.time() < node.trusted_until:
                 self._fail("told_late", f"{leader.name} leads before {node.name} has called its on_lost callbacks")
@@ -199,7 +196,7 @@ class Checker:
     def check_left(self, node: Node, tokens: list[tuple[Node, int | None]]) -> None:
         """Check that a leader that is not frozen has left LEADER a while after both its sessions ended."""
         for seat, token in tokens:
-            if not node.is_frozen and seat.lock.state is LockState.LEADER and seat.token == token:
+            if not node.is_frozen and seat.lock.state.leads and seat.token == token:
                 self._fail("told_late", f"{seat.name} leads on without any session: {seat.describe()}")
 
     def heard(self, node: Node, event: Event) -> None:
@@ -208,18 +205,16 @@ class Checker:
             return
         if not _is_only_a_try(event):
             self.note(node.name, describe_event(event))
-        if event.kind is EventKind.ERROR and event.cause in (CALLBACK_FAILED, WORK_FAILED):
+        if event.kind in (EventKind.CALLBACK_FAILED, EventKind.WORK_FAILED):
             self._check_raised(node, event)
-        if event.from_state is LockState.LEADER and event.trusted_until is not None:
+        if event.from_state.leads and event.trusted_until is not None:
             node.trusted_until = event.trusted_until
-        if event.kind is EventKind.LOST and event.from_state in _LEADING:
-            cause = event.loss or LossCause.UNKNOWN
-            if cause is LossCause.UNKNOWN:
+        if event.kind is EventKind.LOST:
+            if event.cause == LossCause.UNKNOWN:
                 self._fail("cause", f"{node.name} lost its leadership without a known cause: {event}")
-            if cause is LossCause.STALLED and self._was_awake(node):
+            if event.cause == LossCause.STALLED and self._was_awake(node):
                 self._fail("cause", f"{node.name} reports that it stalled, and it did not: {event}")
-            self.losses[cause.value] += 1
-            node.lost_a_term = True
+            self.losses[event.cause] += 1
 
     def _was_awake(self, node: Node) -> bool:
         """Whether the process and its event loop ran all the time for the last lease and more."""
@@ -282,7 +277,7 @@ class Checker:
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
         waited_s = self._world.now - max(self.leaderless_since, self._course.disturbed_at)
         # A step-down whose release fails ends in STOPPED, by the specification's table: then a node is no candidate.
-        candidates = [each for each in self._well_nodes() if each.lock.state is not LockState.STOPPED]
+        candidates = [each for each in self._well_nodes() if not each.lock.state.is_stopped]
         if candidates and waited_s > patience_s:
             states = "; ".join(each.describe() for each in self.nodes)
             self._fail("no_leader", f"no node leads for {waited_s:.1f} s, without a fault: {states}")

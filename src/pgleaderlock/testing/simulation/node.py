@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import ERROR_KINDS, Event, EventKind
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.world import World
@@ -82,8 +82,6 @@ class Node:
         """When a session of its pair was last ended together with the other one."""
         self.is_notifying = False
         """Whether an ``on_lost`` callback of the simulation's own is running."""
-        self.lost_a_term = False
-        """Whether its last term has ended, and no callback has been notified yet."""
         self.trusted_until = 0.0
         """Until when, on its own clock, its last term was valid."""
         self.leads = False  # as the checker saw it last
@@ -114,7 +112,7 @@ class Node:
         self.is_alive = True
         for seat in self.seats:
             seat.trusted_until = 0.0  # the host's clock begins anew
-            seat.is_notifying = seat.lost_a_term = False
+            seat.is_notifying = False
             seat.token = None  # a new process remembers nothing
         self.sessions.clear()
         self.loop = NodeLoop(  # type: ignore[abstract] # it has no socket methods, on purpose
@@ -188,7 +186,7 @@ class Node:
             return f"{self.name} is gone"
         frozen = ", frozen" if self.is_frozen else ""
         cut = ", cut off" if self.cable.is_out else ""
-        left = f", valid for {self.lock.time_left_s:.3f} s more" if self.lock.state is LockState.LEADER else ""
+        left = f", valid for {self.lock.time_left_s:.3f} s more" if self.lock.state.leads else ""
         return f"{self.name} is {self.lock.state.value}, token {self.lock.token}{left}{frozen}{cut}"
 
 
@@ -200,7 +198,7 @@ class Role(Node):
         self.name = name
         self._watcher = watcher
         self.lock: Election
-        self.is_notifying = self.lost_a_term = self.leads = False
+        self.is_notifying = self.leads = False
         self.trusted_until = 0.0
         self.token: int | None = None
         process.seats.append(self)
@@ -216,8 +214,8 @@ def describe_event(event: Event) -> str:
         words = [f"{event.from_state.value} -> {event.to_state.value} ({event.cause})"]
     if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and event.token is not None:
         words.append(f"token {event.token}")
-    if event.loss is not None:
-        words.append(f"because of {event.loss.value}")
-    if event.kind is EventKind.ERROR and event.error is not None:
+    if event.kind is EventKind.LOST:
+        words.append(f"because of {event.cause}")
+    if event.kind in ERROR_KINDS and event.error is not None:
         words.append(str(event.error) or repr(event.error))
     return " ".join(words)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import LockState
+from pgleaderlock.models import Event, EventKind
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing.simulation._loop import NodeLoop
@@ -162,9 +162,8 @@ class Simulation:
         takes_s = self.lease_s * self.world.random.choice([0.0, 0.02, 0.3])
 
         @node.lock.on_lost
-        async def on_lost() -> None:
-            node.is_notifying = node.lost_a_term
-            node.lost_a_term = False
+        async def on_lost(event: Event) -> None:
+            node.is_notifying = event.kind is EventKind.LOST
             await asyncio.sleep(takes_s)
             node.is_notifying = False
 
@@ -261,7 +260,7 @@ class Simulation:
 
 
 def _is_stopped(node: Node) -> bool:
-    return all(seat.lock.state is LockState.STOPPED for seat in node.seats)
+    return all(seat.lock.state.is_stopped for seat in node.seats)
 
 
 def simulate(

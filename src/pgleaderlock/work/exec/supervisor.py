@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.models import Event, EventKind, LockState
+from pgleaderlock.models import Event, EventKind
 from pgleaderlock.work.exec import family
 from pgleaderlock.work.exec.guardian_client import GuardianClient, Job, Outcome
 from pgleaderlock.work.exec.terminal import Terminal, stop_as_job
@@ -265,7 +265,7 @@ class Supervisor:
                     self._start_ward(event.token, _or_infinite(event.trusted_until))
             case EventKind.RENEWED if self._ward is not None:
                 self._ward.extend(_or_infinite(event.trusted_until), self._election.lifeline())
-            case EventKind.LOST if event.from_state is not LockState.ACQUIRING:  # where nothing was held
+            case EventKind.LOST:
                 self._tell("WARNING", "lost", f"no longer leads {self._role}: ending the command", role=self._role)
                 await self._lose(_or_infinite(event.trusted_until))
             case EventKind.ACQUIRE_FAILED:

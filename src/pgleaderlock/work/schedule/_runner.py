@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from pgleaderlock._base import threads
 from pgleaderlock.engine._leader_task import Host, is_async, takes_argument
-from pgleaderlock.engine.delivery import WORK_FAILED
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
 from pgleaderlock.models import EventKind
@@ -149,8 +148,10 @@ class JobRunner:
                 return None
             error = LockError("tick.done_in() was called and not awaited: what it was to mark is not marked")
         if not (isinstance(error, LeadershipLost) and term.is_ending):
-            self._logger.error(WORK_FAILED, work=self._job.name, slot=run.slot.isoformat(), error=error, exc_info=error)
-            self._host.report(EventKind.ERROR, WORK_FAILED, error)
+            self._logger.error(
+                "work_failed", work=self._job.name, slot=run.slot.isoformat(), error=error, exc_info=error
+            )
+            self._host.report(EventKind.WORK_FAILED, error)
         return error
 
     def _tick(self, term: Term, run: Run) -> Tick:
