@@ -14,8 +14,8 @@ import pytest
 
 from pgleaderlock import ConnectionError, LeaderLock, LeadershipLost, LockError, LockKey, LockState
 from pgleaderlock.postgres import terms
+from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._schema import make_tables
-from pgleaderlock.postgres._search_path import open_pinned
 from pgleaderlock.postgres.lease import Lease, fence_key
 from pgleaderlock.postgres.terms import Past, create_sql, past_s, schema_sql
 from pgleaderlock.stores.base import Backend
@@ -306,8 +306,9 @@ async def test_a_table_that_was_emptied_or_restored_says_nothing_though_its_note
 
 async def test_a_registry_does_not_date_the_table(own_server: Server, key: LockKey):
     """It makes the tables for candidates that keep no rows, one of which may have led."""
-    async with await open_pinned(own_server.dsn) as connection:
-        await connection.execute(create_sql("pgleaderlock").encode())
+    connection = await Connector("a registry", dsn=own_server.dsn).open()
+    await connection.fetch(create_sql("pgleaderlock"), bound_s=10)
+    await connection.close()
     await asyncio.to_thread(own_server.restart)
     assert not await is_whole(own_server, key)
 

@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import psycopg
-
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._advice import advice_for, has_answered
+from pgleaderlock.postgres._advice import advice_for, has_answered, sqlstate_of
 from pgleaderlock.postgres._driver import close_connection, close_on_cancel, is_psycopg, open_connection
-from pgleaderlock.postgres._search_path import pin
+from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
@@ -31,19 +29,18 @@ _HINTS = ((_LIMIT_WORDS, _LIMIT_HINT), (_STANDBY_WORDS, _STANDBY_HINT))
 
 
 class Connector:
-    """Opens connections for one lock, and explains what goes wrong with them."""
+    """Opens connections for one lock, or for what ``subject`` names, and explains what goes wrong with them."""
 
     def __init__(
         self,
-        key: LockKey,
+        subject: LockKey | str,
         *,
         dsn: str | None,
         connect_fn: ConnectFn | None = None,
         lease: Lease | None = None,
         lease_s: float | None = None,
-        named: str | None = None,
     ) -> None:
-        self._named = named or f"lock {key.described}"
+        self._named = subject if isinstance(subject, str) else f"lock {subject.described}"
         self._agreement = "" if lease is None else lease.agreement
         self._lease_s = lease_s if lease is None else lease.lease_s
         if connect_fn is not None:
@@ -63,12 +60,8 @@ class Connector:
             self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
             self._connect = self._connect_by_dsn
 
-    async def connect(self, *, pins: bool = True) -> Any:
-        """Return an open connection: psycopg's, made autocommit and pinned, or what else the caller's factory makes.
-
-        Only a :class:`~._psycopg_session.PsycopgSession`, which pins with its first statement, is made of one that is
-        not pinned yet.
-        """
+    async def connect(self) -> Any:
+        """Return an open connection: psycopg's, made autocommit, or what else the caller's factory makes."""
         connection, error = await self._attempt()
         if error is not None:
             # Raised here, where the driver's exception is not being handled: it would come along as the context.
@@ -81,15 +74,40 @@ class Connector:
         if is_psycopg(connection):
             close_on_cancel(connection)
             await self._make_autocommit(connection)
-            if pins:
-                await self._pin(connection)
         return connection
 
-    async def _pin(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def open_session(self, connection: Any = None) -> Connection:
+        """Return a session for locks, on a new connection unless one is given. Its first statement pins it."""
+        if connection is None:
+            connection = await self.connect()
+        return Connection(await self._check_psycopg(connection), self.explain)
+
+    async def open(
+        self,
+        *,
+        bound_s: float | None = None,
+        survives_errors: bool = False,
+        failure: str = "the session failed",
+        explain: Explain | None = None,
+    ) -> Connection:
+        """Return a new connection for anything else, pinned; ConnectionError if that takes longer than the bound."""
         try:
-            await pin(connection)
-        except psycopg.Error as error:
-            raise self.explain("the session could not be set up", error) from error
+            async with asyncio.timeout(bound_s):
+                raw = await self._check_psycopg(await self.connect())
+                connection = Connection(raw, explain or self.explain, survives_errors=survives_errors, failure=failure)
+                await connection.pin()
+                return connection
+        except TimeoutError:
+            raise self.explain("cannot connect", TimeoutError(f"no answer within {bound_s:g} s")) from None
+
+    async def _check_psycopg(self, connection: Any) -> Any:
+        if is_psycopg(connection):
+            return connection
+        await close_connection(connection)
+        raise ConnectionError(
+            f"{self._named} needs a psycopg connection from connect_fn, not a {type(connection).__name__}: it must "
+            "return the same kind each time"
+        )
 
     async def _attempt(self) -> tuple[Any, Exception | None]:
         try:
@@ -97,14 +115,13 @@ class Connector:
         except Exception as error:  # noqa: BLE001 - a caller's factory may raise anything
             return None, error
 
-    async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
-        conninfo = _dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s)
-        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+    async def _connect_by_dsn(self) -> Any:
+        connection = await connect(_dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s))
         # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
         self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
         return connection
 
-    async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _make_autocommit(self, connection: Any) -> None:
         if connection.autocommit:
             return
         try:
@@ -112,7 +129,7 @@ class Connector:
         except asyncio.CancelledError:
             await close_connection(connection)
             raise
-        except psycopg.Error as error:
+        except Exception as error:
             await close_connection(connection)
             raise ConnectionError(
                 f"connect_fn returned a connection for {self._named} that is not autocommit and cannot be "
@@ -125,7 +142,12 @@ class Connector:
         advice = advice_for(error, self._parts.get("user"))
         hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
         text = f"{what} for {self._named} ({self.where}): {reason}"
-        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause, answered=has_answered(error))
+        return ConnectionError(
+            f"{text}. {hint}" if hint else text,
+            cause=cause,
+            answered=has_answered(error),
+            sqlstate=sqlstate_of(error),
+        )
 
     def _shown_cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret.

@@ -14,7 +14,6 @@ from pgleaderlock.errors import ConnectionError, LockError, PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
 from pgleaderlock.postgres._connector import ConnectFn, Connector
 from pgleaderlock.postgres._driver import close_connection, is_psycopg
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
@@ -50,7 +49,7 @@ class PostgresBackend(Backend):
         """Connect, unless connected. The first connection decides the protocol."""
         self._warn_of_default_database()
         if self._chosen is None:
-            connection = await self._connector.connect(pins=False)
+            connection = await self._connector.connect()
             if is_psycopg(connection):
                 self._first, self._chosen = connection, self._leased()
             else:
@@ -153,12 +152,4 @@ class PostgresBackend(Backend):
 
     async def _open_session(self) -> Session:
         connection, self._first = self._first, None
-        if connection is None:
-            connection = await self._connector.connect(pins=False)
-        if not is_psycopg(connection):
-            await close_connection(connection)
-            raise ConnectionError(
-                f"connect_fn returned a psycopg connection for lock {self._key.described} before, and now a "
-                f"{type(connection).__name__}: it must return the same kind each time"
-            )
-        return PsycopgSession(connection, self._connector.explain)
+        return await self._connector.open_session(connection)
