@@ -96,11 +96,11 @@ async def test_every_write_is_flushed_whatever_the_user_s_default(postgres: Post
     store = LeaseRowStore(dsn, role)
     record = await store.write(Claim("me", 0, 15.0, is_new_term=True), None)
     assert record is not None
-    assert store._connection is not None
+    assert store._rows._connection is not None
     lsn, behind = "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()", []
     for _ in range(20):
         record = await store.write(Claim("me", 0, 15.0, is_new_term=False), record)
-        row = await store._connection.fetch(lsn, bound_s=10)
+        row = await store._rows._connection.fetch(lsn, bound_s=10)
         assert row is not None
         behind.append(row[0])
     await store.close()
@@ -125,7 +125,7 @@ async def _lead_once(election: Election) -> None:
 async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, role: str):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     backend = open_backend(f"postgresql+lease://app@127.0.0.1:{own_server._port}/postgres", role=role)
-    with pytest.raises(ConnectionError, match="schema apply --grant-to"):
+    with pytest.raises(ConnectionError, match="schema apply --schema pgleaderlock --grant-to app"):
         await backend.try_acquire()
     await backend.close()
 

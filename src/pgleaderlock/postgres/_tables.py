@@ -26,8 +26,10 @@ class TableConnection:
     TABLES: Sequence[str]
     LATER_TABLES: Sequence[str] = ()
     """Tables which a schema of an earlier version has not."""
-    LIMITS: str
-    """A statement that limits the statements to come."""
+    LIMITS = ""
+    """A statement that limits the statements to come; empty where a pooler may lend the session to others."""
+    SURVIVES_ERRORS = False
+    """Whether a statement that the server refuses leaves the connection open."""
 
     def __init__(self, connector: Connector, schema: str, *, owner: str | None = None) -> None:
         self._connector = connector
@@ -52,9 +54,14 @@ class TableConnection:
         """Connect, unless connected, and make the tables unless they are there."""
         if self.is_open:
             return
-        self._connection = await self._connector.open(bound_s=_CALL_S, failure="a statement was refused")
+        self._connection = await self._connector.open(
+            bound_s=max(_CALL_S, self._connector.connect_s),
+            survives_errors=self.SURVIVES_ERRORS,
+            failure="a statement was refused",
+        )
         try:
-            await self.fetch(self.LIMITS)
+            if self.LIMITS:
+                await self.fetch(self.LIMITS)
             self.has_tables = await self._find_tables()
             if makes_tables and not self.has_tables:
                 await self.fetch(create_sql(self._schema, self._owner))

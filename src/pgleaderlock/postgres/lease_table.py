@@ -24,12 +24,10 @@ from pgleaderlock._base.checks import check_seconds
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._listener import Listener
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
-from pgleaderlock.postgres.connection import Connection
+from pgleaderlock.postgres._tables import TableConnection
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.postgres.session import Row
-from pgleaderlock.postgres.terms import create_sql
 from pgleaderlock.stores.record import Claim, Record, RecordStore
 
 __all__ = ["LeaseRowStore"]
@@ -64,8 +62,14 @@ UPDATE {table}
 """
 
 _NO_TABLE = ("42P01", "3F000")  # undefined_table, invalid_schema_name
-_NOT_ALLOWED = "42501"
 _LOST_RACES = ("40001", "40P01", "23505")  # where the user's default isolation is stricter than ours
+
+
+class _LeaseRows(TableConnection):
+    """The connection to the table of leases. A race that is lost leaves it open."""
+
+    TABLES = ("leases",)
+    SURVIVES_ERRORS = True
 
 
 class LeaseRowStore(RecordStore):
@@ -84,14 +88,12 @@ class LeaseRowStore(RecordStore):
     ) -> None:
         self._key = LockKey.named(role)
         self._role = role
-        self._schema = check_schema(schema)
-        self._owner = check_owner(schema_owner)
         self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
+        self._rows = _LeaseRows(self._connector, schema, owner=schema_owner)
+        self._names = {"table": f'"{schema}".leases', "columns": _COLUMNS}
         self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
         self._poll_s = check_seconds("poll_s", poll_s)
-        self._bound_s = check_seconds("lease_s", lease_s)
-        self._look_every_s = self._bound_s / _LOOKS_PER_LEASE
-        self._connection: Connection | None = None
+        self._look_every_s = check_seconds("lease_s", lease_s) / _LOOKS_PER_LEASE
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -104,8 +106,8 @@ class LeaseRowStore(RecordStore):
         return self._connector.connect_s
 
     async def open(self) -> None:
-        """Connect."""
-        await self._connect()
+        """Connect, and make the table unless it is there."""
+        await self._rows.open()
 
     async def read(self) -> Record | None:
         """Read the row."""
@@ -142,13 +144,8 @@ class LeaseRowStore(RecordStore):
 
     async def close(self) -> None:
         """Close both connections."""
-        await self._disconnect()
+        await self._rows.close()
         await self._listener.close()
-
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
     async def _execute(self, statement: str, parameters: Mapping[str, Any], *, can_lose: bool = False) -> Row | None:
         """Run one statement in a transaction of its own; where the table is missing, make it first.
@@ -160,45 +157,15 @@ class LeaseRowStore(RecordStore):
         except ConnectionError as error:
             if can_lose and error.sqlstate in _LOST_RACES:
                 return None
+            await self._rows.close()
             if error.sqlstate not in _NO_TABLE:
-                raise await self._failed(error) from error.__cause__
-        try:
-            connection = await self._connect()
-            await connection.fetch(create_sql(self._schema, self._owner), bound_s=self._bound_s)
-            await self._refuse_foreign_table(connection)
-            return await self._run(statement, parameters)
-        except ConnectionError as error:
-            raise await self._failed(error) from error.__cause__
+                raise
+        return await self._run(statement, parameters)
 
     async def _run(self, statement: str, parameters: Mapping[str, Any]) -> Row | None:
-        query = statement.format(table=f'"{self._schema}".leases', columns=_COLUMNS)
-        return await (await self._connect()).fetch(query, parameters, bound_s=self._bound_s)
-
-    async def _connect(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            connection = await self._connector.open(survives_errors=True, failure="the lease row cannot be used")
-            await self._refuse_foreign_table(connection)
-            self._connection = connection
-        return self._connection
-
-    async def _refuse_foreign_table(self, connection: Connection) -> None:
-        """Close the connection and raise if the table is not of a trusted role, before any code of it can run."""
-        try:
-            statement = tables_sql(self._schema, ["leases"], self._owner)
-            row = await connection.fetch(statement, bound_s=self._bound_s)
-            _, problems, user = row or (False, ["it cannot be looked at"], "?")
-            if problems:
-                raise refusal(self._schema, problems, user, self._connector.where)
-        except ConnectionError:
-            await connection.close()
-            raise
-
-    async def _failed(self, error: ConnectionError) -> ConnectionError:
-        await self._disconnect()
-        if error.sqlstate == _NOT_ALLOWED:
-            advice = "as the database's owner, run pgleaderlock schema apply --grant-to this user"
-            return ConnectionError(f"{error}: {advice}", answered=True, sqlstate=error.sqlstate)
-        return error
+        await self._rows.open()
+        rows = await self._rows.fetch(statement.format(**self._names), parameters)
+        return rows[0] if rows else None
 
 
 def _record(row: Row | None) -> Record | None:
