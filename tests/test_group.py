@@ -1088,7 +1088,7 @@ async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_los
         async with lock:
             await until(lambda: lock.is_leader)
             backend: Any = lock._backend
-            async with witness_that_does_not_answer(own_server, key, backend._chosen._pair) as is_asked:
+            async with witness_that_does_not_answer(own_server, key, backend._pair) as is_asked:
                 await until(is_asked, 20)
                 await lock.shutdown(timeout_s=0.1)
     warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]

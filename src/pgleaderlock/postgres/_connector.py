@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pgleaderlock._base.causes import LossCause
+from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for, has_answered, sqlstate_of
@@ -13,7 +14,7 @@ from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["ConnectFn", "Connector"]
+__all__ = ["ConnectFn", "Connector", "ForeignConnection"]
 
 ConnectFn = Callable[[], Awaitable[Any]]
 """A caller's factory of connections."""
@@ -28,6 +29,14 @@ _STANDBY_HINT = "A standby would grant the lock beside the primary: connect to t
 _HINTS = ((_LIMIT_WORDS, _LIMIT_HINT), (_STANDBY_WORDS, _STANDBY_HINT))
 
 
+class ForeignConnection(ConnectionError):  # noqa: N818 - named after what there is
+    """The first connection of ``connect_fn`` is not psycopg's. It is open: the code that catches this uses it."""
+
+    def __init__(self, message: str, connection: Any) -> None:
+        super().__init__(message)
+        self.connection = connection
+
+
 class Connector:
     """Opens connections for one lock, or for what ``subject`` names, and explains what goes wrong with them."""
 
@@ -40,6 +49,7 @@ class Connector:
         lease: Lease | None = None,
         lease_s: float | None = None,
     ) -> None:
+        self._has_had_psycopg = False
         self._named = subject if isinstance(subject, str) else f"lock {subject.described}"
         self._agreement = "" if lease is None else lease.agreement
         self._lease_s = lease_s if lease is None else lease.lease_s
@@ -48,7 +58,7 @@ class Connector:
                 raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
             self._parts: Mapping[str, str] = {}
             self.database: str | None = None
-            self.names_database = True  # up to the caller
+            self._is_database_named = True  # up to the caller
             self.connect_s = 0.0
             self.where = "the connection of connect_fn"
             self._connect: Callable[[], Any] = connect_fn
@@ -56,7 +66,7 @@ class Connector:
             self._parts = _dsn.check_dsn(dsn)
             self.where = _dsn.describe(self._parts)
             self.database = _dsn.database(self._parts)
-            self.names_database = _dsn.names_database(self._parts)
+            self._is_database_named = _dsn.names_database(self._parts)
             self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
             self._connect = self._connect_by_dsn
 
@@ -76,11 +86,24 @@ class Connector:
             await self._make_autocommit(connection)
         return connection
 
-    async def open_session(self, connection: Any = None) -> Connection:
-        """Return a session for locks, on a new connection unless one is given. Its first statement pins it."""
-        if connection is None:
-            connection = await self.connect()
+    async def open_session(self) -> Connection:
+        """Return a new session for locks, whose first statement pins it; ForeignConnection if that is not possible."""
+        self._warn_of_default_database()
+        connection = await self.connect()
+        if not (self._has_had_psycopg or is_psycopg(connection)):
+            raise ForeignConnection(f"{self._named} has no psycopg connection from connect_fn", connection)
         return Connection(await self._check_psycopg(connection), self.explain)
+
+    def _warn_of_default_database(self) -> None:
+        if not self._is_database_named:
+            self._is_database_named = True  # warned of once
+            get_logger().warning(
+                "database_not_named",
+                subject=self._named,
+                db=self.database,
+                advice="the connection string names no database, so it is the user's own: advisory locks are per "
+                "database, and candidates with another one would not meet this one",
+            )
 
     async def open(
         self,
@@ -102,6 +125,7 @@ class Connector:
 
     async def _check_psycopg(self, connection: Any) -> Any:
         if is_psycopg(connection):
+            self._has_had_psycopg = True
             return connection
         await close_connection(connection)
         raise ConnectionError(

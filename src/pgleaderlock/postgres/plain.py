@@ -25,15 +25,11 @@ __all__ = ["PlainLockBackend"]
 class PlainLockBackend(Backend):
     """One advisory lock, acquired and held on one dedicated session."""
 
-    def __init__(self, key: LockKey, connector: Connector) -> None:
+    def __init__(self, key: LockKey, connector: Connector, connection: Any = None) -> None:
         self._key = key
         self._connector = connector
-        self._connection: Any = None
-        self._broken = False
-
-    def adopt(self, connection: Any) -> None:
-        """Use this connection, which is open already."""
         self._connection = connection
+        self._broken = False
 
     @property
     def labels(self) -> Mapping[str, object]:
