@@ -32,8 +32,7 @@ from groups import bench_groups
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
 from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.models import Grant
-from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.backend import Connector, Lease, make_backend
 from pgleaderlock.postgres.plain import PlainLockBackend
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing.embedded import Server
@@ -72,7 +71,8 @@ async def time_rounds(step: Callable[[], Awaitable[object]], rounds: int) -> lis
 
 
 def _leased(dsn: str, *, witness: bool) -> Backend:
-    return PostgresBackend(KEY, Lease(15.0, settle_s=0, witness=witness), suspend_aware_clock, dsn=dsn)
+    lease = Lease(15.0, settle_s=0, witness=witness)
+    return make_backend(KEY, lease, suspend_aware_clock, Connector(KEY, dsn=dsn, lease=lease))
 
 
 async def bench_acquire_release(dsn: str, rounds: int) -> None:

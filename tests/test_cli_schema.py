@@ -70,7 +70,7 @@ def test_a_name_that_cannot_be_a_schema_s_is_wrong_usage(name: str, capsys: pyte
 
 def test_a_database_that_is_not_there_is_said_to_be_unreachable(postgres: Postgres, capsys: pytest.CaptureFixture[str]):
     assert invoke(["schema", "apply", "--dsn", "postgresql://u@127.0.0.1:1/db"]) == exit_codes.UNREACHABLE
-    assert "could not be made" in capsys.readouterr().err
+    assert "cannot connect for schema pgleaderlock" in capsys.readouterr().err
 
 
 def test_strict_without_the_table_is_wrong_usage(capsys: pytest.CaptureFixture[str]):

@@ -26,11 +26,11 @@ from pgleaderlock._base.checks import visible
 from pgleaderlock.cli import doctor
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.cli.database import UnreachableError
-from pgleaderlock.postgres import _dsn, _sql
+from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres import doctor as _pg_doctor
 from pgleaderlock.postgres._advice import advice_for
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres._standby import REMEDY
+from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.postgres.doctor import _clock as _pg_doctor_clock
 from pgleaderlock.postgres.doctor import _lease as _pg_doctor_lease
@@ -251,7 +251,7 @@ def silent_pids(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[int]":
     """
     pids: asyncio.Queue[int] = asyncio.Queue()
 
-    async def end_of_silent(session: PsycopgSession) -> ConnectionError:
+    async def end_of_silent(session: Connection) -> ConnectionError:
         pids.put_nowait(session.facts.session_pid)
         return await end_of(session)
 
@@ -597,7 +597,7 @@ async def test_a_clock_that_is_stepped_while_it_is_watched_is_seen(
     async def step_instead_of_sleeping(_seconds: float) -> None:
         offset.write_text("+100")
 
-    site = await _pg_doctor_site.open_site(_dsn.check_dsn(server.dsn), Lease(LEASE_S), None)
+    site = await _pg_doctor_site.open_site(server.dsn, Lease(LEASE_S), None)
     monkeypatch.setattr(asyncio, "sleep", step_instead_of_sleeping)
     try:
         look = await _pg_doctor_clock._look(site)
@@ -731,9 +731,8 @@ async def test_a_server_that_never_answers_is_unreachable_in_bounded_time(monkey
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dsn = f"postgresql://u:{SECRET}@127.0.0.1:{listener.getsockname()[1]}/d?gssencmode=disable"
         began_s = time.monotonic()
-        with pytest.raises(
-            UnreachableError, match=r"cannot connect \(host=127.0.0.1 .*no answer within 0.3 s"
-        ) as caught:
+        words = r"cannot connect for an election \(host=127.0.0.1 .*no answer within 0.3 s"
+        with pytest.raises(UnreachableError, match=words) as caught:
             await doctor.show_doctor(dsn, None, LEASE_S, as_json=False)
         assert time.monotonic() - began_s < 3
     assert SECRET not in caught.value.format_message()
@@ -813,8 +812,12 @@ async def test_json_is_one_object_that_names_the_lock_and_every_finding(
 async def test_a_password_is_in_no_output(
     clinic: Server, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    async def fail(_site: object, _name: str) -> Finding:
+    async def execute(*_: object) -> None:
         raise psycopg.OperationalError(f"could not parse password={SECRET}")
+
+    async def fail(site: Site, _name: str) -> Finding:
+        monkeypatch.setattr(site.connection, "_execute", execute)
+        raise AssertionError(await site.ask("SELECT 1"))
 
     checks = (*_pg_doctor.CHECKS, _pg_doctor.Check("a careless driver", fail))
     monkeypatch.setattr(_pg_doctor, "CHECKS", checks)

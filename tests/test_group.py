@@ -31,8 +31,8 @@ from pgleaderlock import (
 from pgleaderlock.models import Event, LossCause
 from pgleaderlock.ops.metrics import Metrics
 from pgleaderlock.postgres._activity import lock_columns
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres._unclaimed_roles import Unclaimed
+from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.group import CHANNEL, Group
 from pgleaderlock.postgres.leader_group import GroupPatience, GroupRole
 from pgleaderlock.postgres.lease import witness_key
@@ -365,7 +365,7 @@ async def test_a_session_that_falls_silent_is_closed_only_when_no_role_is_valid_
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         session = getattr(group._group.pair, which).session
-        assert isinstance(session, PsycopgSession)
+        assert isinstance(session, Connection)
         tokens, shut = {role.token for role in group.values()}, session._shut
 
         def look_and_shut() -> None:
@@ -1047,7 +1047,7 @@ async def witness_that_does_not_answer(
     os.kill(pid, signal.SIGSTOP)
     try:
         session = pair._witness_session
-        assert isinstance(session, PsycopgSession)
+        assert isinstance(session, Connection)
         yield lambda: session._bound is not None
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -1072,7 +1072,7 @@ async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_los
         async with lock:
             await until(lambda: lock.is_leader)
             backend: Any = lock._backend
-            async with witness_that_does_not_answer(own_server, key, backend._chosen._pair) as is_asked:
+            async with witness_that_does_not_answer(own_server, key, backend._pair) as is_asked:
                 await until(is_asked, 20)
                 await lock.shutdown(timeout_s=0.1)
     warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]

@@ -173,7 +173,7 @@ async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Pos
     lock, heard = make_leased(postgres.dsn, key)
     async with lock:
         await lock.wait_for_leadership(10)
-        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        backend: Any = lock._backend
         pid = backend._pair._witness.session.facts.session_pid
         await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", pid)
         await until(
@@ -223,7 +223,7 @@ async def test_while_reconnecting_our_own_former_session_is_not_another(postgres
     lock, heard = make_leased(postgres.tcp_dsn, key, reconnect_grace_s=20, retry_strategy=FixedInterval(0.1))
     async with lock:
         await lock.wait_for_leadership(10)
-        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        backend: Any = lock._backend
         pid = backend._pair.lock_session.facts.session_pid
         os.kill(pid, signal.SIGSTOP)  # it does not notice that its client is gone
         try:
@@ -418,7 +418,7 @@ async def test_a_database_without_an_encoding_is_no_obstacle_to_a_recovery(own_s
     lock, heard = make_leased(dsn, key, reconnect_grace_s=20, retry_strategy=FixedInterval(0.1))
     async with lock:
         await lock.wait_for_leadership(10)
-        backend = lock._backend._chosen  # type: ignore[attr-defined]
+        backend: Any = lock._backend
         pid = backend._pair.lock_session.facts.session_pid
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -84,7 +84,7 @@ async def test_a_listener_whose_connection_ends_listens_again(postgres: Postgres
             await until(lambda: "on_acquire_failed" in heard.words)
             await asyncio.sleep(0.2)
             listener = second._backend._store._listener  # type: ignore[attr-defined]
-            await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", listener._connection.info.backend_pid)
+            await query(postgres.dsn, "SELECT pg_terminate_backend(%s)", listener._connection.facts.session_pid)
             await asyncio.sleep(0.3)
             await first.shutdown()
             assert await second.wait_for_leadership(0.5)
@@ -96,11 +96,11 @@ async def test_every_write_is_flushed_whatever_the_user_s_default(postgres: Post
     store = LeaseRowStore(dsn, role)
     record = await store.write(Claim("me", 0, 15.0, is_new_term=True), None)
     assert record is not None
-    assert store._connection is not None
+    assert store._rows._connection is not None
     lsn, behind = "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()", []
     for _ in range(20):
         record = await store.write(Claim("me", 0, 15.0, is_new_term=False), record)
-        row = await (await store._connection.execute(lsn)).fetchone()
+        row = await store._rows._connection.fetch(lsn, bound_s=10)
         assert row is not None
         behind.append(row[0])
     await store.close()
@@ -125,7 +125,7 @@ async def _lead_once(election: Election) -> None:
 async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, role: str):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     backend = open_backend(f"postgresql+lease://app@127.0.0.1:{own_server._port}/postgres", role=role)
-    with pytest.raises(ConnectionError, match="schema apply --grant-to"):
+    with pytest.raises(ConnectionError, match="schema apply --schema pgleaderlock --grant-to app"):
         await backend.try_acquire()
     await backend.close()
 
@@ -176,7 +176,7 @@ async def test_only_a_write_can_lose_a_race(postgres: Postgres, role: str, verb:
     store = LeaseRowStore(postgres.tcp_dsn, role)
 
     async def collide(*_: object) -> None:
-        raise psycopg.errors.SerializationFailure("could not serialize access")
+        raise ConnectionError("could not serialize access", sqlstate="40001")
 
     monkeypatch.setattr(store, "_run", collide)
     if verb == "write":

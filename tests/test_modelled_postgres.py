@@ -20,7 +20,6 @@ import pytest
 
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres.group import CHANNEL
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.session import Session, end_of
@@ -379,7 +378,7 @@ class RealGround:
         self._server = server
 
     async def open(self) -> Session:
-        return PsycopgSession(await self._connector.connect(), self._connector.explain)
+        return await self._connector.open_session()
 
     async def look(self, pid: int) -> str:
         question = """SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %(pid)s AND NOT granted),

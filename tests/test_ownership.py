@@ -296,8 +296,8 @@ async def test_a_session_that_is_refused_behind_a_pooler_is_left_as_it_was(own_s
 
 
 @pytest.mark.slow
-def test_connections_are_opened_in_two_places_only():
-    """Both pin. A module that connects by itself would run other people's functions."""
+def test_connections_are_opened_in_one_place_only():
+    """It pins. A module that connects by itself would run other people's functions."""
     folder = Path(pgleaderlock.__file__).parent
     found = {
         str(path.relative_to(folder))
@@ -306,4 +306,4 @@ def test_connections_are_opened_in_two_places_only():
         if isinstance(node, ast.Attribute) and node.attr == "connect"
         and ast.unparse(node.value).removeprefix("psycopg.") in ("psycopg", "AsyncConnection", "Connection")
     }  # fmt: skip
-    assert found == {"postgres/_connector.py", "postgres/_search_path.py"}
+    assert found == {"postgres/connection.py"}

@@ -22,8 +22,7 @@ from pgleaderlock import (
     LockState,
     RetryContext,
 )
-from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.backend import Connector, Lease, make_backend
 from pgleaderlock.postgres.plain import PlainLockBackend
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
@@ -479,8 +478,9 @@ async def test_the_leader_s_own_backend_names_it_as_the_holder(postgres: Postgre
 
 
 async def test_before_the_first_connection_nothing_can_be_asked_but_everything_can_be_closed(key: LockKey):
-    backend = PostgresBackend(key, Lease(1.5), time.monotonic, connect_fn=connect_to(None))
-    with pytest.raises(ConnectionError, match="no connection is open"):
+    lease = Lease(1.5)
+    backend = make_backend(key, lease, time.monotonic, Connector(key, dsn=None, connect_fn=connect_to(None)))
+    with pytest.raises(ConnectionError, match="no session is open"):
         await backend.try_acquire()
     await backend.close()
 
@@ -497,11 +497,3 @@ async def test_a_factory_that_changes_its_mind_about_the_kind_of_connection_is_t
     assert "the same kind each time" in str(heard.errors[0])
     assert real.closed
     assert double.closed_times == 1
-
-
-async def test_a_first_connection_that_was_never_used_is_closed_with_the_backend(postgres: Postgres, key: LockKey):
-    real = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
-    backend = PostgresBackend(key, Lease(1.5), time.monotonic, connect_fn=connect_to(real))
-    backend._first = real
-    await backend.close()
-    assert real.closed

@@ -13,7 +13,7 @@ from pgleaderlock import ConnectionError, FixedInterval, LeaderGroup, LockKey, L
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.ops.config import load_config
 from pgleaderlock.ops.node import Node
-from pgleaderlock.postgres.backend import Lease, PostgresBackend
+from pgleaderlock.postgres.backend import Connector, Lease, make_backend
 from pgleaderlock.postgres.doctor import Verdict, examine
 from pgleaderlock.testing.embedded import Server
 from tests.doubles import until
@@ -151,7 +151,7 @@ async def refusals(dsn: str, key: LockKey, tries: int) -> int:
     lease = Lease(LEASE_S, allow_pooler=True)
     count = 0
     for _ in range(tries):
-        backend = PostgresBackend(key, lease, time.monotonic, dsn=dsn)
+        backend = make_backend(key, lease, time.monotonic, Connector(key, dsn=dsn, lease=lease))
         try:
             await backend.open()
         except ConnectionError as error:

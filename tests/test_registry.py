@@ -423,7 +423,7 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_by_one_session_at_
     postgres: Postgres, schema: str, key: LockKey, monkeypatch
 ):
     limits = "SELECT set_config('lock_timeout', '200ms', false)"
-    monkeypatch.setattr("pgleaderlock.ops.registry._database._LIMITS", limits)
+    monkeypatch.setattr("pgleaderlock.ops.registry._database.Database.LIMITS", limits)
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)

@@ -14,7 +14,7 @@ import pytest
 from pgleaderlock import ConnectionError
 from pgleaderlock.models import LossCause
 from pgleaderlock.postgres import _driver
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
+from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.session import end_of
 from pgleaderlock.testing.embedded import Server
@@ -143,7 +143,7 @@ def ask_in_child(question: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def has_ended_soon(session: PsycopgSession) -> bool:
+def has_ended_soon(session: Connection) -> bool:
     deadline = time.monotonic() + 10
     while not session.has_ended and time.monotonic() < deadline:
         pass

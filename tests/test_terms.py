@@ -14,8 +14,8 @@ import pytest
 
 from pgleaderlock import ConnectionError, LeaderLock, LeadershipLost, LockError, LockKey, LockState
 from pgleaderlock.postgres import terms
+from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._schema import make_tables
-from pgleaderlock.postgres._search_path import open_pinned
 from pgleaderlock.postgres.lease import Lease, fence_key
 from pgleaderlock.postgres.terms import Past, create_sql, past_s, schema_sql
 from pgleaderlock.stores.base import Backend
@@ -158,7 +158,7 @@ async def test_a_user_s_defaults_do_not_get_in_the_way(postgres: Postgres, key: 
     lock, heard = make_termed(dsn, key)
     async with lock:
         assert await lock.wait_for_leadership(10)
-        session = lock._backend._chosen._pair.lock_session  # type: ignore[attr-defined]
+        session = lock._backend._pair.lock_session  # type: ignore[attr-defined]
         names = "current_setting('synchronous_commit'), current_setting('default_transaction_isolation')"
         row = await session.fetch(f"SELECT {names}", bound_s=5)
         # A token must survive a crash, and a claim must not fail because a release came just before it.
@@ -236,7 +236,7 @@ async def is_whole(server: Server, key: LockKey) -> bool:
     backend = make_termed(server.dsn, key)[0]._backend
     try:
         await opened(backend)
-        leased = backend._chosen  # type: ignore[attr-defined]
+        leased: Any = backend
         past: Past = await leased._terms.read(leased._pair.lock_session)
         return past.is_whole
     finally:
@@ -306,8 +306,9 @@ async def test_a_table_that_was_emptied_or_restored_says_nothing_though_its_note
 
 async def test_a_registry_does_not_date_the_table(own_server: Server, key: LockKey):
     """It makes the tables for candidates that keep no rows, one of which may have led."""
-    async with await open_pinned(own_server.dsn) as connection:
-        await connection.execute(create_sql("pgleaderlock").encode())
+    connection = await Connector("a registry", dsn=own_server.dsn).open()
+    await connection.fetch(create_sql("pgleaderlock"), bound_s=10)
+    await connection.close()
     await asyncio.to_thread(own_server.restart)
     assert not await is_whole(own_server, key)
 

@@ -424,7 +424,7 @@ class Book:
 
     def __init__(self, dsn: str, key: LockKey, schema: str = "pgleaderlock") -> None:
         self.dsn, self.key = dsn, key
-        connection = LedgerConnection(Connector(key, dsn=dsn, named="the tick ledger"), schema)
+        connection = LedgerConnection(Connector("the tick ledger", dsn=dsn), schema)
         self.ledger = Ledger(connection, key, Lease(1.5, term_table=True, schema=schema), get_logger())
 
     async def set_term(self, token: int, *, released_at: datetime | None = None) -> None:
@@ -923,9 +923,9 @@ async def test_a_database_that_does_not_answer_is_given_up_in_time(
 ):
     async with opened(postgres.dsn, key) as book:
         await book.ledger.now()
-        monkeypatch.setattr("pgleaderlock.work.schedule._connection._CALL_S", 0.2)
+        monkeypatch.setattr("pgleaderlock.postgres._tables._CALL_S", 0.2)
         book.ledger._sql["time"] = "SELECT now() FROM pg_sleep(5)"
-        with pytest.raises(ConnectionError, match=r"did not answer within 0\.2 s"):
+        with pytest.raises(ConnectionError, match=r"no answer within 0\.2 s"):
             await book.ledger.now()
         await book.ledger._connection.close()
         with pytest.raises(ConnectionError, match="no connection"):

@@ -51,12 +51,20 @@ class ConnectionError(PgLeaderLockError):  # noqa: A001 - the specified name
     ``from pgleaderlock import errors`` where both are needed.
 
     ``answered`` is True if a server accepted the connection: its address is right, and the message says what it refused
-    or what is missing there.
+    or what is missing there. ``sqlstate`` is the code of PostgreSQL's own error, where there was one.
     """
 
-    def __init__(self, message: str = "", *, cause: LossCause = LossCause.UNKNOWN, answered: bool = False) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        cause: LossCause = LossCause.UNKNOWN,
+        answered: bool = False,
+        sqlstate: str | None = None,
+    ) -> None:
         super().__init__(message, cause=cause)
         self.answered = answered
+        self.sqlstate = sqlstate
 
 
 class LockError(PgLeaderLockError):

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
-from pgleaderlock.errors import LeadershipLost
+from pgleaderlock.errors import LeadershipLost, LockError
+from pgleaderlock.postgres._connector import ConnectFn, Connector, ForeignConnection
 from pgleaderlock.postgres._fence import AsyncConnection, Connection, run_fence
-from pgleaderlock.postgres.backend import ConnectFn, Lease, PostgresBackend
+from pgleaderlock.postgres.backend import make_backend
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, Lease
+from pgleaderlock.postgres.plain import PlainLockBackend
+from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
 from pgleaderlock.work.schedule.registration import Scheduled
@@ -85,9 +88,9 @@ class LeaderLock(Scheduled, Election):
             schema_owner=schema_owner,
             fence_wait_s=fence_wait_s,
         )
-        self._postgres = PostgresBackend(self._key, lease, clock, dsn=dsn, connect_fn=connect_fn)
+        self._connector = Connector(self._key, dsn=dsn, connect_fn=connect_fn, lease=lease)
         super().__init__(
-            self._postgres,
+            make_backend(self._key, lease, clock, self._connector),
             retry_strategy=retry_strategy,
             health_interval_s=times.health_interval_s,
             reconnect_grace_s=reconnect_grace_s,
@@ -98,6 +101,13 @@ class LeaderLock(Scheduled, Election):
             drain_s=drain_s,
         )
         self._lease, self._dsn, self._connect_fn = lease, dsn, connect_fn
+
+    async def _open_backend(self) -> None:
+        """Connect. The first connection of ``connect_fn`` decides the protocol: only psycopg's can have a lease."""
+        try:
+            await super()._open_backend()
+        except ForeignConnection as first:
+            self._backend = PlainLockBackend(self._key, self._connector, first.connection)
 
     def _make_scheduler(self) -> "Scheduler":
         from pgleaderlock.work.schedule.scheduler import Scheduler  # noqa: PLC0415 - most locks have no jobs
@@ -131,11 +141,18 @@ class LeaderLock(Scheduled, Election):
 
         It fails with SQLSTATE ``PGL01``. Valid for the current term only: ask for it in each transaction.
         """
-        token = self.token
-        statement = self._postgres.fence_sql(token)
-        if token is None:
+        if not self._lease.term_table:
+            raise LockError(
+                f"fence() compares with the term table, which lock {self._key.described} does not write: pass "
+                "term_table=True, to all candidates"
+            )
+        if isinstance(self._backend, PlainLockBackend):
+            raise LockError(
+                f"fence() needs a psycopg connection from connect_fn: lock {self._key.described} has no token without"
+            )
+        if (token := self.token) is None:
             raise LeadershipLost(f"this process does not lead {self._key.described}: its transactions cannot be fenced")
-        return statement
+        return Terms(self._key, self._lease, self._connector.where).fence_sql(token)
 
     @property
     def key(self) -> LockKey:

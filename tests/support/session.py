@@ -3,13 +3,12 @@
 import psycopg
 
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
+from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.keys import LockKey
 
 
-async def open_session(dsn: str, key: LockKey) -> PsycopgSession:
-    connector = Connector(key, dsn=dsn, connect_fn=None)
-    return PsycopgSession(await connector.connect(), connector.explain)
+async def open_session(dsn: str, key: LockKey) -> Connection:
+    return await Connector(key, dsn=dsn).open_session()
 
 
 def terminate(dsn: str, pid: int) -> None:

@@ -27,7 +27,7 @@ from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Callback, Event, EventKind
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres.backend import PostgresBackend
+from pgleaderlock.postgres.backend import Connector, make_backend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.retry import RetryStrategy
@@ -72,7 +72,7 @@ class LeaderElectionService:
         key = LockKey.bigint(self.LOCK_ID if lock_id is None else lock_id)
         limit_s = _dsn.statement_timeout_s(_dsn.check_dsn(postgres_url)) or _STATEMENT_TIMEOUT_S
         lease = Lease(check_seconds("lease_s", lease_s), settle_s=settle_s, statement_timeout_s=limit_s)
-        self._backend = PostgresBackend(key, lease, clock, dsn=postgres_url)
+        self._backend = make_backend(key, lease, clock, Connector(key, dsn=postgres_url, lease=lease))
         self._longest_wait_s = max(lease.lease_s, lease.settle_s or 0.0)
         engine = Election(
             self._backend,

@@ -516,6 +516,10 @@ class Election(WhileLeader):
         if run.inbox.aborted.done():  # the session is closed now, so a successor may lead: report what still runs
             self._leader_tasks.report_overruns()
 
+    async def _open_backend(self) -> None:
+        """Open a session of the backend. A subclass may choose the backend by what it finds there."""
+        await self._backend.open()
+
     async def _close_backend(self) -> None:
         """Close the backend. By its contract it does not raise; an error is logged, and must not end the election."""
         try:
@@ -636,7 +640,7 @@ class Election(WhileLeader):
                 wait = asyncio.sleep if rests else self._backend.wait
                 await run.calls.call(partial(wait, delay_s))
             self._cycle.begin_attempt()
-            await run.calls.call(self._backend.open)
+            await run.calls.call(self._open_backend)
         except PgLeaderLockError as error:
             self._cycle.fail_attempt(error)
             return Fact(Input.DB_ERROR, error)

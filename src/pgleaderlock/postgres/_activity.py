@@ -9,6 +9,7 @@ from typing import Any
 
 from pgleaderlock.models import Holder
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.session import FetchAll
 
 __all__ = ["Candidate", "candidates", "holder_of", "holder_query", "lock_columns"]
 
@@ -52,10 +53,9 @@ def holder_of(row: tuple[Any, ...]) -> Holder:
     return _candidate(row).holder
 
 
-async def candidates(connection: Any, key: LockKey) -> list[Candidate]:
+async def candidates(fetch_all: FetchAll, key: LockKey) -> list[Candidate]:
     """Return the holder first, then the followers in the order of the queue."""
-    rows = await (await connection.execute(_QUERY, lock_columns(key))).fetchall()
-    return [_candidate(row) for row in rows]
+    return [_candidate(row) for row in await fetch_all(_QUERY, lock_columns(key))]
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:

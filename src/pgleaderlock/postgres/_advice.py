@@ -4,10 +4,7 @@ Recognised by the SQLSTATE and by the names in the message, because the rest of 
 server. Commands to be copied are in backticks, here and in all advice: the command line never wraps them.
 """
 
-import psycopg
-from psycopg import sql
-
-__all__ = ["advice_for", "has_answered"]
+__all__ = ["advice_for", "has_answered", "identifier", "sqlstate_of"]
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_OBJECT = "42704"
@@ -36,20 +33,26 @@ _ADVICE = (
 
 def advice_for(error: Exception, user: str | None = None) -> str:
     """Return what this user can do about the error; an empty text when there is no advice beyond its message."""
-    if not isinstance(error, psycopg.Error):
-        return ""
-    message = error.diag.message_primary or str(error)
+    message = str(error).partition("\n")[0]  # the rest quotes our own statement
     for sqlstate, names, advice in _ADVICE:
-        if error.sqlstate == sqlstate and any(name in message for name in names):
-            return advice.format(user=_identifier(user))
+        if sqlstate_of(error) == sqlstate and any(name in message for name in names):
+            return advice.format(user="USER_NAME" if user is None else identifier(user))
     return ""
 
 
 def has_answered(error: Exception) -> bool:
     """Return whether the error comes from a server that had accepted us. A refused connection has no SQLSTATE."""
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    state = sqlstate_of(error)
     return state is not None and not state.startswith(_NO_ANSWERS)
 
 
-def _identifier(user: str | None) -> str:
-    return "USER_NAME" if user is None else sql.Identifier(user).as_string()
+def sqlstate_of(error: Exception) -> str | None:
+    """Return the SQLSTATE of a driver's error, or of ours; None if it has none."""
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else None
+
+
+def identifier(name: str) -> str:
+    """Return a name of a role or a database as it is written in SQL."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'

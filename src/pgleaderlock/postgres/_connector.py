@@ -4,18 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import psycopg
-
 from pgleaderlock._base.causes import LossCause
+from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._advice import advice_for, has_answered
+from pgleaderlock.postgres._advice import advice_for, has_answered, sqlstate_of
 from pgleaderlock.postgres._driver import close_connection, close_on_cancel, is_psycopg, open_connection
-from pgleaderlock.postgres._search_path import pin
+from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["ConnectFn", "Connector"]
+__all__ = ["ConnectFn", "Connector", "ForeignConnection"]
 
 ConnectFn = Callable[[], Awaitable[Any]]
 """A caller's factory of connections."""
@@ -30,20 +29,28 @@ _STANDBY_HINT = "A standby would grant the lock beside the primary: connect to t
 _HINTS = ((_LIMIT_WORDS, _LIMIT_HINT), (_STANDBY_WORDS, _STANDBY_HINT))
 
 
+class ForeignConnection(ConnectionError):  # noqa: N818 - named after what there is
+    """The first connection of ``connect_fn`` is not psycopg's. It is open: the code that catches this uses it."""
+
+    def __init__(self, message: str, connection: Any) -> None:
+        super().__init__(message)
+        self.connection = connection
+
+
 class Connector:
-    """Opens connections for one lock, and explains what goes wrong with them."""
+    """Opens connections for one lock, or for what ``subject`` names, and explains what goes wrong with them."""
 
     def __init__(
         self,
-        key: LockKey,
+        subject: LockKey | str,
         *,
         dsn: str | None,
         connect_fn: ConnectFn | None = None,
         lease: Lease | None = None,
         lease_s: float | None = None,
-        named: str | None = None,
     ) -> None:
-        self._named = named or f"lock {key.described}"
+        self._has_had_psycopg = False
+        self._named = subject if isinstance(subject, str) else f"lock {subject.described}"
         self._agreement = "" if lease is None else lease.agreement
         self._lease_s = lease_s if lease is None else lease.lease_s
         if connect_fn is not None:
@@ -51,7 +58,7 @@ class Connector:
                 raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
             self._parts: Mapping[str, str] = {}
             self.database: str | None = None
-            self.names_database = True  # up to the caller
+            self._is_database_named = True  # up to the caller
             self.connect_s = 0.0
             self.where = "the connection of connect_fn"
             self._connect: Callable[[], Any] = connect_fn
@@ -59,16 +66,12 @@ class Connector:
             self._parts = _dsn.check_dsn(dsn)
             self.where = _dsn.describe(self._parts)
             self.database = _dsn.database(self._parts)
-            self.names_database = _dsn.names_database(self._parts)
+            self._is_database_named = _dsn.names_database(self._parts)
             self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
             self._connect = self._connect_by_dsn
 
-    async def connect(self, *, pins: bool = True) -> Any:
-        """Return an open connection: psycopg's, made autocommit and pinned, or what else the caller's factory makes.
-
-        Only a :class:`~._psycopg_session.PsycopgSession`, which pins with its first statement, is made of one that is
-        not pinned yet.
-        """
+    async def connect(self) -> Any:
+        """Return an open connection: psycopg's, made autocommit, or what else the caller's factory makes."""
         connection, error = await self._attempt()
         if error is not None:
             # Raised here, where the driver's exception is not being handled: it would come along as the context.
@@ -81,15 +84,54 @@ class Connector:
         if is_psycopg(connection):
             close_on_cancel(connection)
             await self._make_autocommit(connection)
-            if pins:
-                await self._pin(connection)
         return connection
 
-    async def _pin(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def open_session(self) -> Connection:
+        """Return a new session for locks, whose first statement pins it; ForeignConnection if that is not possible."""
+        self._warn_of_default_database()
+        connection = await self.connect()
+        if not (self._has_had_psycopg or is_psycopg(connection)):
+            raise ForeignConnection(f"{self._named} has no psycopg connection from connect_fn", connection)
+        return Connection(await self._check_psycopg(connection), self.explain)
+
+    def _warn_of_default_database(self) -> None:
+        if not self._is_database_named:
+            self._is_database_named = True  # warned of once
+            get_logger().warning(
+                "database_not_named",
+                subject=self._named,
+                db=self.database,
+                advice="the connection string names no database, so it is the user's own: advisory locks are per "
+                "database, and candidates with another one would not meet this one",
+            )
+
+    async def open(
+        self,
+        *,
+        bound_s: float | None = None,
+        survives_errors: bool = False,
+        failure: str = "the session failed",
+        explain: Explain | None = None,
+    ) -> Connection:
+        """Return a new connection for anything else, pinned; ConnectionError if that takes longer than the bound."""
         try:
-            await pin(connection)
-        except psycopg.Error as error:
-            raise self.explain("the session could not be set up", error) from error
+            async with asyncio.timeout(bound_s):
+                raw = await self._check_psycopg(await self.connect())
+                connection = Connection(raw, explain or self.explain, survives_errors=survives_errors, failure=failure)
+                await connection.pin()
+                return connection
+        except TimeoutError:
+            raise self.explain("cannot connect", TimeoutError(f"no answer within {bound_s:g} s")) from None
+
+    async def _check_psycopg(self, connection: Any) -> Any:
+        if is_psycopg(connection):
+            self._has_had_psycopg = True
+            return connection
+        await close_connection(connection)
+        raise ConnectionError(
+            f"{self._named} needs a psycopg connection from connect_fn, not a {type(connection).__name__}: it must "
+            "return the same kind each time"
+        )
 
     async def _attempt(self) -> tuple[Any, Exception | None]:
         try:
@@ -97,14 +139,13 @@ class Connector:
         except Exception as error:  # noqa: BLE001 - a caller's factory may raise anything
             return None, error
 
-    async def _connect_by_dsn(self) -> psycopg.AsyncConnection[Any]:
-        conninfo = _dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s)
-        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+    async def _connect_by_dsn(self) -> Any:
+        connection = await connect(_dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s))
         # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
         self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
         return connection
 
-    async def _make_autocommit(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _make_autocommit(self, connection: Any) -> None:
         if connection.autocommit:
             return
         try:
@@ -112,7 +153,7 @@ class Connector:
         except asyncio.CancelledError:
             await close_connection(connection)
             raise
-        except psycopg.Error as error:
+        except Exception as error:
             await close_connection(connection)
             raise ConnectionError(
                 f"connect_fn returned a connection for {self._named} that is not autocommit and cannot be "
@@ -125,7 +166,12 @@ class Connector:
         advice = advice_for(error, self._parts.get("user"))
         hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
         text = f"{what} for {self._named} ({self.where}): {reason}"
-        return ConnectionError(f"{text}. {hint}" if hint else text, cause=cause, answered=has_answered(error))
+        return ConnectionError(
+            f"{text}. {hint}" if hint else text,
+            cause=cause,
+            answered=has_answered(error),
+            sqlstate=sqlstate_of(error),
+        )
 
     def _shown_cause(self, error: Exception) -> Exception | None:
         """Keep the driver's exception as the cause, unless its text holds a secret.

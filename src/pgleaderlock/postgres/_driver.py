@@ -20,13 +20,28 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from psycopg import AsyncConnection, waiting
+from psycopg import AsyncConnection, Connection, Error, waiting
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
+from psycopg.pq import PipelineStatus, TransactionStatus
 
-__all__ = ["call_driver", "close_connection", "close_on_cancel", "is_psycopg", "open_connection"]
+__all__ = [
+    "AsyncConnection",
+    "Connection",
+    "DriverError",
+    "call_driver",
+    "close_connection",
+    "close_on_cancel",
+    "is_idle",
+    "is_in_pipeline",
+    "is_psycopg",
+    "open_connection",
+]
 
 T = TypeVar("T")
+
+DriverError = Error
+"""The base class of psycopg's errors."""
 
 _CLOSE_TIMEOUT_S = 1.0  # for a connection that is not psycopg's, whose close() may do anything
 _WAKE_INTERVAL_S = 60.0  # psycopg requires an interval at which its wait wakes up; nothing here needs it
@@ -38,6 +53,16 @@ _abandoned: set[asyncio.Future[Any]] = set()  # asyncio keeps only weak referenc
 def is_psycopg(connection: object) -> bool:
     """Return whether it is psycopg's own class: a mock with a spec passes isinstance(), but not this."""
     return issubclass(type(connection), AsyncConnection)
+
+
+def is_idle(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Return whether a user's own connection is outside a transaction."""
+    return connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def is_in_pipeline(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Return whether a user's own connection is in a pipeline."""
+    return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 class _TextLoader(Loader):

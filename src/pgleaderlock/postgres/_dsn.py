@@ -24,6 +24,8 @@ __all__ = [
     "default_application_name",
     "describe",
     "has_password",
+    "join",
+    "known_options",
     "names_database",
     "one_line",
     "put_first",
@@ -78,6 +80,17 @@ def check_dsn(dsn: object) -> dict[str, str]:
     return parts
 
 
+def join(parts: Mapping[str, object]) -> str:
+    """Return the connection string of these parts."""
+    return make_conninfo(**{name: str(value) for name, value in parts.items() if value is not None})
+
+
+def known_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return those of the options that libpq knows."""
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    return {name: value for name, value in options.items() if name in known}
+
+
 def _why_invalid(dsn: str) -> str:
     """Return what libpq most likely could not parse. Only the name of what is surely an option is repeated."""
     if dsn.lstrip().lower().startswith("jdbc:"):
@@ -94,8 +107,9 @@ def _why_invalid(dsn: str) -> str:
 def _unknown_options(dsn: str) -> list[str]:
     """Return what looks like an option, and is none of libpq's."""
     text = dsn.partition("?")[2].replace("&", " ") if "://" in dsn else dsn
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()} | {"ssl"}
-    return [name for name in _OPTION.findall(text) if name not in known]
+    names = _OPTION.findall(text)
+    known = known_options(dict.fromkeys(names))
+    return [name for name in names if name not in known and name != "ssl"]
 
 
 def _may_name_options(dsn: str) -> bool:

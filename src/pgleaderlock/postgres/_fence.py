@@ -8,12 +8,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import psycopg
-from psycopg import AsyncConnection, Connection
-from psycopg.pq import PipelineStatus, TransactionStatus
-
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import LeadershipLost, LockError
+from pgleaderlock.postgres._driver import AsyncConnection, Connection, DriverError, is_idle, is_in_pipeline
 from pgleaderlock.postgres.terms import NOT_THE_NEWEST
 
 __all__ = ["FENCE", "AsyncConnection", "Connection", "FenceWords", "run_fence"]
@@ -55,7 +52,7 @@ def run_fence(connection: object, statement: str, lock: str, words: FenceWords =
         return _fence_to_be_awaited(connection, statement, lock, words)
     try:
         connection.execute(statement.encode())
-    except psycopg.Error as error:
+    except DriverError as error:
         _translate(error, lock, words)
     return None
 
@@ -64,23 +61,23 @@ async def _fence_to_be_awaited(connection: AsyncConnection[Any], statement: str,
     """Run the fence. Python shows the name of this function in its warning when the ``await`` is missing."""
     try:
         await connection.execute(statement.encode())
-    except psycopg.Error as error:
+    except DriverError as error:
         _translate(error, lock, words)
 
 
 def _check_in_transaction(connection: Connection[Any] | AsyncConnection[Any], words: FenceWords) -> None:
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+    if connection.autocommit and is_idle(connection):
         raise LockError(
             f"{words.call} outside a transaction protects nothing: the connection is in autocommit mode, so call it "
             "inside `with connection.transaction():`"
         )
-    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+    if is_in_pipeline(connection):
         raise LockError(
             f"{words.call} in a pipeline would return before it was answered: call it before the pipeline begins"
         )
 
 
-def _translate(error: psycopg.Error, lock: str, words: FenceWords) -> NoReturn:
+def _translate(error: DriverError, lock: str, words: FenceWords) -> NoReturn:
     is_stale = error.sqlstate == _SERIALIZATION_FAILURE and _STALE_SNAPSHOT in str(error)
     if error.sqlstate == NOT_THE_NEWEST or is_stale:
         raise LeadershipLost(

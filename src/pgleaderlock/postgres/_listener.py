@@ -5,15 +5,12 @@ connection is checked first. Behind a pooler the listener is not used, and does 
 """
 
 import asyncio
-from typing import Any
-
-import psycopg
-from psycopg import sql
+import contextlib
 
 from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._driver import close_connection
+from pgleaderlock.postgres.connection import Connection
 
 __all__ = ["Listener"]
 
@@ -25,7 +22,8 @@ class Listener:
         self._connector = connector
         self._channel = channel
         self._payload = payload
-        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connection: Connection | None = None
+        self._notified = asyncio.Event()
         self._is_possible = True
         self._was_warned = False
 
@@ -37,7 +35,7 @@ class Listener:
             return False
         try:
             self._connection = await self._connect()
-        except (ConnectionError, psycopg.Error) as error:
+        except ConnectionError as error:
             self._warn_once(error)
             return False  # polling finds the same changes, only later
         self._was_warned = False
@@ -49,54 +47,36 @@ class Listener:
             self._was_warned = True
             get_logger().warning("not_notified", reason="followers poll", error=error)
 
-    async def _connect(self) -> psycopg.AsyncConnection[Any] | None:
-        connection: psycopg.AsyncConnection[Any] = await self._connector.connect()
-        try:
-            row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
-            if row is None or row[0] != connection.info.backend_pid:
-                self._is_possible = False
-                get_logger().info("not_notified", reason="there is a pooler before the server: followers poll")
-                await close_connection(connection)
-                return None
-            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-        except BaseException:
-            await close_connection(connection)
-            raise
+    async def _connect(self) -> Connection | None:
+        connection = await self._connector.open()
+        if not connection.is_own:
+            self._is_possible = False
+            get_logger().info("not_notified", reason="there is a pooler before the server: followers poll")
+            await connection.close()
+            return None
+        self._notified = asyncio.Event()  # of this event loop: a stopped election may be started on another
+        await connection.listen(self._channel, self._hear)
+        connection.watch(lambda _: self._notified.set())
         return connection
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for a notification, the end of the connection or the time-out."""
-        connection = self._connection
-        if connection is None or connection.closed:
-            return
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        descriptor = connection.pgconn.socket
-        loop.add_reader(descriptor, readable.set)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._was_notified(connection):
-                    await readable.wait()
-                    readable.clear()
-        except TimeoutError:
-            pass
-        finally:
-            loop.remove_reader(descriptor)
+    def _hear(self, _: int, payload: str) -> None:
+        if payload == self._payload:
+            self._notified.set()
 
-    def _was_notified(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Read the connection. Its end counts as a notification: the caller has to read the row and listen again."""
-        try:
-            connection.pgconn.consume_input()
-        except psycopg.Error:
-            connection.pgconn.finish()
-            return True
-        while (notification := connection.pgconn.notifies()) is not None:
-            if notification.extra == self._payload.encode():
-                return True
-        return False
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for a notification, the end of the connection or the time-out.
+
+        The end counts as a notification: the caller has to read the row and listen again.
+        """
+        if self._connection is None or self._connection.closed:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._notified.wait()
+        self._notified.clear()
 
     async def close(self) -> None:
         """Stop listening."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            await close_connection(connection)
+            await connection.close()

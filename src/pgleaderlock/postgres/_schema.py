@@ -1,15 +1,14 @@
 """Create the tables from outside an election, as their owner."""
 
-import psycopg
-from psycopg import sql
-
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._search_path import open_pinned
+from pgleaderlock.postgres._advice import identifier
+from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._standby import MISSING_SQL, missing_problem
 from pgleaderlock.postgres.terms import create_sql
 
 __all__ = ["make_tables"]
+
+_STATEMENT_S = 60.0  # another session may hold a lock on what is changed
 
 _GRANT = (
     "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
@@ -36,16 +35,15 @@ async def make_tables(
     ConnectionError says what the database refused. Nothing is begun if its commit would wait for an absent synchronous
     standby: closing the connection does not end such a wait.
     """
-    parts = _dsn.check_dsn(dsn)
+    connector = Connector(f"schema {schema}", dsn=dsn)
+    connection = await connector.open(failure="tables were not made")
     try:
-        async with await open_pinned(_dsn.with_defaults(parts)) as connection:
-            if problem := missing_problem(await (await connection.execute(MISSING_SQL)).fetchall()):
-                raise ConnectionError(f"schema {schema} was not made ({_dsn.describe(parts)}): {problem}")
-            await connection.execute(create_sql(schema, owner, keeps_terms=True).encode())
-            for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
-                if user is not None:
-                    names = {"schema": sql.Identifier(schema), "grantee": sql.Identifier(user)}
-                    await connection.execute(sql.SQL(grants).format(**names))
-    except psycopg.Error as error:
-        reason = _dsn.one_line(str(error), parts)
-        raise ConnectionError(f"schema {schema} could not be made ({_dsn.describe(parts)}): {reason}") from None
+        if problem := missing_problem(await connection.fetch_all(MISSING_SQL, bound_s=_STATEMENT_S)):
+            raise ConnectionError(f"schema {schema} was not made ({connector.where}): {problem}")
+        await connection.fetch(create_sql(schema, owner, keeps_terms=True), bound_s=_STATEMENT_S)
+        for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
+            if user is not None:
+                statement = grants.format(schema=identifier(schema), grantee=identifier(user))
+                await connection.fetch(statement, bound_s=_STATEMENT_S)
+    finally:
+        await connection.close()

@@ -11,6 +11,7 @@ from typing import Any
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.postgres.session import FetchAll
 
 __all__ = [
     "MISSING_SQL",
@@ -67,23 +68,22 @@ class StandbyWait:
     commit_mode: str
 
 
-async def standby_waits(connection: Any, key: LockKey | None) -> list[StandbyWait]:
+async def standby_waits(fetch_all: FetchAll, key: LockKey | None) -> list[StandbyWait]:
     """Return the sessions that wait, of this lock and its witness; of all elections in this database without a key."""
     columns: Sequence[object] = (*lock_columns(key), *lock_columns(witness_key(key))) if key else (None,) * 6
     parameters = [*(None if column is None else str(column) for column in columns), key is None]
-    rows = await (await connection.execute(_WAITS, parameters)).fetchall()
-    return [StandbyWait(*row) for row in rows]
+    return [StandbyWait(*row) for row in await fetch_all(_WAITS, parameters)]
 
 
-async def missing_standby(connection: Any) -> str:
+async def missing_standby(fetch_all: FetchAll) -> str:
     """Return that commits wait for a standby and none is connected, with the setting; nothing when that is not so."""
-    return missing_text(await (await connection.execute(MISSING_SQL)).fetchall())
+    return missing_text(await fetch_all(MISSING_SQL, ()))
 
 
-async def standby_problem(connection: Any, key: LockKey) -> str:
+async def standby_problem(fetch_all: FetchAll, key: LockKey) -> str:
     """Return what an absent synchronous standby does to the election of this lock, and what to do; nothing if none."""
-    waits = await standby_waits(connection, key)
-    return _with_remedy(described(waits) or await missing_standby(connection))
+    waits = await standby_waits(fetch_all, key)
+    return _with_remedy(described(waits) or await missing_standby(fetch_all))
 
 
 def missing_problem(rows: Sequence[Sequence[Any]]) -> str:

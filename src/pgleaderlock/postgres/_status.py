@@ -3,12 +3,16 @@
 For display only: the answer may be out of date by the time it is read.
 """
 
-from pgleaderlock.postgres._activity import Candidate
+from functools import partial
+
+from pgleaderlock.postgres._activity import Candidate, candidates
 from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres._standby import standby_problem
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.plain import PlainLockBackend
 
 __all__ = ["Candidate", "inspect_lock", "look_at_lock"]
+
+_CALL_S = 10.0
 
 
 async def look_at_lock(dsn: str, key: LockKey) -> list[Candidate]:
@@ -21,9 +25,9 @@ async def inspect_lock(dsn: str, key: LockKey) -> tuple[list[Candidate], str]:
 
     ConnectionError if the database does not answer.
     """
-    observer = PlainLockBackend(key, Connector(key, dsn=dsn))
+    connection = await Connector(key, dsn=dsn).open()
+    fetch_all = partial(connection.fetch_all, bound_s=_CALL_S)
     try:
-        await observer.open()
-        return await observer.candidates(), await observer.standby_problem()
+        return await candidates(fetch_all, key), await standby_problem(fetch_all, key)
     finally:
-        await observer.close()
+        await connection.close()

@@ -20,11 +20,9 @@ from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, Grant, RetryContext
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres.group import Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
-from pgleaderlock.postgres.session import Session
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
 
@@ -151,12 +149,10 @@ class LeaderGroup(Mapping[str, GroupRole]):
             witness=witness,
             allow_pooler=allow_pooler,
         )
-        self._connector = Connector(
-            next(iter(keys.values())), dsn=dsn, lease=lease, named=f"a group of {len(keys)} roles"
-        )
+        self._connector = Connector(f"a group of {len(keys)} roles", dsn=dsn, lease=lease)
         poll_s = check_seconds("poll_s", poll_s)
         self._group = Group(
-            self._open_session,
+            self._connector.open_session,
             lease,
             clock,
             self._connector.where,
@@ -177,9 +173,6 @@ class LeaderGroup(Mapping[str, GroupRole]):
             name: GroupRole(name, key, self._group, {**_labels(name, key), **database}, **settings)
             for name, key in keys.items()
         }
-
-    async def _open_session(self) -> Session:
-        return PsycopgSession(await self._connector.connect(pins=False), self._connector.explain)
 
     # --- A mapping of roles --------------------------------------------------------------------------------------
 

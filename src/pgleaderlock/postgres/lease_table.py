@@ -20,18 +20,14 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg
-from psycopg import sql
-
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._driver import close_connection
 from pgleaderlock.postgres._listener import Listener
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.postgres._tables import TableConnection
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
-from pgleaderlock.postgres.terms import create_sql
+from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
+from pgleaderlock.postgres.session import Row
 from pgleaderlock.stores.record import Claim, Record, RecordStore
 
 __all__ = ["LeaseRowStore"]
@@ -66,8 +62,14 @@ UPDATE {table}
 """
 
 _NO_TABLE = ("42P01", "3F000")  # undefined_table, invalid_schema_name
-_NOT_ALLOWED = "42501"
 _LOST_RACES = ("40001", "40P01", "23505")  # where the user's default isolation is stricter than ours
+
+
+class _LeaseRows(TableConnection):
+    """The connection to the table of leases. A race that is lost leaves it open."""
+
+    TABLES = ("leases",)
+    SURVIVES_ERRORS = True
 
 
 class LeaseRowStore(RecordStore):
@@ -86,13 +88,12 @@ class LeaseRowStore(RecordStore):
     ) -> None:
         self._key = LockKey.named(role)
         self._role = role
-        self._schema = check_schema(schema)
-        self._owner = check_owner(schema_owner)
         self._connector = Connector(self._key, dsn=dsn, lease_s=lease_s)
+        self._rows = _LeaseRows(self._connector, schema, owner=schema_owner)
+        self._names = {"table": f'"{schema}".leases', "columns": _COLUMNS}
         self._listener = Listener(Connector(self._key, dsn=listen_dsn or dsn, lease_s=lease_s), "pgleaderlock", role)
         self._poll_s = check_seconds("poll_s", poll_s)
         self._look_every_s = check_seconds("lease_s", lease_s) / _LOOKS_PER_LEASE
-        self._connection: psycopg.AsyncConnection[Any] | None = None
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -105,8 +106,8 @@ class LeaseRowStore(RecordStore):
         return self._connector.connect_s
 
     async def open(self) -> None:
-        """Connect."""
-        await self._connect()
+        """Connect, and make the table unless it is there."""
+        await self._rows.open()
 
     async def read(self) -> Record | None:
         """Read the row."""
@@ -143,72 +144,31 @@ class LeaseRowStore(RecordStore):
 
     async def close(self) -> None:
         """Close both connections."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await close_connection(connection)
+        await self._rows.close()
         await self._listener.close()
 
-    async def _execute(
-        self, statement: str, parameters: Mapping[str, Any], *, can_lose: bool = False
-    ) -> tuple[Any, ...] | None:
+    async def _execute(self, statement: str, parameters: Mapping[str, Any], *, can_lose: bool = False) -> Row | None:
         """Run one statement in a transaction of its own; where the table is missing, make it first.
 
         Only a write can lose a race. A read that fails with the same SQLSTATE does not mean that there is no row.
         """
         try:
             return await self._run(statement, parameters)
-        except psycopg.Error as error:
+        except ConnectionError as error:
             if can_lose and error.sqlstate in _LOST_RACES:
                 return None
+            await self._rows.close()
             if error.sqlstate not in _NO_TABLE:
-                raise await self._failed(error) from error
-        try:
-            connection = await self._connect()
-            await connection.execute(create_sql(self._schema, self._owner).encode())
-            await self._refuse_foreign_table(connection)
-            return await self._run(statement, parameters)
-        except psycopg.Error as error:
-            raise await self._failed(error) from error
+                raise
+        return await self._run(statement, parameters)
 
-    async def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        table = sql.Identifier(self._schema, "leases")
-        query = sql.SQL(statement).format(table=table, columns=sql.SQL(_COLUMNS))
-        cursor = await (await self._connect()).execute(query, parameters)
-        row: tuple[Any, ...] | None = await cursor.fetchone()
-        return row
-
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        if self._connection is None or self._connection.closed:
-            connection: psycopg.AsyncConnection[Any] = await self._connector.connect()
-            connection.prepare_threshold = None  # a prepared statement may be on another session
-            await self._refuse_foreign_table(connection)
-            self._connection = connection
-        return self._connection
-
-    async def _refuse_foreign_table(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Close the connection and raise if the table is not of a trusted role, before any code of it can run."""
-        try:
-            cursor = await connection.execute(tables_sql(self._schema, ["leases"], self._owner).encode())
-            _, problems, user = await cursor.fetchone() or (False, ["it cannot be looked at"], "?")
-        except psycopg.Error as error:
-            await close_connection(connection)
-            raise self._connector.explain("the lease row cannot be used", error) from error
-        if problems:
-            await close_connection(connection)
-            raise refusal(self._schema, problems, user, self._connector.where)
-
-    async def _failed(self, error: psycopg.Error) -> ConnectionError:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await close_connection(connection)
-        explained = self._connector.explain("the lease row cannot be used", error)
-        if error.sqlstate == _NOT_ALLOWED:
-            advice = "as the database's owner, run pgleaderlock schema apply --grant-to this user"
-            return ConnectionError(f"{explained}: {advice}", answered=True)
-        return explained
+    async def _run(self, statement: str, parameters: Mapping[str, Any]) -> Row | None:
+        await self._rows.open()
+        rows = await self._rows.fetch(statement.format(**self._names), parameters)
+        return rows[0] if rows else None
 
 
-def _record(row: tuple[Any, ...] | None) -> Record | None:
+def _record(row: Row | None) -> Record | None:
     if row is None:
         return None
     holder, token, lease_s, version, since = row[:5]

@@ -8,12 +8,12 @@ Nothing enforces a lease here, so a grant is valid without a limit (``trusted_un
 silent keeps the lock until its connection ends.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant, Holder
-from pgleaderlock.postgres import _activity, _standby
+from pgleaderlock.postgres._activity import holder_of, holder_query
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._driver import call_driver, close_connection
 from pgleaderlock.postgres.keys import LockKey
@@ -25,15 +25,11 @@ __all__ = ["PlainLockBackend"]
 class PlainLockBackend(Backend):
     """One advisory lock, acquired and held on one dedicated session."""
 
-    def __init__(self, key: LockKey, connector: Connector) -> None:
+    def __init__(self, key: LockKey, connector: Connector, connection: Any = None) -> None:
         self._key = key
         self._connector = connector
-        self._connection: Any = None
-        self._broken = False
-
-    def adopt(self, connection: Any) -> None:
-        """Use this connection, which is open already."""
         self._connection = connection
+        self._broken = False
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -68,18 +64,11 @@ class PlainLockBackend(Backend):
                 "session. The session is closed."
             )
 
-    async def candidates(self) -> list[_activity.Candidate]:
-        """Return the holder of the lock and the followers, as pg_locks and pg_stat_activity show them."""
-        answer: list[_activity.Candidate] = await self._run(_activity.candidates(self._connection, self._key))
-        return answer
-
-    async def standby_problem(self) -> str:
-        """Return what an absent synchronous standby does to this election, and what to do; empty if none is absent."""
-        return str(await self._run(_standby.standby_problem(self._connection, self._key)))
-
     async def holder(self) -> Holder | None:
         """Return the holder of the lock, asked on the open session."""
-        return next((candidate.holder for candidate in await self.candidates() if candidate.granted), None)
+        statement, parameters = holder_query(self._key)
+        row = await self._execute(statement, parameters)
+        return None if row is None else holder_of(row)
 
     async def close(self) -> None:
         """End the session, which frees its locks."""
@@ -97,14 +86,11 @@ class PlainLockBackend(Backend):
         return bool(row[0])
 
     async def _execute(self, statement: str, parameters: tuple[int, ...] | None = None) -> Any:
+        """Return the first row of the answer. After any error the session is not used again."""
         if self._connection is None or self._broken:
             raise ConnectionError(f"no connection is open for lock {self._key.described} ({self._connector.where})")
-        return await self._run(_fetch_one(self._connection, statement, parameters))
-
-    async def _run(self, call: Awaitable[Any]) -> Any:
-        """Await the driver. After any error the session is not used again."""
         try:
-            return await call_driver(self._connection, call)
+            return await call_driver(self._connection, _fetch_one(self._connection, statement, parameters))
         except Exception as error:
             self._broken = True
             raise self._connector.explain("the connection failed", error) from error

@@ -12,13 +12,20 @@ validity first.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["OnEnd", "OpenSession", "ServerFacts", "Session", "end_of"]
+__all__ = ["FetchAll", "OnEnd", "OpenSession", "Parameters", "Row", "ServerFacts", "Session", "end_of"]
+
+Row = tuple[Any, ...]
+"""One row of an answer."""
+Parameters = Sequence[Any] | Mapping[str, Any]
+"""Values for the placeholders of a statement, in their order or by name."""
+FetchAll = Callable[[str, Parameters], Awaitable[list[Row]]]
+"""Runs a statement and returns all rows of its last result."""
 
 
 @dataclass(frozen=True, slots=True)

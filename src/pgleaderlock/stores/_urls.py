@@ -15,12 +15,12 @@ __all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "op
 
 def open_postgres(url: str, settings: BackendSettings) -> Backend:
     """Return a backend with two advisory locks on two sessions."""
-    from pgleaderlock.postgres.backend import PostgresBackend  # noqa: PLC0415
+    from pgleaderlock.postgres.backend import Connector, make_backend  # noqa: PLC0415
     from pgleaderlock.postgres.lease import Lease  # noqa: PLC0415 - each backend is imported when it is asked for
 
     key = LockKey.named(_role(settings, "postgresql://"))
     lease = Lease(settings.lease_s, **_options(settings, "postgresql://", Lease))
-    return PostgresBackend(key, lease, settings.clock, dsn=url)
+    return make_backend(key, lease, settings.clock, Connector(key, dsn=url, lease=lease))
 
 
 def open_lease_rows(url: str, settings: BackendSettings) -> Backend:

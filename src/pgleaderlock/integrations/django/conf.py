@@ -10,8 +10,8 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from psycopg import ProgrammingError
-from psycopg.conninfo import make_conninfo
+
+from pgleaderlock.postgres import _dsn
 
 __all__ = ["find_dsn", "find_options", "find_role", "find_work"]
 
@@ -68,10 +68,4 @@ def _ours() -> Mapping[str, Any]:
 def _dsn_of(chosen: Mapping[str, Any]) -> str:
     words = {theirs: chosen[name] for name, theirs in _NAMES.items() if chosen.get(name)}
     # OPTIONS mixes libpq's with Django's own, such as "pool": whatever libpq does not know is not for us.
-    for name, value in (chosen.get("OPTIONS") or {}).items():
-        try:
-            make_conninfo(**{name: value})
-        except (ProgrammingError, TypeError):
-            continue
-        words[name] = value
-    return make_conninfo(**words)
+    return _dsn.join(words | _dsn.known_options(chosen.get("OPTIONS") or {}))

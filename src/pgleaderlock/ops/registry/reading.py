@@ -345,7 +345,8 @@ async def open_reader(
     check_schema(schema)
     database = Database(dsn, schema, suspend_aware_clock, owner=schema_owner)
     try:
-        await database.open(listen_to=CHANGE_CHANNEL, makes_tables=False)
+        await database.open(makes_tables=False)
+        await database.listen(CHANGE_CHANNEL)
         if not database.has_tables:
             raise ConnectionError(
                 f"there is no registry in schema {schema} ({database.where}). Is it in another database or schema "

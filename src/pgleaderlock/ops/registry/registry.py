@@ -233,7 +233,9 @@ class Registry:
             self._in_flight = 0
 
     async def _open(self) -> None:
-        await self._database.open(listen_to=ASK_CHANNEL if self._accepts_asks else None)
+        await self._database.open()
+        if self._accepts_asks:
+            await self._database.listen(ASK_CHANNEL)
         for _ in range(3):  # the first answer of a new connection is often the slowest
             self._server_clock.note(*await self._database.time())
         self._beat_at = float("-inf")

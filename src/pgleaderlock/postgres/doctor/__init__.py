@@ -18,12 +18,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import psycopg
-
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for
-from pgleaderlock.postgres._driver import close_connection
 from pgleaderlock.postgres.doctor._clock import check_server_clock
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._lease import check_enforcement, check_line, check_token
@@ -77,11 +74,11 @@ async def examine(
 ) -> Examination:
     """Run every check. ConnectionError when the database cannot be reached at all."""
     lease = Lease(lease_s, allow_pooler=allow_pooler, schema=schema, schema_owner=schema_owner)
-    site = await open_site(_dsn.check_dsn(dsn), lease, key)
+    site = await open_site(dsn, lease, key)
     try:
         return Examination(_dsn.describe(site.parts), tuple(await _run_all(CHECKS, site)))
     finally:
-        await close_connection(site.connection)
+        await site.connection.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +116,12 @@ async def _run(check: Check, site: Site, ends_at: float) -> Finding:
         found = f"no answer within {bound_s:.3g} s"
         advice = "see whether the server is overloaded or frozen, or the network swallows answers"
         return Finding(check.name, Verdict.PROBLEM, found, advice)
-    except (psycopg.Error, ConnectionError, ValueError) as error:  # ValueError: a name that is not in its encoding
+    except (ConnectionError, ValueError) as error:  # ValueError: a name that is not in its encoding
         reason = told(error, site.parts)
         if site.connection.closed:
             return Finding(check.name, Verdict.PROBLEM, f"the session ended: {reason}", "see the server's log")
         outcome = "failed" if check.on_error is Verdict.PROBLEM else "cannot tell"
-        advice = advice_for(error, site.connection.info.user) or check.mend
+        advice = advice_for(error, site.connection.user) or check.mend
         return Finding(check.name, check.on_error, f"{outcome}: {reason}", advice)
 
 

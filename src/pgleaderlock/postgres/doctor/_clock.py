@@ -106,7 +106,7 @@ def _server_process_age_s(site: Site) -> float | None:
     Only through a Unix socket: the kernel says whose it is. It must be the parent of the process that answers us, or it
     is a pooler's, or another container's numbers.
     """
-    with socket.socket(fileno=os.dup(site.connection.pgconn.socket)) as ours:
+    with socket.socket(fileno=os.dup(site.descriptor)) as ours:
         if ours.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED") or not hasattr(time, "CLOCK_BOOTTIME"):
             return None
         pid, _, _ = struct.unpack("3i", ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

@@ -8,11 +8,10 @@ import secrets
 
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.postgres import _sql
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres._standby import missing_standby
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
-from pgleaderlock.postgres.doctor._site import Site, connect
-from pgleaderlock.postgres.session import end_of
+from pgleaderlock.postgres.doctor._site import Site
+from pgleaderlock.postgres.session import Session, end_of
 
 __all__ = ["check_enforcement", "check_line", "check_token"]
 
@@ -30,14 +29,14 @@ async def check_enforcement(site: Site, name: str) -> Finding:
     if not _sql.can_end_silent_sessions(site.version):
         found = "not possible: idle_session_timeout came with PostgreSQL 14"
         return Finding(name, Verdict.WARNING, found, "use PostgreSQL 14 or later")
-    session = PsycopgSession(await connect(site.parts, site.lease), site.explain)
+    session = await site.open_session()
     try:
         return await _try_silence(session, name)
     finally:
         await session.close()
 
 
-async def _try_silence(session: PsycopgSession, name: str) -> Finding:
+async def _try_silence(session: Session, name: str) -> Finding:
     loop = asyncio.get_running_loop()
     began = loop.time()
     parameters = (session.facts.session_pid, str(round(_TRIAL_SILENCE_S * 1000)))
@@ -64,7 +63,7 @@ async def _try_silence(session: PsycopgSession, name: str) -> Finding:
 
 async def check_line(site: Site, name: str) -> Finding:
     """Stand in a line of our own: it takes the language, the functions and the catching of a time-out."""
-    await site.connection.execute(_LINE.format(key=secrets.randbits(63)))  # a key that no lock uses
+    await site.fetch_all(_LINE.format(key=secrets.randbits(63)))  # a key that no lock uses
     return Finding(name, Verdict.OK, "tried: a lock was waited for on the server, granted and released")
 
 
@@ -86,7 +85,7 @@ SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pglead
 
 async def check_token(site: Site, name: str) -> Finding:
     """Draw two tokens: they must grow, and their commits must be answered."""
-    if await missing_standby(site.connection):  # and the session would wait on after we are gone
+    if await missing_standby(site.fetch_all):  # and the session would wait on after we are gone
         found = "not tried: its commit would wait for a standby that is not there"
         return Finding(name, Verdict.PROBLEM, found, "see commits")
     first, _ = await site.ask(_NEXT_NUMBER)

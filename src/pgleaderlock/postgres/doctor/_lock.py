@@ -52,12 +52,12 @@ async def check_term_table(site: Site, name: str) -> Finding:
 
 async def check_lock(site: Site, name: str) -> Finding:
     """Report the holder and the followers, and whether their settings agree."""
-    waits = await standby_waits(site.connection, site.key)
+    waits = await standby_waits(site.fetch_all, site.key)
     stuck = [Note(Verdict.PROBLEM, described(waits), REMEDY)] if waits else []
     if site.key is None:
         return together(name, [Note(Verdict.INFO, "not looked at: none was named"), *stuck])
-    found = await candidates(site.connection, site.key)
-    witnesses = await candidates(site.connection, witness_key(site.key))
+    found = await candidates(site.fetch_all, site.key)
+    witnesses = await candidates(site.fetch_all, witness_key(site.key))
     in_line = sum(not candidate.granted for candidate in found)
     notes = [
         Note(

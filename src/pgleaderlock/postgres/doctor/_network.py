@@ -46,7 +46,7 @@ def _judge_round_trips(name: str, times_s: Sequence[float], lease: Lease) -> Fin
 
 async def check_keepalives(site: Site, name: str) -> Finding:
     """Ask the kernel about our own socket: it knows what came of the settings."""
-    with socket.socket(fileno=os.dup(site.connection.pgconn.socket)) as ours:
+    with socket.socket(fileno=os.dup(site.descriptor)) as ours:
         if ours.family not in {socket.AF_INET, socket.AF_INET6}:
             return Finding(name, Verdict.INFO, "not applicable: a socket on this host, no network in between")
         is_on = bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))

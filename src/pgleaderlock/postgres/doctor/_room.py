@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psycopg import sql
-
+from pgleaderlock.postgres._advice import identifier
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._site import Site
 
@@ -49,7 +48,7 @@ SELECT r.rolsuper, r.rolconnlimit, d.datconnlimit, d.datname::text, current_sett
        (SELECT count(*) FROM sessions),
        (SELECT count(*) FROM sessions WHERE usesysid = r.oid),
        (SELECT count(*) FROM sessions WHERE datid = d.oid),
-       (SELECT count(*) FROM sessions WHERE application_name LIKE 'pgleaderlock %%')
+       (SELECT count(*) FROM sessions WHERE application_name LIKE 'pgleaderlock %')
   FROM pg_roles AS r, pg_database AS d
  WHERE r.rolname = session_user AND d.datname = current_database()
 """
@@ -73,14 +72,13 @@ class _Limit:
 
 async def check_connections(site: Site, name: str) -> Finding:
     """Find the tightest of the limits that bind this user."""
-    row = await site.ask(_CONNECTIONS, ())
+    row = await site.ask(_CONNECTIONS)
     is_super, role_most, database_most, database, most, reserved, used, by_role, in_database, of_ours = row
     limits = [_Limit("max_connections for this user", most - reserved, used)]
     if role_most >= 0 and not is_super:  # superusers are bound by neither
         limits.append(_Limit(f"CONNECTION LIMIT of role {site.user}", role_most, by_role))
     if database_most >= 0 and not is_super:
-        quoted = sql.Identifier(database).as_string()
-        limits.append(_Limit(f"CONNECTION LIMIT of database {quoted}", database_most, in_database))
+        limits.append(_Limit(f"CONNECTION LIMIT of database {identifier(database)}", database_most, in_database))
     return _judge_connections(name, limits, of_ours)
 
 

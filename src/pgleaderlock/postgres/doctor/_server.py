@@ -7,9 +7,8 @@ from datetime import timedelta
 
 from pgleaderlock.postgres import _dsn, _sql
 from pgleaderlock.postgres._pooler import REMEDY, why_not_ours
-from pgleaderlock.postgres._psycopg_session import PsycopgSession
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
-from pgleaderlock.postgres.doctor._site import Site, connect
+from pgleaderlock.postgres.doctor._site import Site
 
 __all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_statistics", "check_version"]
 
@@ -70,15 +69,11 @@ async def check_pooler(site: Site, name: str) -> Finding:
 
 async def _try_sharing(site: Site) -> str | None:
     """On sessions of its own: a session whose answer is overdue is closed, and the checks to come need theirs."""
-
-    async def open_session() -> PsycopgSession:
-        return PsycopgSession(await connect(site.parts, site.lease), site.explain)
-
-    session = await open_session()
+    session = await site.open_session()
     try:
         row = await session.fetch("SELECT pg_backend_pid()", bound_s=_SHARING_BOUND_S)
         pid = 0 if row is None else row[0]
-        return await why_not_ours(session, pid, open_session, bound_s=_SHARING_BOUND_S)
+        return await why_not_ours(session, pid, site.open_session, bound_s=_SHARING_BOUND_S)
     finally:
         await session.close()
 

@@ -40,7 +40,7 @@ async def check_commits(site: Site, name: str) -> Finding:
     if mode is not None and mode.shown == "off":
         notes.append(Note(Verdict.INFO, f"{mode}: our sessions raise it to local, so that tokens survive a crash"))
     elif standbys is not None and standbys.shown and mode is not None and mode.shown != "local":
-        missing = await missing_standby(site.connection)
+        missing = await missing_standby(site.fetch_all)
         waits = (
             f"{mode} with {standbys}: a grant waits for a standby, so while none is connected no new leader is elected"
         )

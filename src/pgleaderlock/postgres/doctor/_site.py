@@ -4,48 +4,40 @@ Like an election's, or the findings would be about another connection; but a ser
 is looked at nevertheless, because its role is then what there is to say.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg import sql
-from psycopg.rows import tuple_row
-
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._search_path import open_pinned
+from pgleaderlock.postgres._advice import identifier, sqlstate_of
+from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres.connection import Connection, Explain, message_of
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import Parameters, Row
 
-__all__ = ["Setting", "Site", "connect", "open_site", "shown_s", "told"]
+__all__ = ["Setting", "Site", "open_site", "shown_s", "told"]
 
 _CONNECT_BOUND_S = 20.0  # more than the time-out of one host, so that a second one is tried
+_ANSWER_BOUND_S = 60.0  # more than that of a check, which bounds all of its questions
 _READ_ONLY_WORDS = ("session is read-only", "hot standby mode")  # libpq's own, with target_session_attrs
 
 
-async def connect(parts: Mapping[str, str], lease: Lease) -> psycopg.AsyncConnection[Any]:
-    """Open a connection in bounded time; ConnectionError, without secrets, when there is none."""
-    conninfo = _dsn.with_defaults(parts, lease_s=lease.lease_s)
-    what = f"cannot connect ({_dsn.describe(parts)})"
-    try:
-        async with asyncio.timeout(_CONNECT_BOUND_S):
-            # Nothing is prepared, because a pooler may not know where it was.
-            return await open_pinned(conninfo, prepare_threshold=None, row_factory=tuple_row)
-    except TimeoutError:
-        error = ConnectionError(f"{what}: no answer within {_CONNECT_BOUND_S:g} s")
-    except psycopg.Error as refused:
-        error = ConnectionError(f"{what}: {told(refused, parts)}")
-    raise error  # here, where the driver's exception is not being handled: its frames know the password
-
-
 def told(error: Exception, parts: Mapping[str, str]) -> str:
-    """Return a driver's error in one line and without secrets."""
-    # Of a statement's error only the message: the rest quotes our own statement.
-    message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return _dsn.one_line(message or str(error), parts) or type(error).__name__
+    """Return an error in one line and without secrets. Of a statement's only the message: the rest quotes it."""
+    return _dsn.one_line(message_of(error), parts) or type(error).__name__
+
+
+def _explain_by(parts: Mapping[str, str]) -> Explain:
+    """Return what makes errors of a connection readable: of a statement's, only what the server said."""
+
+    def explain(what: str, error: Exception, cause: LossCause) -> ConnectionError:
+        reason, sqlstate = told(error, parts), sqlstate_of(error)
+        return ConnectionError(reason if sqlstate else f"{what}: {reason}", cause=cause, sqlstate=sqlstate)
+
+    return explain
 
 
 def shown_s(seconds: float) -> str:
@@ -71,7 +63,8 @@ class Setting:
 class Site:
     """What is examined, and the ways to ask it something."""
 
-    connection: psycopg.AsyncConnection[Any]
+    connection: Connection
+    connector: Connector
     parts: Mapping[str, str]
     lease: Lease
     key: LockKey | None
@@ -81,46 +74,62 @@ class Site:
     @property
     def version(self) -> int:
         """The server's, as it says itself: 140005 is 14.5."""
-        return self.connection.info.server_version
+        return self.connection.facts.version
 
     @property
     def told_pid(self) -> int:
         """The process id that the connection received at its start."""
-        return self.connection.info.backend_pid
+        return self.connection.facts.session_pid
 
     @property
     def user(self) -> str:
         """As it is written in SQL."""
-        return sql.Identifier(self.connection.info.user).as_string()
+        return identifier(self.connection.user)
 
-    def explain(self, what: str, error: Exception, cause: LossCause) -> ConnectionError:
-        """As a session wants it said; without secrets."""
-        return ConnectionError(f"{what}: {told(error, self.parts)}", cause=cause)
+    @property
+    def descriptor(self) -> int:
+        """The socket of the connection, to be copied; ConnectionError when it is closed."""
+        if self.connection.descriptor is None:
+            raise ConnectionError("the session was closed")
+        return self.connection.descriptor
 
-    async def ask(self, statement: str, parameters: Sequence[Any] | None = None) -> tuple[Any, ...]:
+    async def open_session(self) -> Connection:
+        """Open a session like one for locks."""
+        return Connection(await self.connector.connect(), _explain_by(self.parts))
+
+    async def ask(self, statement: str, parameters: Sequence[Any] = ()) -> Row:
         """Return the only row of the answer."""
-        cursor = await self.connection.execute(statement, parameters)
-        row: tuple[Any, ...] | None = await cursor.fetchone()
+        row = await self.connection.fetch(statement, parameters, bound_s=_ANSWER_BOUND_S)
         if row is None:
-            raise psycopg.DataError("the server gave no answer to a question that has one")
+            raise ConnectionError("the server gave no answer to a question that has one")
         return row
+
+    async def fetch_all(self, statement: str, parameters: Parameters = ()) -> list[Row]:
+        """Return all rows of the answer."""
+        return await self.connection.fetch_all(statement, parameters, bound_s=_ANSWER_BOUND_S)
 
     async def settings(self, *names: str) -> dict[str, Setting]:
         """Return these settings, but for those that this server does not have."""
-        cursor = await self.connection.execute(_SETTINGS, (list(names),))
-        return {row[0]: _setting(*row) async for row in cursor}
+        return {row[0]: _setting(*row) for row in await self.fetch_all(_SETTINGS, (list(names),))}
 
 
-async def open_site(parts: Mapping[str, str], lease: Lease, key: LockKey | None) -> Site:
+async def open_site(dsn: str, lease: Lease, key: LockKey | None) -> Site:
     """Connect as an election would. A server that libpq turns down for its role is looked at nevertheless."""
     try:
-        return Site(await connect(parts, lease), parts, lease, key)
+        return await _open(dsn, lease, key)
     except ConnectionError as error:
         if not any(words in str(error) for words in _READ_ONLY_WORDS):
             raise
         refusal = str(error)
-    parts = {**parts, "target_session_attrs": "any"}
-    return Site(await connect(parts, lease), parts, lease, key, refusal)
+    any_server = _dsn.join({**_dsn.check_dsn(dsn), "target_session_attrs": "any"})
+    return await _open(any_server, lease, key, refusal)
+
+
+async def _open(dsn: str, lease: Lease, key: LockKey | None, refusal: str | None = None) -> Site:
+    parts = _dsn.check_dsn(dsn)
+    connector = Connector("an election", dsn=dsn, lease_s=lease.lease_s)
+    connection = await connector.open(bound_s=_CONNECT_BOUND_S, survives_errors=True, explain=_explain_by(parts))
+    return Site(connection, connector, parts, lease, key, refusal)
 
 
 _SETTINGS = "SELECT name, setting, unit, current_setting(name), source FROM pg_settings WHERE name = ANY(%s)"

@@ -13,15 +13,12 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psycopg
-from psycopg.conninfo import make_conninfo
-
 from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._driver import close_connection
+from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.doctor import Verdict, examine
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import witness_key
@@ -76,8 +73,8 @@ class Ground:
         self.wall_clock = wall_clock
         """The wall clock of our own server, if it can be stepped."""
         self._restart_command = restart_command
-        self._connector = Connector(self.key, dsn=dsn, named="the torture")
-        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connector = Connector("the torture", dsn=dsn)
+        self._connection: Connection | None = None
         self._parts: dict[str, str] = {}
         self._password = ""
         self.target = Target()
@@ -118,7 +115,7 @@ class Ground:
             way["host"] = str(relay.folder)
         else:
             way["hostaddr"] = "127.0.0.1"
-        return make_conninfo(**kept, **way, port=relay.port)
+        return _dsn.join({**kept, **way, "port": relay.port})
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables that a node needs beside its DSN."""
@@ -169,19 +166,16 @@ class Ground:
 
     # --- Our own connection ---
 
-    async def _connected(self) -> psycopg.AsyncConnection[Any]:
+    async def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            self._connection = await self._connector.connect()
+            self._connection = await self._connector.open(bound_s=_ANSWER_S, survives_errors=True)
         return self._connection
 
     async def _ask(self, statement: str, values: tuple[int | str, ...] = ()) -> list[Any]:
         """Run a statement and return its rows; none if the server does not answer now, as while it restarts."""
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                connection = await self._connected()
-                cursor = await connection.execute(statement, values or None)
-                return await cursor.fetchall() if cursor.description else []
-        except (psycopg.Error, ConnectionError, TimeoutError):
+            return await (await self._connected()).fetch_all(statement, values, bound_s=_ANSWER_S)
+        except ConnectionError:
             return []
 
     @contextlib.asynccontextmanager
@@ -196,18 +190,17 @@ class Ground:
 
     async def close(self) -> None:
         if self._connection is not None:
-            await close_connection(self._connection)
+            await self._connection.close()
 
     async def _drop_schema(self) -> None:
         why_not = ""
         gives_up_at = clock() + _TIDY_TRIES * _TIDY_EVERY_S
         for _ in range(_TIDY_TRIES):
             try:
-                async with asyncio.timeout(_ANSWER_S):
-                    connection = await self._connected()
-                    await connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
-            except (psycopg.Error, ConnectionError, TimeoutError) as why:
-                why_not = str(why) or "no answer"
+                connection = await self._connected()
+                await connection.fetch(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE", bound_s=_ANSWER_S)
+            except ConnectionError as why:
+                why_not = str(why)
                 if clock() > gives_up_at:
                     break
                 await asyncio.sleep(_TIDY_EVERY_S)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.work.schedule._connection import LedgerConnection
 
@@ -85,7 +84,7 @@ async def open_ledger(
     dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
 ) -> AsyncIterator[LedgerReader]:
     """Open the ledger for reading; ConnectionError if there is none."""
-    connector = Connector(LockKey.bigint(0), dsn=dsn, named="the tick ledger")
+    connector = Connector("the tick ledger", dsn=dsn)
     connection = LedgerConnection(connector, check_schema(schema), owner=schema_owner)
     try:
         await connection.open(makes_tables=False)

@@ -38,8 +38,7 @@ class Scheduler:
         self._host = host
         self._key = key
         self._lease = lease
-        named = f"the tick ledger of {key.described}"
-        connector = Connector(key, dsn=dsn, connect_fn=connect_fn, named=named)
+        connector = Connector(f"the tick ledger of {key.described}", dsn=dsn, connect_fn=connect_fn)
         connection = LedgerConnection(connector, lease.schema, owner=lease.schema_owner)
         self._ledger = Ledger(connection, key, lease, host.logger)
         self._names: set[str] = set()
