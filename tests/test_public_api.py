@@ -249,9 +249,17 @@ def test_an_election_on_another_store_loads_no_database_driver(url: str, tmp_pat
 
 
 def test_a_lock_without_jobs_loads_nothing_that_runs_jobs() -> None:
-    loaded = modules_after('from pgleaderlock import LeaderLock; LeaderLock("postgresql://x/y", role="front")')
-    assert "pgleaderlock.work.schedule.scheduler" not in loaded
-    assert "pgleaderlock.sync" not in loaded
+    loaded = modules_after(
+        "import asyncio\n"
+        "from pgleaderlock import LeaderLock\n"
+        "async def main():\n"
+        "    async with LeaderLock('postgresql://127.0.0.1:1/none', role='front') as lock:\n"
+        "        lock.while_leader(lambda: None)\n"
+        "        assert not await lock.wait_for_leadership(0.1)\n"
+        "asyncio.run(main())"
+    )
+    assert not {name for name in loaded if name.startswith(("pgleaderlock.work.schedule.", "pgleaderlock.sync"))}
+    assert "pgleaderlock.work.schedule" not in loaded
 
 
 def test_the_package_has_few_rooms() -> None:

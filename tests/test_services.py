@@ -255,12 +255,13 @@ async def test_a_start_that_raises_is_reported_and_harms_nobody_else(caplog):
         assert [error.name for error in heard.errors if isinstance(error, ServiceFailed)] == ["broken", "sick"]
         assert "of the start" in str(heard.errors[0])
         assert "work_failed work=broken" in caplog.text
-        assert "service_start_failed service=sick" in caplog.text
+        assert "work_failed work=sick" in caplog.text
     assert diary.done[3:] == ["-last", "-first", "-web"]
 
 
 @pytest.mark.virtual_time
-async def test_a_start_that_raised_is_tried_again_and_then_stopped_in_its_place():
+@pytest.mark.parametrize("leader_only", [True, False])
+async def test_a_start_that_raised_is_tried_again_and_then_stopped_in_its_place(*, leader_only: bool):
     services, diary, _, _ = made()
     sound = diary.service("shaky")
     tries: list[float] = []
@@ -271,8 +272,8 @@ async def test_a_start_that_raised_is_tried_again_and_then_stopped_in_its_place(
             raise ZeroDivisionError
         await sound["start"]()
 
-    services.add("shaky", start=start, stop=sound["stop"])
-    services.add("last", **diary.service("last"))
+    services.add("shaky", start=start, stop=sound["stop"], leader_only=leader_only)
+    services.add("last", **diary.service("last"), leader_only=leader_only)
     async with services:
         await until(lambda: len(tries) == 3)
         assert tries == pytest.approx([0.0, 1.0, 3.0], abs=0.1)
@@ -583,6 +584,7 @@ async def test_what_makes_no_sense_is_refused():
 async def test_whoever_loses_patience_with_the_start_leaves_nothing_behind():
     services, diary, election, _ = made()
     services.add("slow", **diary.service("slow", start_s=8))
+    services.add("web", **diary.service("web"), leader_only=False)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(services.start(), 1)
     assert election.state is LockState.STOPPED

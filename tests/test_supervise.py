@@ -16,6 +16,7 @@ import pytest
 from pgleaderlock import LockError
 from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.models import Grant
+from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.stores.base import leased_grant
 from pgleaderlock.stores.file.backend import open_file
 from pgleaderlock.work.exec import family
@@ -101,8 +102,8 @@ class Stage:
 
     @property
     def client(self) -> GuardianClient:
-        assert self.supervisor._ward is not None
-        return self.supervisor._ward
+        assert self.supervisor._client is not None
+        return self.supervisor._client
 
 
 SLEEP = "import time; time.sleep(60)"
@@ -125,7 +126,7 @@ async def test_a_loss_is_not_over_before_the_family_is_dead_and_another_term_run
     was_dead_at_close: list[bool] = []
     stage = Stage(SLEEP, Backend())
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     first, loss = stage.client, stage.backend.loss
     assert loss is not None
     loss.set_result(LockError("gone"))
@@ -139,7 +140,7 @@ async def test_a_loss_is_not_over_before_the_family_is_dead_and_another_term_run
 async def test_with_once_a_loss_is_the_end():
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     assert stage.backend.loss is not None
     stage.backend.loss.set_result(LockError("gone"))
     assert await running == Ending(How.LOST)
@@ -164,10 +165,32 @@ async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_
 async def test_a_step_down_from_elsewhere_ends_the_command_first():
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     client = stage.client
     await stage.election.step_down()
     assert client.ended.done()
+    assert (await running).how is How.COMMAND
+
+
+async def test_the_lock_is_kept_for_a_command_that_takes_longer_to_end_than_a_hand_over_waits(tmp_path: Path):
+    class Backend(ScriptedBackend):
+        async def release(self, grant: Grant) -> None:
+            was_dead_at_release.append(first.ended.done())
+            await super().release(grant)
+
+    async def grant() -> Grant:
+        return leased_grant(1, suspend_aware_clock(), LEASE_S)
+
+    was_dead_at_release: list[bool] = []
+    backend, is_deaf = Backend(), tmp_path / "is deaf"
+    backend.defaults |= {"try_acquire": grant, "renew": grant}
+    program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
+    stage = Stage(program, backend, kill_after_s=1.0, settings={"drain_s": 0.1, "clock": suspend_aware_clock})
+    running = asyncio.create_task(stage.supervisor.run())
+    await until(is_deaf.exists)
+    first = stage.client
+    await stage.election.step_down()
+    assert was_dead_at_release == [True]
     assert (await running).how is How.COMMAND
 
 
@@ -175,7 +198,7 @@ async def test_a_guardian_that_had_no_news_in_time_makes_its_wrapper_step_down()
     """The store says that all is well, and the command was asked to end all the same: another term begins."""
     stage = Stage(SLEEP, once=True)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     stage.client._order({"do": "until", "number": 0, "term_at": 0.0, "kill_at": 0.0})
     assert await running == Ending(How.LOST)
     assert "release" in stage.backend.verbs
@@ -196,7 +219,7 @@ async def test_a_command_that_cannot_be_executed_ends_it():
 
 
 async def test_restarting_goes_on_while_leading_and_ends_when_asked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.work.exec.supervisor._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pgleaderlock.engine._leader_task._PAUSES", ExponentialBackoff(0.01))
     stage = Stage("raise SystemExit(1)", restart=True)
     running = asyncio.create_task(stage.supervisor.run())
     await until(lambda: stage.said.count("restarting") == 3)
@@ -206,7 +229,7 @@ async def test_restarting_goes_on_while_leading_and_ends_when_asked(monkeypatch:
 
 
 async def test_a_loss_while_it_waits_to_restart_is_a_loss(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pgleaderlock.work.exec.supervisor._FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr("pgleaderlock.engine._leader_task._PAUSES", ExponentialBackoff(30.0))
     stage = Stage("raise SystemExit(1)", restart=True, once=True)
     running = asyncio.create_task(stage.supervisor.run())
     await until(lambda: "restarting" in stage.said)
@@ -263,7 +286,7 @@ async def test_renewals_reach_the_guardian_and_are_answered():
     backend.defaults["renew"] = grant
     stage = Stage(SLEEP, backend, settings={"health_interval_s": 0.3})
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client._heard >= 3)
+    await until(lambda: stage.supervisor._client is not None and stage.client._heard >= 3)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await running).code == 128 + signal.SIGINT
 
@@ -293,7 +316,7 @@ async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_pat
     program = (*stage.supervisor._job.command, *["x" * 50_000] * (length // 50_000))
     stage.supervisor._job = replace(stage.supervisor._job, command=program)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client._sent >= 3)
+    await until(lambda: stage.supervisor._client is not None and stage.client._sent >= 3)
     may_start.touch()
     assert await running == Ending(How.COMMAND, 7)
 
@@ -320,7 +343,7 @@ async def test_a_guardian_that_misses_one_renewal_goes_on():
 async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_lead_again(number: signal.Signals):
     stage = Stage(SLEEP, renewing_backend(), settings=SOON)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     first = stage.client
     os.kill(first.guardian, number)
     await until(lambda: stage.said.count("leads") >= 2 and stage.client.group is not None)
@@ -334,7 +357,7 @@ async def test_a_guardian_that_fails_ends_the_command_and_the_wrapper_waits_to_l
 async def test_with_once_a_guardian_that_fails_is_a_loss():
     stage = Stage(SLEEP, renewing_backend(), once=True, settings=SOON)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     os.kill(stage.client.guardian, signal.SIGKILL)
     assert await running == Ending(How.LOST)
 
@@ -353,7 +376,7 @@ async def test_a_signal_that_comes_while_the_guardian_starts_is_not_forgotten(mo
     monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._START_S", 0.5)
     stage = Stage(SLEEP, renewing_backend(), settings=SOON, launch=MUTE)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None)
+    await until(lambda: stage.supervisor._client is not None)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == Ending(How.SIGNALLED, 128 + signal.SIGTERM)
 
@@ -402,7 +425,7 @@ async def test_a_stopped_command_is_woken_by_what_asks_it_to_end(
     monkeypatch.setattr("pgleaderlock.work.exec.supervisor.stop_as_job", lambda *_, **__: True)
     stage = Stage(SLEEP)
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._ward is not None and stage.client.group is not None)
+    await until(lambda: stage.supervisor._client is not None and stage.client.group is not None)
     os.killpg(stage.client.group or 0, signal.SIGSTOP)
     os.kill(os.getpid(), number)
     assert await asyncio.wait_for(running, 20) == Ending(How.COMMAND, 128 + number)
@@ -445,7 +468,7 @@ MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
 """Takes its place, and neither hears nor says anything."""
 
 
-def mute_ward(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
+def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
     job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=launch)
     client = GuardianClient(job, lambda _: None, lambda _: None)
     client.start(suspend_aware_clock() + lease_s, (), terminal=None)
@@ -456,14 +479,14 @@ GREETS = 'import os, sys, time; os.write(int(sys.argv[1]), b\'{"is": "ready"}\\n
 """Says that it is there, and then neither hears nor says anything."""
 
 
-async def greeted_ward() -> GuardianClient:
-    client = mute_ward(launch=(sys.executable, "-I", "-S", "-c", GREETS))
+async def greeted_guardian() -> GuardianClient:
+    client = mute_guardian(launch=(sys.executable, "-I", "-S", "-c", GREETS))
     await until(lambda: client.is_up)
     return client
 
 
 async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
-    client = await greeted_ward()
+    client = await greeted_guardian()
     assert not client.is_buried
     for _ in range(2):
         client.extend(suspend_aware_clock() + LEASE_S, ())
@@ -477,7 +500,7 @@ async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
 
 
 async def test_a_guardian_that_does_not_listen_is_given_up():
-    client = await greeted_ward()
+    client = await greeted_guardian()
     for _ in range(100_000):
         if client._clearing is not None:
             break
@@ -488,7 +511,7 @@ async def test_a_guardian_that_does_not_listen_is_given_up():
 
 
 async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_kills_in_its_place():
-    client = mute_ward(1.0)
+    client = mute_guardian(1.0)
     trusted_until = suspend_aware_clock() + 0.3
     await asyncio.wait_for(client.end(trusted_until), 20)
     assert client.ended.result().complaint == "the guardian did not end the command in time: is it stopped?"

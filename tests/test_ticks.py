@@ -392,28 +392,8 @@ async def test_a_thread_that_does_not_end_with_its_term_is_waited_for(
     assert (await states(postgres.dsn, key))[0] == "killed"
 
 
-async def test_who_cancels_twice_does_not_wait_for_a_thread(postgres: Postgres, key: LockKey):
-    lock, _ = make_termed(postgres.dsn, key)
-    go_on = threading.Event()
-    lock.every("50ms", lambda: go_on.wait(10), name="job")
-    runner = JobRunner(_job_of(lock), lock._scheduler._ledger, lock._make_host())
-    call = asyncio.create_task(runner._call_in_a_thread(()))
-    await asyncio.sleep(0.05)
-    call.cancel()
-    await asyncio.sleep(0.05)
-    assert not call.done()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    waiting = asyncio.create_task(runner._wait_for_earlier_thread())
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
-    go_on.set()
-    await waiting
-
-
 def _job_of(lock: LeaderLock) -> Any:
-    return lock._leader_tasks._tasks[0].fn.__self__._job  # type: ignore[attr-defined]
+    return lock._leader_tasks._tasks[0].work.__self__._job  # type: ignore[attr-defined]
 
 
 # --- The ledger alone -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
@@ -16,10 +16,7 @@ from pgleaderlock.postgres.plain import PlainLockBackend
 from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
-from pgleaderlock.work.schedule.registration import Scheduled
-
-if TYPE_CHECKING:
-    from pgleaderlock.work.schedule.scheduler import Scheduler
+from pgleaderlock.work.scheduled import Scheduled
 
 __all__ = ["LeaderLock"]
 
@@ -108,12 +105,6 @@ class LeaderLock(Scheduled, Election):
             await super()._open_backend()
         except ForeignConnection as first:
             self._backend = PlainLockBackend(self._key, self._connector, first.connection)
-
-    def _make_scheduler(self) -> "Scheduler":
-        from pgleaderlock.work.schedule.scheduler import Scheduler  # noqa: PLC0415 - most locks have no jobs
-
-        host, connect_fn = self._make_host(), self._connect_fn
-        return Scheduler(self._leader_tasks, host, self._key, self._lease, dsn=self._dsn, connect_fn=connect_fn)
 
     @overload
     def fence(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...

@@ -1,44 +1,38 @@
-"""One leader task: a function that runs while leading, and never twice at once in this process.
+"""One leader task: work that runs while leading, and never twice at once in this process.
 
 A :class:`LeaderTask` lives as long as its election. Each term gives it a :class:`TaskRun`. The run waits until the run
-before it is over (a thread cannot be stopped, a coroutine may take long to stop), calls the function, and applies the
-policy when the function returns or raises by itself. If the term ends during that wait, the function is not called.
+before it is over (a thread cannot be stopped, a coroutine may take long to stop), does the work, and applies the
+policy when the work returns or raises by itself. If the term ends during that wait, the work is not begun.
 
-A run is over when all of these have ended: its asyncio task, its thread, and the run before it. So a third run cannot
+A run is over when all of these have ended: its asyncio task, its threads, and the run before it. So a third run cannot
 begin while the first one is still busy, even if the second one never called anything.
+
+This is the one runner of leader-only work. Functions of ``while_leader`` are called once in each run; services,
+scheduled jobs and ``exec`` bring a coroutine of their own that gets the run, and makes its calls and pauses there.
 """
 
 import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pgleaderlock._base import threads
 from pgleaderlock._base.checks import check_callable, check_flag
 from pgleaderlock._base.clock import Clock
 from pgleaderlock._logging import NDLogger
+from pgleaderlock.engine.functions import Work, is_async, takes_argument
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import EventKind, Grant
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle
 
-__all__ = [
-    "AfterWork",
-    "Host",
-    "LeaderTask",
-    "TaskRun",
-    "Work",
-    "WorkPolicy",
-    "is_async",
-    "takes_argument",
-]
+__all__ = ["AfterWork", "Host", "LeaderTask", "TaskRun", "WorkPolicy", "call_in_each_term"]
 
-Work = Callable[..., Any]
-"""``fn(term)`` or ``fn()``; ``async``, or plain and then run in a thread."""
 AfterWork = Literal["restart", "step_down", "stop"]
 """What to do when work ends before its term does."""
 
@@ -76,6 +70,8 @@ class WorkPolicy:
     on_return: AfterWork = "restart"
     on_failure: AfterWork = "restart"
     drains: bool = False
+    note_pause: Callable[[float], None] | None = None
+    """Called with the seconds until the work is begun again, before each pause."""
 
     def __post_init__(self) -> None:
         for name in ("on_return", "on_failure"):
@@ -85,16 +81,24 @@ class WorkPolicy:
 
 
 class LeaderTask:
-    """One registered function."""
+    """Work that is done in each term."""
 
-    def __init__(self, fn: Work, policy: WorkPolicy, host: Host, name: str | None = None) -> None:
-        check_callable("the work", fn)
-        self.name = name or getattr(fn, "__qualname__", None) or type(fn).__name__
-        self._takes_term = takes_argument(fn, self.name, "a term")
-        self.fn = fn
+    def __init__(
+        self,
+        work: Callable[["TaskRun"], Coroutine[Any, Any, object]],
+        policy: WorkPolicy,
+        host: Host,
+        name: str,
+        *,
+        fn: Work | None = None,
+    ) -> None:
+        self.name = name
+        self.work = work
         self.policy = policy
         self.host = host
-        self.is_async = is_async(fn)
+        self.fn = fn
+        """The user's function that the work calls, if it is one."""
+        self.is_cancelled_to_drain = not policy.drains and (fn is None or is_async(fn))
         self.task_run: TaskRun | None = None
         self.result: object = None
         self.error: Exception | None = None
@@ -104,9 +108,17 @@ class LeaderTask:
         """Run in this term, as soon as the run of an earlier term is over."""
         self.task_run = TaskRun(self, term, self.task_run)
 
-    def call(self, term: Term) -> object:
-        """Call the function, with the term if it takes an argument."""
-        return self.fn(term) if self._takes_term else self.fn()
+
+def call_in_each_term(fn: Work, policy: WorkPolicy, host: Host, name: str | None = None) -> LeaderTask:
+    """Return a leader task that calls a user's function, with the term if it takes an argument."""
+    check_callable("the work", fn)
+    name = name or getattr(fn, "__qualname__", None) or type(fn).__name__
+    takes_term = takes_argument(fn, name, "a term")
+
+    async def work(run: TaskRun) -> object:
+        return await run.call(partial(fn, run.term) if takes_term else fn, f"work {name}")
+
+    return LeaderTask(work, policy, host, name, fn=fn)
 
 
 class TaskRun:
@@ -114,7 +126,7 @@ class TaskRun:
 
     def __init__(self, task: LeaderTask, term: Term, previous: "TaskRun | None") -> None:
         self._work = task
-        self._term = term
+        self.term = term
         self._loop = asyncio.get_running_loop()
         self._thread_is_free = threading.Event()
         self._thread_is_free.set()
@@ -135,8 +147,8 @@ class TaskRun:
         return self._work.name
 
     @property
-    def fn(self) -> Work:
-        """The function that it calls."""
+    def fn(self) -> Work | None:
+        """The user's function that it calls, if it is one."""
         return self._work.fn
 
     @property
@@ -162,7 +174,7 @@ class TaskRun:
 
     def ask(self) -> None:
         """Ask it to end before a hand-over. Its term is ending; a coroutine that does not drain is cancelled."""
-        if self._work.is_async and not self._work.policy.drains:
+        if self._work.is_cancelled_to_drain:
             self.end()
 
     def end(self) -> None:
@@ -212,14 +224,14 @@ class TaskRun:
         if self._before is not None:
             self._work.host.logger.warning("work_still_running", work=self.name)
             await asyncio.wait({self._before})
-        pauses = self._new_pauses()
+        policy, pauses = self._work.policy, self._new_pauses()
         while not self._is_ending():
             pauses.begin_attempt()
             began_at = self._work.host.clock()
-            error = await self._run_once()
+            error = await self.attempt(self._work_once())
             if self._is_ending():
                 return
-            how = self._work.policy.on_return if error is None else self._work.policy.on_failure
+            how = policy.on_return if error is None else policy.on_failure
             if how != "restart":
                 self._work.error = error if how == "stop" else None
                 self._work.host.leave(how)
@@ -228,22 +240,31 @@ class TaskRun:
                 pauses = self._new_pauses()
                 pauses.begin_attempt()
             pauses.fail_attempt(error)
-            await self._pause(pauses.next_delay_s() or 0.0)
+            delay_s = pauses.next_delay_s() or 0.0
+            if policy.note_pause is not None:
+                policy.note_pause(delay_s)
+            await self.pause(delay_s)
+
+    async def _work_once(self) -> None:
+        self._work.result = await self._work.work(self)
 
     def _is_ending(self) -> bool:
-        return self._term.is_ending
+        return self.term.is_ending
 
     def _new_pauses(self) -> RetryCycle:
         return RetryCycle(_PAUSES, self._work.host.clock)
 
-    async def _pause(self, delay_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._term.wait_until_ending(), delay_s)
+    # --- For the work --------------------------------------------------------------------------------------------
 
-    async def _run_once(self) -> Exception | None:
-        """Call the function and wait for its end. Return what it raised, or None, for the policy to decide."""
+    async def pause(self, delay_s: float) -> None:
+        """Sleep, but not longer than the term lasts."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.term.wait_until_ending(), delay_s)
+
+    async def attempt(self, call: Coroutine[Any, Any, object], **fields: object) -> Exception | None:
+        """Await a call of a user's function. Return what it raised, which is reported with these fields; else None."""
         try:
-            self._work.result = await (self._call() if self._work.is_async else self._call_in_a_thread())
+            await call
         except asyncio.CancelledError:
             if not await self._undo_foreign_cancellation():
                 raise
@@ -254,18 +275,21 @@ class TaskRun:
             error = threads.failure(raised)
         else:
             return None
-        self._report(error)
+        self.report(error, **fields)
         return error
 
-    async def _call(self) -> object:
-        answer = self._work.call(self._term)
+    async def call(self, fn: Callable[[], Any], what: str) -> object:
+        """Call a user's function and return its result: a coroutine function here, a plain one in a thread.
+
+        One call at a time. A cancellation ends the wait for a thread, not the thread: the run is over when it is.
+        """
+        answer = fn() if is_async(fn) else await self._call_in_a_thread(fn, what)
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def _call_in_a_thread(self) -> object:
-        name = f"pgleaderlock work {self.name}"
+    async def _call_in_a_thread(self, fn: Callable[[], object], what: str) -> object:
         self._thread_is_free.clear()
         try:
-            thread = threads.begin(self._call_here, name)
+            thread = threads.begin(partial(self._call_here, fn), f"pgleaderlock {what}")
         except BaseException:  # no more threads can be started on this system
             self._thread_is_free.set()
             raise
@@ -286,9 +310,9 @@ class TaskRun:
             if not await self._undo_foreign_cancellation():
                 raise
 
-    def _call_here(self) -> object:
+    def _call_here(self, fn: Callable[[], object]) -> object:
         try:
-            return self._work.call(self._term)
+            return fn()
         finally:
             self._thread_is_free.set()
 
@@ -296,32 +320,12 @@ class TaskRun:
         """Report the failure of a thread whose run was cancelled before it ended."""
         error = thread.exception()
         if isinstance(error, Exception):
-            self._report(error)
+            self.report(error)
 
-    def _report(self, error: Exception) -> None:
+    def report(self, error: Exception, **fields: object) -> None:
+        """Log a failure of the work, and notify the listeners of it."""
         if isinstance(error, LeadershipLost) and self._is_ending():
             return  # raised by term.check() to stop the work: not a failure
-        self._work.host.logger.error("work_failed", work=self.name, error=error, exc_info=error)
-        self._work.host.report(EventKind.WORK_FAILED, error)
-
-
-def is_async(fn: Work) -> bool:
-    """Return whether calling it makes a coroutine, also behind functools.partial or in an object's ``__call__``."""
-    while hasattr(fn, "func"):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-
-
-def takes_argument(fn: Work, name: str, what: str) -> bool:
-    """Return whether it takes an argument. Raise TypeError if it needs more: at registration, not in the first term."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return True
-    for arguments in ((None,), ()):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return bool(arguments)
-    raise TypeError(f"{name}{signature} cannot be called with {what}, nor without: it must take one argument or none")
+        host = self._work.host
+        host.logger.error("work_failed", work=self.name, **fields, error=error, exc_info=error)
+        host.report(EventKind.WORK_FAILED, error)

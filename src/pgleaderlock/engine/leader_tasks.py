@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pgleaderlock._base.clock import Clock
-from pgleaderlock.engine._leader_task import Host, LeaderTask, TaskRun, Work, WorkPolicy
+from pgleaderlock.engine._leader_task import Host, LeaderTask, TaskRun, WorkPolicy, call_in_each_term
+from pgleaderlock.engine.functions import Work
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import WorkOverrun
 from pgleaderlock.models import EventKind, Grant
@@ -98,14 +99,19 @@ class LeaderTasks:
 
     def add(self, fn: Work, policy: WorkPolicy, name: str | None = None, *, removable: bool = False) -> LeaderTask:
         """Run this function in every term from now on, including the present one."""
-        task = LeaderTask(fn, policy, self._host, name)
+        task = call_in_each_term(fn, policy, self._host, name)
+        if removable:
+            task.task_run = self._left_of(fn)
+        self.enroll(task, removable=removable)
+        return task
+
+    def enroll(self, task: LeaderTask, *, removable: bool = False) -> None:
+        """Run this task in every term from now on, including the present one. It may be one that was removed."""
         self._tasks.append(task)
         if removable:
             self._removable[task] = None
-            task.task_run = self._left_of(fn)
         if self._term is not None and not self._term.is_ending:
             self._begin(task, self._term)
-        return task
 
     def remove(self, task: LeaderTask) -> asyncio.Future[None] | None:
         """Remove a leader task and stop it. Return a future that is done when it has stopped; None if it has."""
@@ -121,7 +127,7 @@ class LeaderTasks:
     def _left_of(self, fn: Work) -> TaskRun | None:
         """Return the unfinished run of a function that was removed and is added again: only one may run at a time."""
         left = [task_run for task_run in self._runs if task_run.fn == fn and not task_run.is_over]
-        return left[-1] if left and all(task.fn != fn for task in self._tasks[:-1]) else None
+        return left[-1] if left and all(task.fn != fn for task in self._tasks) else None
 
     async def drain(self, bound_s: float) -> None:
         """Ask all leader tasks to stop before a hand-over, and wait for that. The caller enforces ``bound_s``."""

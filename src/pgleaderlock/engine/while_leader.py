@@ -9,8 +9,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar, overload
 
-from pgleaderlock.engine._leader_task import AfterWork, Work, WorkPolicy
+from pgleaderlock.engine._leader_task import AfterWork, WorkPolicy
 from pgleaderlock.engine.callbacks import Callbacks
+from pgleaderlock.engine.functions import Work
 from pgleaderlock.engine.leader_tasks import LeaderTasks
 from pgleaderlock.engine.term import Term
 

@@ -19,8 +19,8 @@ from typing import Any
 from apscheduler.schedulers.base import STATE_STOPPED, BaseScheduler
 
 from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.functions import to_the_end
 from pgleaderlock.engine.term import Term
-from pgleaderlock.work._service_order import to_the_end
 
 __all__ = ["SchedulerService", "gate_scheduler"]
 

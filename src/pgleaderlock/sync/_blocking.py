@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from pgleaderlock._base.checks import check_callable, check_seconds
-from pgleaderlock.engine._leader_task import AfterWork, Work, WorkPolicy, is_async
+from pgleaderlock.engine._leader_task import AfterWork, WorkPolicy
 from pgleaderlock.engine.callbacks import B, Decorators, F, L, listener_of
 from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.functions import Work, is_async
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, LockState

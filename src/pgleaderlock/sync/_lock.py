@@ -1,7 +1,7 @@
 """``sync.LeaderLock``: the blocking election on a PostgreSQL advisory lock."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
 from pgleaderlock.postgres._fence import Connection
@@ -9,7 +9,9 @@ from pgleaderlock.postgres.backend import ConnectFn
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
 from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
-from pgleaderlock.work.schedule.registration import JobOptions
+
+if TYPE_CHECKING:
+    from pgleaderlock.work.schedule.registration import JobOptions
 
 __all__ = ["LeaderLock", "LockSettings"]
 
@@ -61,15 +63,17 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
 
     @property
     def key(self) -> LockKey:
-        """Which lock this is about."""
+        """The key of this lock."""
         return self._engine.key
 
     @overload
-    def every(self, interval: str | float, fn: W, **options: Unpack[JobOptions]) -> W: ...
+    def every(self, interval: str | float, fn: W, **options: "Unpack[JobOptions]") -> W: ...
     @overload
-    def every(self, interval: str | float, **options: Unpack[JobOptions]) -> Callable[[W], W]: ...
-    def every(self, interval: str | float, fn: W | None = None, **options: Unpack[JobOptions]) -> W | Callable[[W], W]:
-        """Run ``fn(tick)``, or ``fn()``, in a thread at every multiple of the interval, in whichever process leads.
+    def every(self, interval: str | float, **options: "Unpack[JobOptions]") -> Callable[[W], W]: ...
+    def every(
+        self, interval: str | float, fn: W | None = None, **options: "Unpack[JobOptions]"
+    ) -> W | Callable[[W], W]:
+        """Run ``fn(tick)``, or ``fn()``, in a thread at every multiple of the interval, in the process that leads.
 
         Each slot is claimed in a ledger before it is run, by one term only: a failover runs none twice, and forgets
         none. :meth:`pgleaderlock.LeaderLock.every` says more. Needs ``term_table=True``.
@@ -77,11 +81,11 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
         return self._schedule(self._engine.every(interval, **options), fn)
 
     @overload
-    def cron(self, expression: str, fn: W, *, tz: str = "UTC", **options: Unpack[JobOptions]) -> W: ...
+    def cron(self, expression: str, fn: W, *, tz: str = "UTC", **options: "Unpack[JobOptions]") -> W: ...
     @overload
-    def cron(self, expression: str, *, tz: str = "UTC", **options: Unpack[JobOptions]) -> Callable[[W], W]: ...
+    def cron(self, expression: str, *, tz: str = "UTC", **options: "Unpack[JobOptions]") -> Callable[[W], W]: ...
     def cron(
-        self, expression: str, fn: W | None = None, *, tz: str = "UTC", **options: Unpack[JobOptions]
+        self, expression: str, fn: W | None = None, *, tz: str = "UTC", **options: "Unpack[JobOptions]"
     ) -> W | Callable[[W], W]:
         """Run ``fn(tick)``, or ``fn()``, at the times of a cron expression in a time zone; otherwise as :meth:`every`.
 

@@ -1,49 +1,37 @@
-"""Services that run together: started in order, stopped in reverse, and none of them harmed by another.
+"""Services that run together: started in order, stopped in reverse order, each isolated from failures of the others.
 
-A :class:`ServiceOrder` is what runs in one span: one term of leadership, or the time in which a node is up. It gives
-turns. A :class:`Keeper` sees to one service and outlives the spans: it starts the service in its turn, stops it when
-the span ends, and lets nothing of a later span begin before that is really over.
+A :class:`ServiceOrder` belongs to one term and gives turns: one service starts after another, one stops after another.
+A :class:`ServiceTask` is one service: its leader task starts it in its turn and stops it when the term ends.
 
-To stop, the time that is left is shared among those that still have to. Whoever uses up its share is reported and goes
-on stopping, and the next one begins all the same.
+The time that is left to stop is shared among the services that still have to. A service that uses up its share is
+reported and goes on stopping, and the next one begins to stop.
 
-Not promised: that a service stops. One whose ``stop`` never returns is waited for, and not started again: that could
-be twice at once.
+Not promised: that a service stops. One whose ``stop`` never returns is waited for, and not started again: it could then
+run twice at once.
 """
 
 import asyncio
-import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from pgleaderlock._base import threads
 from pgleaderlock._base.clock import Clock
-from pgleaderlock.engine._leader_task import is_async
+from pgleaderlock.engine._leader_task import TaskRun
+from pgleaderlock.engine.functions import is_async, to_the_end
+from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import ServiceFailed
 
-__all__ = ["Keeper", "Report", "Service", "ServiceOrder", "Span", "Step", "to_the_end"]
+__all__ = ["Report", "Service", "ServiceOrder", "ServiceTask", "Step"]
 
 Step = Callable[[], Any]
 """``start()`` or ``stop()``; ``async``, or plain and then run in a thread."""
 Report = Callable[[str, ServiceFailed], None]
-"""Tell everybody: what it is called in the log, and the error."""
-
-
-class Span(Protocol):
-    """For how long services run in order. A :class:`~pgleaderlock.engine.term.Term` is one."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it is time to stop."""
-
-    async def wait_until_ending(self) -> None:
-        """Wait until it is."""
+"""Log this event with the error, and notify the listeners."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is started and stopped under one name."""
+    """A service as it was added."""
 
     name: str
     start: Step
@@ -54,88 +42,88 @@ class Service:
 
 @dataclass(slots=True)
 class _Place:
-    """How far one service has come."""
+    """How far one service has come in this term."""
 
     settled: asyncio.Event
-    """It was started, or could not be, or takes so long that the next one begins all the same."""
+    """It was started, or could not be, or takes so long that the next one starts without waiting for it."""
     cleared: asyncio.Event
-    """It was stopped, or takes so long that the next one is stopped all the same."""
+    """It was stopped, or takes so long that the next one stops without waiting for it."""
     is_taken: bool = False
-    """There is something to stop."""
+    """Whether there is something to stop."""
 
 
 class ServiceOrder:
-    """Gives turns to the services of one span."""
+    """Gives turns to the services of one term."""
 
     def __init__(
         self,
-        keepers: Sequence["Keeper"],
-        span: Span,
+        tasks: Sequence["ServiceTask"],
+        term: Term,
         *,
         clock: Clock,
         start_s: float,
         stop_by: Callable[[float], float],
         note_ending: Callable[[], None],
     ) -> None:
-        self.span = span
+        self.term = term
         self.start_s = start_s
         self.failures: list[ServiceFailed] = []
-        """What could not be started, in order."""
-        self._order = list(keepers)
-        self._places = {keeper: _Place(asyncio.Event(), asyncio.Event()) for keeper in keepers}
+        """One for each start that failed, in order."""
+        self._order = list(tasks)
+        self._places = {task: _Place(asyncio.Event(), asyncio.Event()) for task in tasks}
         self._clock = clock
         self._stop_by = stop_by
         self._note_ending = note_ending
         self._ending_since: float | None = None
-        for keeper, place in self._places.items():
-            if keeper.is_busy:  # with an earlier span: it comes when it can, and nobody waits for it
+        for task, place in self._places.items():
+            if task.is_busy:  # it still stops in an earlier term: the others start without waiting for it
                 place.settled.set()
 
-    async def turn_to_start(self, keeper: "Keeper") -> bool:
-        """Wait for those that come before. False when the span is ending: then there is nothing to start any more."""
-        for other in self._order[: self._order.index(keeper)]:
+    async def turn_to_start(self, task: "ServiceTask") -> bool:
+        """Wait for the services before this one. Return False when the term is ending: then none is started."""
+        for other in self._order[: self._order.index(task)]:
             await self._unless_ending(self._places[other].settled)
-        if self.span.is_ending or self._ending_since is not None:
+        if self.term.is_ending or self._ending_since is not None:
             return False
-        self._places[keeper].is_taken = True
-        self._places[keeper].cleared.clear()
+        self._places[task].is_taken = True
+        self._places[task].cleared.clear()
         return True
 
     async def settled(self) -> None:
-        """Wait until everything was started that can be, or the span is ending."""
+        """Wait until each service was started or has failed to start, or the term is ending."""
         for place in self._places.values():
             await self._unless_ending(place.settled)
 
-    def settle(self, keeper: "Keeper") -> None:
-        """Let those begin that come after."""
-        self._places[keeper].settled.set()
+    def settle(self, task: "ServiceTask") -> None:
+        """Let the services after this one start."""
+        self._places[task].settled.set()
 
     def note_ending(self) -> None:
-        """Hear that the first of them is to stop."""
+        """Note when the first service is to stop: the time to stop counts from then."""
         if self._ending_since is None:
             self._ending_since = self._clock()
             self._note_ending()
 
-    async def turn_to_stop(self, keeper: "Keeper") -> float:
-        """Wait for those that come after, and return how long this one may take: its share of what is left."""
-        for other in reversed(self._order[self._order.index(keeper) + 1 :]):
+    async def turn_to_stop(self, task: "ServiceTask") -> float:
+        """Wait until the services after this one have stopped; return its share of the seconds that are left."""
+        for other in reversed(self._order[self._order.index(task) + 1 :]):
             if self._places[other].is_taken:
                 await self._places[other].cleared.wait()
         left_s = self._stop_by(self._ending_since or 0.0) - self._clock()
-        still_here = sum(place.is_taken and not place.cleared.is_set() for place in self._places.values())
-        return max(0.0, left_s) / max(1, still_here)
+        still_to_stop = sum(place.is_taken and not place.cleared.is_set() for place in self._places.values())
+        return max(0.0, left_s) / max(1, still_to_stop)
 
-    def clear(self, keeper: "Keeper") -> None:
-        """Let those stop that come before."""
-        self._places[keeper].cleared.set()
+    def clear(self, task: "ServiceTask") -> None:
+        """Let the services before this one stop."""
+        self._places[task].cleared.set()
 
-    def vacate(self, keeper: "Keeper") -> None:
-        """Hear that there is nothing to stop: it could not be started."""
-        self._places[keeper].is_taken = False
-        self.clear(keeper)
+    def vacate(self, task: "ServiceTask") -> None:
+        """Note that this service could not be started, so there is nothing to stop."""
+        self._places[task].is_taken = False
+        self.clear(task)
 
     async def _unless_ending(self, event: asyncio.Event) -> None:
-        either = [asyncio.ensure_future(wait) for wait in (event.wait(), self.span.wait_until_ending())]
+        either = [asyncio.ensure_future(wait) for wait in (event.wait(), self.term.wait_until_ending())]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -143,43 +131,38 @@ class ServiceOrder:
                 waiting.cancel()
 
 
-class Keeper:
-    """Sees to one service, in one span after the other."""
+class ServiceTask:
+    """One service, in one term after the other."""
 
     def __init__(self, service: Service, report: Report) -> None:
         self.service = service
         self._report = report
-        self._over: asyncio.Future[None] | None = None
+        self.is_busy = False
+        """Whether the service may run, even if its term is over."""
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the service may run, be it in a span that is over."""
-        return self._over is not None and not self._over.done()
-
-    async def run(self, order: ServiceOrder) -> None:
-        """Start the service in its turn, wait for the end of the span, stop it in its turn.
+    async def run(self, order: ServiceOrder, task_run: TaskRun) -> None:
+        """Start the service in its turn, wait for the end of the term, stop it in its turn.
 
         Cancelled, it stops the service first. A service that cannot be started raises :class:`ServiceFailed`.
         """
-        while self._over is not None and not self._over.done():
-            await asyncio.wait({self._over})
         if not await order.turn_to_start(self):
             return
-        loop = asyncio.get_running_loop()
-        self._over = over = loop.create_future()
-        starting = loop.create_task(_call(self.service.start, f"start of {self.service.name}"))
+        # A task of its own: a start that takes too long is no longer waited for, but not cancelled either.
+        start = task_run.call(self.service.start, f"start of {self.service.name}")
+        starting = asyncio.get_running_loop().create_task(start)
+        self.is_busy = True
         try:
             await self._see_start(order, starting)
-            await order.span.wait_until_ending()
+            await order.term.wait_until_ending()
         finally:
-            order.settle(self)  # whatever came of it
+            order.settle(self)  # also after a failure: the services after this one must not wait for it
             try:
-                await to_the_end(self._see_stop(order, starting))
+                await to_the_end(self._see_stop(order, task_run, starting))
             finally:
-                over.set_result(None)
+                self.is_busy = False
 
-    async def _see_start(self, order: ServiceOrder, starting: asyncio.Task[None]) -> None:
-        ending = asyncio.ensure_future(order.span.wait_until_ending())
+    async def _see_start(self, order: ServiceOrder, starting: asyncio.Task[object]) -> None:
+        ending = asyncio.ensure_future(order.term.wait_until_ending())
         try:
             await asyncio.wait({starting, ending}, timeout=order.start_s, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done() and not ending.done():
@@ -194,7 +177,7 @@ class Keeper:
             raise failure from error
         order.settle(self)
 
-    async def _see_stop(self, order: ServiceOrder, starting: asyncio.Task[None]) -> None:
+    async def _see_stop(self, order: ServiceOrder, task_run: TaskRun, starting: asyncio.Task[object]) -> None:
         if starting.done() and _outcome(starting) is not None:
             order.vacate(self)
             return
@@ -202,7 +185,7 @@ class Keeper:
         if not starting.done() and is_async(self.service.start):
             starting.cancel()
         share_s = await order.turn_to_stop(self)
-        stopping = asyncio.get_running_loop().create_task(self._stop(starting))
+        stopping = asyncio.get_running_loop().create_task(self._stop(task_run, starting))
         await asyncio.wait({stopping}, timeout=share_s)
         if not stopping.done():
             self._report("service_stop_slow", self._slow_stop(share_s, starting))
@@ -211,14 +194,14 @@ class Keeper:
         if (error := _outcome(stopping)) is not None:
             self._report("service_stop_failed", self._failed("could not be stopped", error))
 
-    async def _stop(self, starting: asyncio.Task[None]) -> None:
-        """Stop what was started, what is just being started when that is done, and what was cut short."""
+    async def _stop(self, task_run: TaskRun, starting: asyncio.Task[object]) -> None:
+        """Stop the service once its start has ended, also a start that was cancelled half-way."""
         was_late = not starting.done()
         await asyncio.wait({starting})
         if was_late and not starting.cancelled() and (error := _outcome(starting)) is not None:
             self._report("service_start_failed", self._failed("could not be started", error))
             return
-        await _call(self.service.stop, f"stop of {self.service.name}")
+        await task_run.call(self.service.stop, f"stop of {self.service.name}")
 
     def _failed(self, what: str, error: BaseException) -> ServiceFailed:
         failure = ServiceFailed(f"service {self.service.name} {what}: {error!r}", name=self.service.name)
@@ -228,11 +211,11 @@ class Keeper:
     def _slow_start(self, start_s: float) -> ServiceFailed:
         name = self.service.name
         return ServiceFailed(
-            f"service {name} has not started within {start_s:g} s: those after it start now, and it when it can",
+            f"service {name} has not started within {start_s:g} s: the services after it start now",
             name=name,
         )
 
-    def _slow_stop(self, share_s: float, starting: asyncio.Task[None]) -> ServiceFailed:
+    def _slow_stop(self, share_s: float, starting: asyncio.Task[object]) -> ServiceFailed:
         name = self.service.name
         what = "stopped" if starting.done() else "come back from its start, to be stopped,"
         return ServiceFailed(
@@ -242,26 +225,5 @@ class Keeper:
         )
 
 
-async def _call(step: Step, name: str) -> None:
-    """Call a user's function as it was written. Whoever cancels this must know that it is no thread."""
-    answer = step() if is_async(step) else await threads.begin(step, f"pgleaderlock {name}")
-    if inspect.isawaitable(answer):
-        await answer
-
-
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await this whatever happens: it is bounded by its own means. A cancellation is heard afterwards."""
-    task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
-
-
-def _outcome(task: asyncio.Task[None]) -> BaseException | None:
+def _outcome(task: asyncio.Task[object]) -> BaseException | None:
     return asyncio.CancelledError("it was cancelled") if task.cancelled() else task.exception()

@@ -1,11 +1,10 @@
 """The wrapper: an election, and a command that runs in each of its terms.
 
-The order that everything depends on:
+The command is a leader task. The engine cancels it when a term is lost or is to be handed over, and keeps the lock
+until it has ended, for as long as leadership is valid. Cancelled, it ends the command and returns when the family is
+dead: no successor can have begun by then. The run of the next term begins after that, and the runner restarts.
 
-- *Loss*: the election tells its listeners before it closes the second of its sessions, and waits for them until
-  ``trusted_until``. The listener here returns when the family is dead, so a successor cannot have begun.
-- *Release*: asked for only when the family is dead.
-- *Renewal*: passed on to the guardian as it comes, with whatever sockets the election has now.
+Each renewal is passed on to the guardian as an event reports it, with the sockets that the election has then.
 """
 
 import asyncio
@@ -18,7 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from pgleaderlock.engine._leader_task import LeaderTask, TaskRun, WorkPolicy
 from pgleaderlock.engine.election import Election
+from pgleaderlock.engine.functions import to_the_end
+from pgleaderlock.engine.term import Term
+from pgleaderlock.engine.while_leader import leader_tasks_of
 from pgleaderlock.models import Event, EventKind
 from pgleaderlock.work.exec import family
 from pgleaderlock.work.exec.guardian_client import GuardianClient, Job, Outcome
@@ -31,61 +34,59 @@ _FORWARDED = (*_ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)  # SIGHUP may mean "read your settings again"
 _MAY_BE_IGNORED = (*_FORWARDED, signal.SIGTTIN, signal.SIGTTOU)
 _SHUTDOWN_S = 10.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SILENT_S = 2.0  # of waiting, before the store is asked whether anything is wrong
-_HEALTHY_S = 60.0  # a command that ran for so long and ended is restarted as after the first time
 
 
 class How(enum.Enum):
-    """What brought a supervisor to its end."""
+    """Why a supervisor ended."""
 
     COMMAND = "command"
-    """It ended by itself, or as it was asked to; ``code`` is its own."""
+    """The command ended by itself or on request; ``code`` is its exit code."""
     SIGNALLED = "signalled"
-    """Before there was a command to pass the signal on to; ``code`` is 128 + its number."""
+    """A signal came while no command ran to which it could be passed on; ``code`` is 128 + its number."""
     REFUSED = "refused"
     """The command cannot be executed; ``code`` is the errno."""
     LOST = "lost"
     NOT_ACQUIRED = "not_acquired"
     UNREACHABLE = "unreachable"
     FAILED = "failed"
-    """There is no guardian to be had."""
+    """The guardian could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How it ended, and what the exit code should tell of it."""
+    """How a supervisor ended, for the exit code."""
 
     how: How
     code: int = 0
     error: Exception | None = None
     problem: str = ""
-    """What the store shows that keeps candidates from leading; nothing if it shows nothing."""
+    """What the store shows that keeps candidates from leading; empty if it shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to do next."""
+    """When to wait for leadership, and when to run the command again."""
 
     once: bool = False
-    """End after a loss, instead of waiting in line again."""
+    """End after a loss, instead of waiting to lead again."""
     restart: bool = False
     """Run the command again when it ends by itself, while still leading."""
     wait_s: float | None = None
-    """How long to wait in line, each time; None is for ever, 0 is one question."""
+    """How long to wait for leadership, each time; None is for ever, 0 is one attempt."""
     answer_s: float = 30.0
-    """How long that one question may take."""
+    """How long that one attempt may take."""
 
 
 Look = Callable[[], Awaitable[str]]
-"""Asks the store what keeps candidates from leading. Ends soon, does not raise; nothing if nothing is known."""
+"""Asks the store what keeps candidates from leading. Ends soon and does not raise; empty if nothing is known."""
 
 
 class Tell(Protocol):
-    """Says what happened, to people or programs."""
+    """Prints what happened, for people or programs."""
 
     def __call__(self, level: str, event: str, text: str, /, **fields: Any) -> None:
-        """Say it."""
+        """Print one event."""
 
 
 class Supervisor:
@@ -101,49 +102,75 @@ class Supervisor:
         ignored = [number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN]
         self._handled = [number for number in _FORWARDED if number not in ignored]
         self._job = replace(job, ignored=ignored, spare=frozenset(family.children()))
-        self._ward: GuardianClient | None = None
+        self._leader_tasks = leader_tasks_of(election)
+        again = WorkPolicy(on_failure="stop", note_pause=self._note_pause)
+        self._task = LeaderTask(self._lead, again, self._leader_tasks.host, "exec")
+        self._is_enrolled = False
+        self._task_run: TaskRun | None = None
+        self._client: GuardianClient | None = None
+        """The guardian of the newest run of the command, which may have ended."""
         self._clients: list[GuardianClient] = []
-        self._begun: asyncio.Queue[GuardianClient | OSError] = asyncio.Queue()
+        self._begun: asyncio.Queue[TaskRun] = asyncio.Queue()
+        """The run of the leader task in each term that began."""
         loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[Ending] = loop.create_future()
         self._signalled: asyncio.Future[int] = loop.create_future()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._answered = asyncio.Event()
-        self._term_over = asyncio.Event()
         self._asked_by: int | None = None
         """The signal that asked the command to end."""
-        self._closing = False
         self._last_error: Exception | None = None
 
     async def run(self) -> Ending:
-        """Take part until there is nothing left to do; nothing runs and nothing is held when it returns."""
+        """Take part until there is nothing left to do; no process runs and no lock is held when it returns."""
         family.become_subreaper()
         self._election.subscribe(self._hear)
-        self._election.before_release(self._end_ward)
+        self._leader_tasks.enroll(self._task)
+        self._is_enrolled = True
         with self._forwarding():
-            await self._election.start()
             try:
+                await self._election.start()
                 return await self._serve()
             finally:
-                self._closing = True
-                await self._end_ward()
+                await self._end_command()
                 await self._election.shutdown(_SHUTDOWN_S)
                 self._terminal.take_back()
                 self._terminal.close()
                 for client in self._clients:
                     await client.bury()
 
+    async def _end_command(self) -> None:
+        """Begin the command in no later term, and end the one that runs.
+
+        Before the shutdown, not by it: that has a time limit, after which it frees the lock.
+        """
+        if self._is_enrolled:
+            self._is_enrolled = False
+            if (over := self._leader_tasks.remove(self._task)) is not None:
+                await asyncio.wait({over})
+
     async def _serve(self) -> Ending:
         while True:
-            begun = await self._wait_in_line()
-            if isinstance(begun, Ending):
-                return begun
-            ending = await self._run_command(begun)
+            begun = await self._wait_in_queue()
+            ending = begun if isinstance(begun, Ending) else await self._see_term(begun)
             if ending is not None:
                 return ending
 
+    async def _see_term(self, task_run: TaskRun) -> Ending | None:
+        """Return how it ends; None when the term is over and there may be another."""
+        ends: set[asyncio.Future[Any]] = {self._ending, self._signalled, task_run.over}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._ending.done():
+            return self._ending.result()
+        if self._task.error is not None:  # as from a terminal that is gone, to which nothing can be printed
+            raise self._task.error
+        if self._signalled.done():
+            return Ending(How.SIGNALLED, 128 + self._signalled.result())
+        return Ending(How.LOST) if self._policy.once else None
+
     # --- Waiting -----------------------------------------------------------------------------------------------
 
-    async def _wait_in_line(self) -> GuardianClient | Ending:
+    async def _wait_in_queue(self) -> TaskRun | Ending:
         telling = asyncio.ensure_future(self._tell_what_is_wrong())
         try:
             return await self._wait_to_lead()
@@ -152,25 +179,21 @@ class Supervisor:
             await asyncio.wait({telling})
 
     async def _tell_what_is_wrong(self) -> None:
-        """Say why no candidate may be able to lead, once, while there may be a long time to wait."""
+        """Print once, after a while, why no candidate may be able to lead: the wait may be long."""
         await asyncio.sleep(_SILENT_S)
         if problem := await self._look():
             self._tell("WARNING", "problem", f"waits to lead {self._role}: {problem}", role=self._role)
 
-    async def _wait_to_lead(self) -> GuardianClient | Ending:
+    async def _wait_to_lead(self) -> TaskRun | Ending:
         wait_s = self._policy.wait_s
         begun = await self._first_of(wait_s)
         if begun is None and wait_s == 0 and not self._answered.is_set():
             answered = asyncio.ensure_future(self._answered.wait())
             begun = await self._first_of(self._policy.answer_s, answered)
             answered.cancel()
-        if begun is None and not self._begun.empty():
-            begun = self._begun.get_nowait()
-        if isinstance(begun, OSError):
-            return Ending(How.FAILED, error=begun)
         if begun is not None:
             return begun
-        self._closing = True
+        await self._end_command()  # a term that begins from now on is too late
         if self._signalled.done():
             return Ending(How.SIGNALLED, 128 + self._signalled.result())
         problem = await self._look()  # before we leave: our own session may be the one that waits
@@ -178,8 +201,8 @@ class Supervisor:
             return Ending(How.NOT_ACQUIRED, problem=problem)
         return Ending(How.UNREACHABLE, error=self._last_error, problem=problem)
 
-    async def _first_of(self, timeout_s: float | None, *ends: asyncio.Future[Any]) -> GuardianClient | OSError | None:
-        """Return the next run of the command; None if the time is up, or something else ended the waiting."""
+    async def _first_of(self, timeout_s: float | None, *ends: asyncio.Future[Any]) -> TaskRun | None:
+        """Return the run of the next term; None if the time is up, or something else ended the wait."""
         begun = asyncio.ensure_future(self._begun.get())
         try:
             waited_for: set[asyncio.Future[Any]] = {begun, self._signalled, self._stopped, *ends}
@@ -188,59 +211,79 @@ class Supervisor:
         finally:
             begun.cancel()
 
-    # --- Running -----------------------------------------------------------------------------------------------
+    # --- Running: the leader task ------------------------------------------------------------------------------
 
-    async def _run_command(self, client: GuardianClient) -> Ending | None:
-        """See one term through; None when it was lost and there may be another."""
-        pause_s = _FIRST_PAUSE_S
-        loop = asyncio.get_running_loop()
-        while True:
-            began_at = loop.time()
+    async def _lead(self, task_run: TaskRun) -> None:
+        """Run the command once, in this term. The runner calls this again when it returns, after a pause."""
+        term = task_run.term
+        if task_run is not self._task_run:
+            self._task_run = task_run
+            self._begun.put_nowait(task_run)
+        client = None if self._signalled.done() else self._start_command(term)
+        if client is not None and await self._see_command(client, term):
+            return
+        await term.wait_until_ending()
+
+    async def _see_command(self, client: GuardianClient, term: Term) -> bool:
+        """Wait for the end of the command; return whether to run it again in this term. Cancelled, end it first."""
+        try:
             await asyncio.wait({client.ended})
-            outcome = client.ended.result()
+        finally:
+            is_loss = term.is_ending and term.hand_over_at is None
+            client.was_lost = client.was_lost or (is_loss and not client.ended.done())
+            await to_the_end(client.end(term.trusted_until))
             self._terminal.take_back()
-            self._note(outcome)
-            if outcome.errno is not None:
-                return Ending(How.REFUSED, outcome.errno)
-            if client.was_lost or outcome.status is None or outcome.complaint is not None:
-                return await self._after_loss(outcome)
-            why = ": it did not end when asked to, and was killed" if client.was_overdue else ""
-            self._tell("INFO", "command_ended", f"the command ended with {outcome.code}{why}", code=outcome.code)
-            if not self._is_to_restart(outcome):
-                return Ending(How.COMMAND, outcome.code)
-            pause_s = _FIRST_PAUSE_S if loop.time() - began_at >= _HEALTHY_S else pause_s
-            again = await self._restart_after(pause_s)
-            if not isinstance(again, GuardianClient):
-                return again
-            client, pause_s = again, min(2 * pause_s, _LONGEST_PAUSE_S)
+            is_to_run_again = self._conclude(client, term)
+        return is_to_run_again
 
-    async def _after_loss(self, outcome: Outcome) -> Ending | None:
-        """Return how it ends if it does. A guardian that failed is a loss too: another host may have a better one."""
+    def _start_command(self, term: Term) -> GuardianClient | None:
+        self._tell("SUCCESS", "leads", f"leads {self._role}: starting the command", role=self._role, token=term.token)
+        job = replace(self._job, environment={**self._job.environment, **_variables(self._role, term)})
+        client = GuardianClient(job, self._on_stop, self._offer_terminal)
+        terminal = os.getpgrp() if self._terminal.is_ours else None
+        try:
+            client.start(term.trusted_until, self._election.lifeline(), terminal=terminal)
+        except OSError as error:
+            self._finish(Ending(How.FAILED, error=error))
+            return None
+        self._clients = [former for former in self._clients if not former.is_buried] + [client]
+        self._client = client
+        return client
+
+    def _conclude(self, client: GuardianClient, term: Term) -> bool:
+        """Decide what follows from the end of the command; return whether to run it again in this term."""
+        outcome = client.ended.result()
+        self._note(outcome)
+        if outcome.errno is not None:
+            self._finish(Ending(How.REFUSED, outcome.errno))
+            return False
+        if client.was_lost or outcome.status is None or outcome.complaint is not None:
+            self._conclude_loss(outcome, term)
+            return False
+        why = ": it did not end when asked to, and was killed" if client.was_overdue else ""
+        self._tell("INFO", "command_ended", f"the command ended with {outcome.code}{why}", code=outcome.code)
+        if self._is_to_restart(outcome):
+            return True
+        self._finish(Ending(How.COMMAND, outcome.code))
+        return False
+
+    def _conclude_loss(self, outcome: Outcome, term: Term) -> None:
+        """End if that was asked for. A guardian that failed is a loss too: another host may have a better one."""
         if self._asked_by is not None:
             was_run = outcome.status is not None
-            return Ending(How.COMMAND, outcome.code) if was_run else Ending(How.SIGNALLED, 128 + self._asked_by)
-        if not self._term_over.is_set():  # the guardian's doing, of which the election does not know
-            await self._election.step_down(_SHUTDOWN_S)
-        return Ending(How.LOST) if self._policy.once else None
+            self._finish(Ending(How.COMMAND, outcome.code) if was_run else Ending(How.SIGNALLED, 128 + self._asked_by))
+        elif not term.is_ending:  # the guardian decided it, and the election does not know yet
+            self._leader_tasks.host.leave("step_down")
+
+    def _finish(self, ending: Ending) -> None:
+        if not self._ending.done():
+            self._ending.set_result(ending)
 
     def _is_to_restart(self, outcome: Outcome) -> bool:
         return self._policy.restart and self._asked_by is None and outcome.code != 128 + signal.SIGHUP
 
-    async def _restart_after(self, pause_s: float) -> GuardianClient | Ending | None:
-        """Wait, and run the command once more; None when leadership is lost meanwhile."""
+    def _note_pause(self, pause_s: float) -> None:
         self._tell("INFO", "restarting", f"runs again in {pause_s:g} s", seconds=pause_s)
-        over = asyncio.ensure_future(self._term_over.wait())
-        ends: set[asyncio.Future[Any]] = {over, self._signalled}
-        await asyncio.wait(ends, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if self._signalled.done():
-            return Ending(How.SIGNALLED, 128 + self._signalled.result())
-        token, trusted_until = self._election.token, self._election.trusted_until
-        if trusted_until is None or self._term_over.is_set():
-            return Ending(How.LOST) if self._policy.once else None
-        self._start_ward(token, trusted_until)
-        begun = self._begun.get_nowait()
-        return begun if isinstance(begun, GuardianClient) else Ending(How.FAILED, error=begun)
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.complaint is not None:
@@ -254,20 +297,17 @@ class Supervisor:
                 count=outcome.untouchable,
             )
 
-    # --- What the election tells -------------------------------------------------------------------------------
+    # --- Events of the election --------------------------------------------------------------------------------
 
-    async def _hear(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
         match event.kind:
             case EventKind.ACQUIRED:
                 self._last_error = None
-                self._term_over.clear()
-                if not self._closing and not self._signalled.done():
-                    self._start_ward(event.token, _or_infinite(event.trusted_until))
-            case EventKind.RENEWED if self._ward is not None:
-                self._ward.extend(_or_infinite(event.trusted_until), self._election.lifeline())
+            case EventKind.RENEWED if self._client is not None:
+                trusted_until = math.inf if event.trusted_until is None else event.trusted_until
+                self._client.extend(trusted_until, self._election.lifeline())
             case EventKind.LOST:
                 self._tell("WARNING", "lost", f"no longer leads {self._role}: ending the command", role=self._role)
-                await self._lose(_or_infinite(event.trusted_until))
             case EventKind.ACQUIRE_FAILED:
                 self._last_error = None
                 self._answered.set()
@@ -275,36 +315,8 @@ class Supervisor:
                 self._last_error = event.error
                 self._answered.set()
             case EventKind.STOPPED:
-                await self._lose(_or_infinite(event.trusted_until))
                 if not self._stopped.done():
                     self._stopped.set_result(None)
-
-    async def _lose(self, trusted_until: float) -> None:
-        client, self._ward = self._ward, None
-        self._term_over.set()
-        if client is not None and not client.ended.done():
-            client.was_lost = True
-            await client.end(trusted_until)
-
-    async def _end_ward(self) -> None:
-        """Before a release, whoever asked for it: the command ends first, while leadership is renewed."""
-        if self._ward is not None:
-            trusted_until = self._election.trusted_until
-            await self._ward.end(math.inf if trusted_until is None else trusted_until)
-
-    def _start_ward(self, token: int | None, trusted_until: float) -> None:
-        self._tell("SUCCESS", "leads", f"leads {self._role}: starting the command", role=self._role, token=token)
-        job = replace(self._job, environment={**self._job.environment, **_term(self._role, token, trusted_until)})
-        client = GuardianClient(job, self._on_stop, self._offer_terminal)
-        terminal = os.getpgrp() if self._terminal.is_ours else None
-        try:
-            client.start(trusted_until, self._election.lifeline(), terminal=terminal)
-        except OSError as error:
-            self._begun.put_nowait(error)
-            return
-        self._clients = [former for former in self._clients if not former.is_buried] + [client]
-        self._ward = client
-        self._begun.put_nowait(client)
 
     # --- Signals -----------------------------------------------------------------------------------------------
 
@@ -325,7 +337,7 @@ class Supervisor:
                     signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        client = self._ward
+        client = self._client
         if client is not None and not client.ended.done():
             self._pass_on(client, number)
         elif number in _ENDING_SIGNALS:
@@ -356,7 +368,7 @@ class Supervisor:
 
     def _on_stop(self, number: int) -> None:
         """The command was stopped, by Ctrl-Z or because it wants a terminal that it does not have."""
-        client = self._ward
+        client = self._client
         if client is None or client.group is None:
             return
         wants_terminal = number != signal.SIGTSTP
@@ -375,14 +387,10 @@ class Supervisor:
             self._pass_on(client, signal.SIGCONT)
 
 
-def _or_infinite(trusted_until: float | None) -> float:
-    return math.inf if trusted_until is None else trusted_until
-
-
-def _term(role: str, token: int | None, trusted_until: float) -> Mapping[str, str]:
-    """What the command is told of its term."""
+def _variables(role: str, term: Term) -> Mapping[str, str]:
+    """Return the variables that describe the term to the command."""
     return {
         "PGLEADERLOCK_ROLE": role,
-        "PGLEADERLOCK_TOKEN": "" if token is None else str(token),
-        "PGLEADERLOCK_TRUSTED_UNTIL": f"{trusted_until:.6f}",
+        "PGLEADERLOCK_TOKEN": "" if term.token is None else str(term.token),
+        "PGLEADERLOCK_TRUSTED_UNTIL": f"{term.trusted_until:.6f}",
     }

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pgleaderlock._base.checks import check_callable
-from pgleaderlock.engine._leader_task import Host, WorkPolicy
+from pgleaderlock.engine._leader_task import LeaderTask, WorkPolicy
 from pgleaderlock.engine.leader_tasks import LeaderTasks
 from pgleaderlock.errors import LockError
 from pgleaderlock.postgres._connector import ConnectFn, Connector
@@ -22,12 +22,11 @@ _LONGEST_NAME = 200
 
 
 class Scheduler:
-    """The scheduled jobs of one lock: leader tasks, with a ledger."""
+    """All jobs of one lock, with the ledger that they share."""
 
     def __init__(
         self,
         leader_tasks: LeaderTasks,
-        host: Host,
         key: LockKey,
         lease: Lease,
         *,
@@ -35,16 +34,16 @@ class Scheduler:
         connect_fn: ConnectFn | None = None,
     ) -> None:
         self._leader_tasks = leader_tasks
-        self._host = host
+        self._host = leader_tasks.host
         self._key = key
         self._lease = lease
         connector = Connector(f"the tick ledger of {key.described}", dsn=dsn, connect_fn=connect_fn)
         connection = LedgerConnection(connector, lease.schema, owner=lease.schema_owner)
-        self._ledger = Ledger(connection, key, lease, host.logger)
+        self._ledger = Ledger(connection, key, lease, self._host.logger)
         self._names: set[str] = set()
 
     def add(self, schedule: Schedule, fn: Callable[..., Any], name: str | None, policy: JobPolicy) -> None:
-        """Run this at its times from now on."""
+        """Run the function at the times of the schedule from now on."""
         check_callable("the job", fn)
         if not self._lease.term_table:
             raise LockError(
@@ -54,7 +53,7 @@ class Scheduler:
         job = Job(self._named(fn, name), schedule, fn, policy)
         runner = JobRunner(job, self._ledger, self._host)
         self._names.add(job.name)
-        self._leader_tasks.add(runner.live, WorkPolicy(drains=True), f"job {job.name}")
+        self._leader_tasks.enroll(LeaderTask(runner.live, WorkPolicy(drains=True), self._host, f"job {job.name}"))
 
     def _named(self, fn: Callable[..., Any], name: str | None) -> str:
         chosen = getattr(fn, "__qualname__", "") if name is None else name
