@@ -14,6 +14,7 @@ from pgleaderlock.models import Grant
 from pgleaderlock.postgres._ownership import check_owner
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.stores.base import leased_grant
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE, answer_bound_s
 
 __all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "quiet_period_log_level", "witness_key"]
 
@@ -114,12 +115,12 @@ class Lease:
     @property
     def answer_bound_s(self) -> float:
         """How long to wait for one answer."""
-        return self.lease_s * 2 / 3
+        return answer_bound_s(self.lease_s)
 
     @property
     def renew_every_s(self) -> float:
         """How often to send a heartbeat on a session while waiting for something else."""
-        return self.lease_s / 3
+        return self.lease_s / RENEWALS_PER_LEASE
 
     def slice_for(self, deadlock_timeout_s: float) -> float:
         """Return how long one wait slice lasts: shorter than ``deadlock_timeout``, and a third of the lease at most.

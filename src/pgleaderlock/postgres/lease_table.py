@@ -33,6 +33,7 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres.terms import create_sql
 from pgleaderlock.stores.record import Claim, Record, RecordStore
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["LeaseRowStore"]
 
@@ -78,7 +79,7 @@ class LeaseRowStore(RecordStore):
         dsn: str,
         role: str,
         *,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         schema: str = DEFAULT_SCHEMA,
         schema_owner: str | None = None,
         listen_dsn: str | None = None,
