@@ -25,12 +25,12 @@ from psycopg import sql
 
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import DEFAULT_SCHEMA, check_owner, check_schema
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._driver import close_connection
 from pgleaderlock.postgres._listener import Listener
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.postgres._ownership import refusal, tables_sql
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres.terms import create_sql
 from pgleaderlock.stores.record import Claim, Record, RecordStore
 from pgleaderlock.stores.times import USUAL_LEASE_S

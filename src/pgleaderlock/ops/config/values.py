@@ -15,10 +15,9 @@ from pgleaderlock._base.checks import check_token
 from pgleaderlock._base.durations import parse_duration, show_duration
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.alerts.rules import check_prefix
+from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._ownership import check_owner
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import check_schema
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE
 
 __all__ = [

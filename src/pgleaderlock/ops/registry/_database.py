@@ -15,12 +15,12 @@ from psycopg.rows import tuple_row
 
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import has_answered
 from pgleaderlock.postgres._driver import close_connection
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.postgres._ownership import refusal, tables_sql
 from pgleaderlock.postgres._search_path import open_pinned
-from pgleaderlock.postgres.lease import check_schema
 from pgleaderlock.postgres.terms import create_sql
 
 __all__ = ["TABLES", "Database", "Notification", "Row"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for
 from pgleaderlock.postgres._driver import close_connection
@@ -45,7 +46,7 @@ from pgleaderlock.postgres.doctor._server import (
 from pgleaderlock.postgres.doctor._settings import check_commits, check_log, check_timeouts
 from pgleaderlock.postgres.doctor._site import Site, open_site, told
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, Lease
+from pgleaderlock.postgres.lease import Lease
 
 __all__ = ["CHECKS", "Check", "Examination", "Finding", "Verdict", "examine"]
 

@@ -16,9 +16,9 @@ from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.models import EventKind
 from pgleaderlock.ops.registry.reading import Leader, RegistryReader, open_reader
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.testing.demo._actor import Actor
 from pgleaderlock.testing.demo._ledger import Claim, Ledger, Overlap
 from pgleaderlock.testing.demo._relay import Relay

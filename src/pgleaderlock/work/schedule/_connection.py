@@ -12,10 +12,10 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._driver import close_connection, is_psycopg
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
-from pgleaderlock.postgres.lease import check_schema
+from pgleaderlock.postgres._ownership import refusal, tables_sql
 from pgleaderlock.postgres.terms import create_sql
 
 __all__ = ["LedgerConnection", "Row"]
