@@ -94,7 +94,7 @@ def test_a_url_is_a_text():
         ("memory://x", None, "It has: none"),
         ("file:///tmp/x", None, "It has: none"),
         ("k8s://a/b", None, "It has: client, request_timeout_s"),
-        ("postgresql://h/d", "x", "It has: wake, slice_s"),
+        ("postgresql://h/d", "x", "It has: settle_s, witness"),
         ("postgresql+lease://h/d", "x", "It has: schema, schema_owner, listen_dsn, poll_s"),
     ],
 )

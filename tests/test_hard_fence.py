@@ -22,10 +22,11 @@ from tests.support.lease import LEASE_S, make_leased, open_descriptors
 _PROGRAM = """
 import asyncio, ctypes, sys
 from pgleaderlock import LeaderLock, LockKey
+from pgleaderlock.options import LockOptions
 
 async def main(dsn, key, lease_s, hard_fence):
     lock = LeaderLock(dsn, key=LockKey.parse(key), lease_s=float(lease_s), health_interval_s=float(lease_s) / 3,
-                      settle_s=0, hard_fence=hard_fence == "on")
+                      settle_s=0, options=LockOptions(hard_fence=hard_fence == "on"))
     async with lock:
         await lock.wait_for_leadership()
         print("leads", flush=True)

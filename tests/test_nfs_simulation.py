@@ -43,7 +43,7 @@ def test_the_simulation_is_decided_by_its_seed_alone():
 
 
 def test_a_holder_that_believes_for_too_long_is_found(monkeypatch):
-    monkeypatch.setattr(_candidate, "_TRUSTED", 1.3)
+    monkeypatch.setattr(_candidate, "TRUST_SHARE", 1.3)
     found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
     assert any("several believe" in problem for problem in found)
 

@@ -18,7 +18,7 @@ from pgleaderlock import ConnectionError, Election, FixedInterval, LockKey, Tick
 from pgleaderlock.cli.commands import cli
 from pgleaderlock.ops.registry import Registry
 from pgleaderlock.ops.registry.reading import open_reader
-from pgleaderlock.postgres._ownership import check_owner
+from pgleaderlock.options import check_owner
 from pgleaderlock.postgres.terms import schema_sql
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.schedule.reading import open_ledger

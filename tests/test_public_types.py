@@ -26,6 +26,7 @@ from pgleaderlock import (
     open_backend,
     sync,
 )
+from pgleaderlock.options import LockOptions
 from pgleaderlock.postgres.leader_group import GroupRole
 from pgleaderlock.stores.base import Backend
 
@@ -98,7 +99,10 @@ def other_fronts_as_they_are_typed(blocking: sync.LeaderLock, group: LeaderGroup
 
 def mistakes_that_are_seen(lock: LeaderLock) -> None:
     LeaderLock("postgresql://x/y", role=7)  # type: ignore[arg-type]
-    LeaderLock("postgresql://x/y", role="x", wake="sometimes")  # type: ignore[arg-type]
+    LeaderLock("postgresql://x/y", role="x", takeover="slow")  # type: ignore[arg-type]
+    LockOptions(wake="sometimes")  # type: ignore[arg-type]
+    LockOptions(lease_s=3)  # type: ignore[call-arg]  # a keyword of LeaderLock
+    sync.LeaderLock("postgresql://x/y", role="x", leese_s=3)  # type: ignore[call-arg]
     LeaderLock("postgresql://x/y", role="x", leese_s=3)  # type: ignore[call-arg]
     lock.every("5m", if_killed="retry")  # type: ignore[call-overload]
     lock.is_leader = True  # type: ignore[misc]

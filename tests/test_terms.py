@@ -23,7 +23,7 @@ from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.doubles import until
 from tests.support.lease import LEASE_S, make_leased, query, until_answering
-from tests.support.postgres import holders, terminate_holder
+from tests.support.postgres import holders, terminate_holder, with_options
 from tests.support.refusals import standby_of
 from tests.support.terms import make_termed
 
@@ -66,7 +66,7 @@ def test_strict_needs_the_table():
 @pytest.mark.parametrize("settings", [{"takeover": "slow"}, {"schema": 'a"b'}, {"schema": ""}, {"fence_wait_s": 0}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match=r"takeover|schema|fence_wait_s"):
-        LeaderLock("postgresql://", 1, 2, **settings)
+        LeaderLock("postgresql://", 1, 2, **with_options(settings))
 
 
 def test_the_fence_of_a_key_never_changes():

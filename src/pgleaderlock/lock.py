@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Literal, overload
 
-from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import LeadershipLost, LockError
+from pgleaderlock.options import DEFAULT_SCHEMA, LockOptions, LockSettings, check_options
 from pgleaderlock.postgres._connector import ConnectFn, Connector, ForeignConnection
 from pgleaderlock.postgres._fence import AsyncConnection, Connection, run_fence
 from pgleaderlock.postgres.backend import make_backend
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, Lease
+from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.plain import PlainLockBackend
 from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.retry import RetryStrategy
-from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
+from pgleaderlock.stores.times import USUAL_INTERVAL_S
 from pgleaderlock.work.scheduled import Scheduled
 
 __all__ = ["LeaderLock"]
@@ -38,7 +38,7 @@ class LeaderLock(Scheduled, Election):
                 ...
 
     ``connect_fn`` overrides ``dsn``. A real ``psycopg.AsyncConnection`` from it is made autocommit; anything else needs
-    ``execute`` and ``close`` and is sent three statements only.
+    ``execute`` and ``close`` and is sent three statements only. ``options`` are settings that few locks need.
     """
 
     def __init__(
@@ -56,48 +56,43 @@ class LeaderLock(Scheduled, Election):
         role: str | None = None,
         key: LockKey | None = None,
         lease_s: float | None = None,
-        wake: Literal["line", "poll"] = "line",
-        slice_s: float | None = None,
         settle_s: float | None = None,
         witness: bool = True,
         allow_pooler: bool = False,
-        clock: Clock = suspend_aware_clock,
         takeover: Literal["fast", "strict"] = "fast",
         term_table: bool = False,
         schema: str = DEFAULT_SCHEMA,
-        fence_wait_s: float | None = None,
-        hard_fence: bool = False,
-        drain_s: float = 10.0,
-        schema_owner: str | None = None,
+        options: LockOptions | None = None,
     ) -> None:
         self._key = _choose_key(key1, key2, role, key)
-        times = choose_times(lease_s, health_interval_s)
-        lease = Lease(
-            times.lease_s,
-            wake=wake,
-            slice_s=slice_s,
+        settings = LockSettings(
+            retry_strategy=retry_strategy,
+            health_interval_s=health_interval_s,
+            reconnect_grace_s=reconnect_grace_s,
+            auto_reacquire=auto_reacquire,
+            lease_s=lease_s,
             settle_s=settle_s,
             witness=witness,
             allow_pooler=allow_pooler,
             takeover=takeover,
             term_table=term_table,
             schema=schema,
-            schema_owner=schema_owner,
-            fence_wait_s=fence_wait_s,
+            **check_options(options).values(),
         )
+        self._lease = lease = Lease.choose(settings)
         self._connector = Connector(self._key, dsn=dsn, connect_fn=connect_fn, lease=lease)
         super().__init__(
-            make_backend(self._key, lease, clock, self._connector),
+            make_backend(self._key, lease, lease.clock, self._connector),
             retry_strategy=retry_strategy,
-            health_interval_s=times.health_interval_s,
+            health_interval_s=lease.health_interval_s,
             reconnect_grace_s=reconnect_grace_s,
             auto_reacquire=auto_reacquire,
             shutdown_event=shutdown_event,
-            clock=clock,
-            hard_fence=hard_fence,
-            drain_s=drain_s,
+            clock=lease.clock,
+            hard_fence=lease.hard_fence,
+            drain_s=lease.drain_s,
         )
-        self._lease, self._dsn, self._connect_fn = lease, dsn, connect_fn
+        self._dsn, self._connect_fn = dsn, connect_fn
 
     async def _open_backend(self) -> None:
         """Connect. The first connection of ``connect_fn`` decides the protocol: only psycopg's can have a lease."""

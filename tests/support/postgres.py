@@ -1,6 +1,7 @@
 """What tests of postgres share with others."""
 
 import time
+from typing import Any
 
 import psycopg
 
@@ -9,15 +10,23 @@ from pgleaderlock import (
     LeaderLock,
     LockKey,
 )
+from pgleaderlock.options import SETTINGS, LockOptions
 from tests.doubles import Witness
 
 QUICK = FixedInterval(0.05)
 
 
+def with_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a LeaderLock, with the rare settings among them where it takes those."""
+    rare = {each.name for each in SETTINGS if each.is_rare} & set(settings)
+    common = {name: value for name, value in settings.items() if name not in rare}
+    return {**common, "options": LockOptions(**{name: settings[name] for name in rare})}
+
+
 def make(dsn: str, key: LockKey, **settings) -> tuple[LeaderLock, Witness]:
     settings.setdefault("retry_strategy", QUICK)
     settings.setdefault("settle_s", 0)  # the servers of these tests have no past
-    lock = LeaderLock(dsn, key=key, **settings)
+    lock = LeaderLock(dsn, key=key, **with_options(settings))
     return lock, Witness(lock)
 
 

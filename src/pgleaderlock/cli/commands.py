@@ -324,7 +324,8 @@ def doctor(
     if configured is not None:
         election = configured.election
         url, dsn = (None, election.url) if election.on_sessions else (election.url, None)
-        settings = {name: election.lock_options()[name] for name in settings}
+        settings = {"allow_pooler": election.allow_pooler, "schema": election.schema_name}
+        settings["schema_owner"] = election.schema_owner
         lease_s = election.lease_s
     if url is not None:
         raise click.UsageError(

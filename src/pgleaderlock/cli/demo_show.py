@@ -21,7 +21,7 @@ from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.errors import EmbeddedServerError, LockError, PgLeaderLockError
 from pgleaderlock.ops.dashboard import Dashboard, RegistrySource
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.testing.demo import ACTIONS, ActionResult, Said, Stage, Tally, own_server, play
 from pgleaderlock.testing.embedded import Server
 

@@ -16,6 +16,7 @@ from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, 
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.lock import LeaderLock
+from pgleaderlock.options import LockOptions
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores import open_backend
@@ -140,13 +141,12 @@ def elected(
         LeaderLock,
         key=key,
         lease_s=lease.lease_s,
-        wake=lease.wake,
         witness=not lease.no_witness,
         allow_pooler=allows_pooler(),
         takeover=lease.takeover,
         term_table=lease.term_table,
         schema=lease.schema,
-        schema_owner=schema_owner(),
+        options=LockOptions(wake=lease.wake, schema_owner=schema_owner()),
         **common,
     )
     _check_by_making(make_lock)

@@ -28,8 +28,8 @@ from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 from pgleaderlock.cli.words import texts
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 
 __all__ = ["COMMANDS", "show_all_roles"]
 

@@ -11,10 +11,9 @@ from click.core import ParameterSource
 
 from pgleaderlock._base.checks import check_seconds, visible
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
+from pgleaderlock.options import DEFAULT_SCHEMA, check_owner
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._ownership import check_owner
 from pgleaderlock.postgres.keys import LockKey, is_written_as_key
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 
 __all__ = [
     "LockName",

@@ -15,9 +15,9 @@ import click
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, schema_owner, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
+from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.alerts import Alert

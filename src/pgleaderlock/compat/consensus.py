@@ -36,7 +36,15 @@ from pgleaderlock.models import ErrorCallback, Event, EventKind, Grant, Holder, 
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.stores import base, open_backend
 from pgleaderlock.stores._renewal_retry import renew_patiently
-from pgleaderlock.stores.times import USUAL_INTERVAL_S, UsualInterval, choose_times, is_too_rare
+from pgleaderlock.stores.times import (
+    USUAL_INTERVAL_S,
+    USUAL_LEASE_S,
+    UsualInterval,
+    answer_bound_s,
+    choose_times,
+    is_too_rare,
+    too_rare,
+)
 
 __all__ = ["Backend", "Config", "Lease", "Manager"]
 
@@ -64,7 +72,7 @@ class Config:
 
     identity: str
     """Unique among all candidates, such as the pod's name."""
-    lease_duration_s: float = 15.0
+    lease_duration_s: float = USUAL_LEASE_S
     """How long a lease is valid without renewal."""
     renew_interval_s: float = USUAL_INTERVAL_S
     """How often the leader renews; by default three times in a lease."""
@@ -79,10 +87,8 @@ class Config:
         if isinstance(self.renew_interval_s, UsualInterval):
             object.__setattr__(self, "renew_interval_s", choose_times(self.lease_duration_s).health_interval_s)
         if is_too_rare(self.renew_interval_s, self.lease_duration_s):
-            raise ValueError(
-                f"renew_interval_s={self.renew_interval_s:g} must be less than two thirds of "
-                f"lease_duration_s={self.lease_duration_s:g}: leadership would be lost before the first renewal"
-            )
+            lease = f"lease_duration_s={self.lease_duration_s:g}"
+            raise ValueError(too_rare(f"renew_interval_s={self.renew_interval_s:g}", lease))
 
 
 class Lease:
@@ -260,7 +266,7 @@ class _Adapted(base.Backend):
     async def release(self, grant: Grant) -> None:  # noqa: ARG002 - the name is the grant
         """Give it up."""
         try:
-            await self._release(self._lease_s * 2 / 3)
+            await self._release(answer_bound_s(self._lease_s))
         except ConnectionError as error:
             raise LockError(str(error)) from error
 
@@ -290,7 +296,7 @@ class _Adapted(base.Backend):
 
         task = asyncio.get_running_loop().create_task(made())
         try:
-            await asyncio.wait({task}, timeout=self._lease_s * 2 / 3 if timeout_s is None else timeout_s)
+            await asyncio.wait({task}, timeout=answer_bound_s(self._lease_s) if timeout_s is None else timeout_s)
         finally:
             if not task.done():
                 task.cancel()

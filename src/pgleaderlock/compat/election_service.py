@@ -31,6 +31,7 @@ from pgleaderlock.postgres.backend import Connector, make_backend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.retry import RetryStrategy
+from pgleaderlock.stores.times import USUAL_LEASE_S
 from pgleaderlock.sync._blocking import BlockingElection
 
 __all__ = ["LeaderElectionService"]
@@ -64,7 +65,7 @@ class LeaderElectionService:
         postgres_url: str,
         lock_id: int | None = None,
         *,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         settle_s: float | None = None,
         retry_strategy: RetryStrategy | None = None,
         clock: Clock = suspend_aware_clock,

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
 from pgleaderlock._base.checks import visible
+from pgleaderlock.stores.times import answer_bound_s
 
 __all__ = [
     "agreement_of",
@@ -164,8 +165,8 @@ def agreement_of(application_name: str) -> str | None:
 def with_defaults(parts: Mapping[str, str], *, agreement: str = "", lease_s: float | None = None) -> str:
     """Fill in what a long-lived, mostly idle session needs, wherever the string or the environment is silent.
 
-    Of several hosts the primary is chosen: a standby would be refused. Data that is not acknowledged for two thirds of
-    a lease ends the connection. What a service file says we cannot see, so beside one nothing is filled in.
+    Of several hosts the primary is chosen: a standby would be refused. Data that is not acknowledged for
+    ``answer_bound_s`` ends the connection. What a service file says we cannot see, so beside one nothing is filled in.
     """
     if parts.get("service") or os.environ.get("PGSERVICE"):
         return make_conninfo(**parts)
@@ -180,7 +181,7 @@ def with_defaults(parts: Mapping[str, str], *, agreement: str = "", lease_s: flo
         "keepalives_count": "3",
     }
     if lease_s is not None:
-        defaults["tcp_user_timeout"] = str(max(1, round(lease_s * 2000 / 3)))
+        defaults["tcp_user_timeout"] = str(max(1, round(1000 * answer_bound_s(lease_s))))
     for name, variable in _VARIABLES.items():
         if os.environ.get(variable):
             del defaults[name]

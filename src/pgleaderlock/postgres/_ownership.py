@@ -19,18 +19,16 @@ The functions of PostgreSQL itself are not in ``pg_depend``, so they need no own
 its body is its owner's business.
 """
 
-import re
 from collections.abc import Sequence
 
-from pgleaderlock._base.checks import quoted, visible
+from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import check_owner
 
-__all__ = ["STRANGERS_TABLE", "check_owner", "guard_sql", "problems_sql", "refusal", "tables_sql"]
+__all__ = ["STRANGERS_TABLE", "guard_sql", "problems_sql", "refusal", "tables_sql"]
 
 STRANGERS_TABLE = "PGL02"
 """The SQLSTATE of the refusal to create tables in a schema, or next to tables, of a role that is not trusted."""
-
-_OWNER_NAME = re.compile(r"[^'\\\x00-\x1f]{1,63}")
 
 # Only checked names are filled in. The session is pinned, so that nothing here is looked up anywhere else.
 # A login that has taken another role on can be brought back to its own rights by what runs: a superuser's stays one.
@@ -119,13 +117,6 @@ BEGIN
     END IF;
 END $guard$;
 """
-
-
-def check_owner(name: str | None) -> str | None:
-    """Return the name of a role if it needs no escaping inside quotes; else raise ValueError."""
-    if name is not None and not _OWNER_NAME.fullmatch(str(name)):
-        raise ValueError(f"schema_owner must be the name of a role, without quotes and backslashes, got {quoted(name)}")
-    return name
 
 
 def problems_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:

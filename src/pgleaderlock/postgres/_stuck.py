@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.postgres._standby import REMEDY
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE
 
 __all__ = ["StuckHolders"]
 
@@ -28,10 +29,10 @@ class StuckHolders:
         self._was_warned = False
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next look is due: about three times in a lease."""
+        """Return whether the next look is due: about as often as a renewal."""
         if now < self._look_at:
             return False
-        self._look_at = now + self._lease_s / 3
+        self._look_at = now + self._lease_s / RENEWALS_PER_LEASE
         return True
 
     def saw(self, holders: Iterable[str], now: float) -> list[tuple[int, str]]:

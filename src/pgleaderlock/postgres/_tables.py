@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._ownership import check_owner, refusal, tables_sql
+from pgleaderlock.postgres._ownership import refusal, tables_sql
 from pgleaderlock.postgres.connection import Connection
-from pgleaderlock.postgres.lease import check_schema
 from pgleaderlock.postgres.session import FetchAll, Parameters, Row
 from pgleaderlock.postgres.terms import create_sql
 

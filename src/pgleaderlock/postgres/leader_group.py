@@ -13,18 +13,18 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from pgleaderlock._base.checks import check_int, check_seconds, refuse_pickling, refuse_plain_with
-from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine._run import Run
 from pgleaderlock.engine.callbacks import NOT_GIVEN
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, Grant, RetryContext
+from pgleaderlock.options import SETTINGS, LockOptions, LockSettings, check_options
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres.group import Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.retry import RetryStrategy
-from pgleaderlock.stores.times import USUAL_INTERVAL_S, choose_times
+from pgleaderlock.stores.times import USUAL_INTERVAL_S
 
 __all__ = ["GroupPatience", "GroupRole", "LeaderGroup"]
 
@@ -136,37 +136,39 @@ class LeaderGroup(Mapping[str, GroupRole]):
         allow_pooler: bool = False,
         retry_strategy: RetryStrategy | None = None,
         shutdown_event: asyncio.Event | None = None,
-        drain_s: float = 10.0,
-        clock: Clock = suspend_aware_clock,
+        options: LockOptions | None = None,
     ) -> None:
         keys = _keys_of(roles)
         if max_roles is not None:
             check_int("max_roles", max_roles, 1, 2**31 - 1)
-        times = choose_times(lease_s, health_interval_s)
-        lease = Lease(
-            times.lease_s,
-            settle_s=settle_s,
-            witness=witness,
-            allow_pooler=allow_pooler,
+        lease = _lease_of_group(
+            LockSettings(
+                lease_s=lease_s,
+                health_interval_s=health_interval_s,
+                settle_s=settle_s,
+                witness=witness,
+                allow_pooler=allow_pooler,
+                **check_options(options).values(),
+            )
         )
         self._connector = Connector(f"a group of {len(keys)} roles", dsn=dsn, lease=lease)
         poll_s = check_seconds("poll_s", poll_s)
         self._group = Group(
             self._connector.open_session,
             lease,
-            clock,
+            lease.clock,
             self._connector.where,
             poll_s=poll_s,
-            renew_every_s=times.health_interval_s,
+            renew_every_s=lease.health_interval_s,
             max_roles=max_roles,
         )
         database = {} if self._connector.database is None else {"db": self._connector.database}
         settings = {
             "retry_strategy": retry_strategy or GroupPatience(),
-            "health_interval_s": times.health_interval_s,
+            "health_interval_s": lease.health_interval_s,
             "shutdown_event": shutdown_event,
-            "drain_s": drain_s,
-            "clock": clock,
+            "drain_s": lease.drain_s,
+            "clock": lease.clock,
         }
         self._starting = asyncio.Lock()
         self._roles = {
@@ -285,6 +287,14 @@ class LeaderGroup(Mapping[str, GroupRole]):
 
     def __repr__(self) -> str:
         return f"<LeaderGroup of {len(self)} roles, leading {len(self.leading)}>"
+
+
+def _lease_of_group(settings: LockSettings) -> Lease:
+    """Return the lease of a group; ValueError for a setting that needs sessions of a lock's own."""
+    for each in SETTINGS:
+        if not each.in_groups and getattr(settings, each.name) != each.default:
+            raise ValueError(f"{each.name} has no effect in a LeaderGroup, whose roles share their sessions")
+    return Lease.choose(settings)
 
 
 def _keys_of(roles: Iterable[str | LockKey] | Mapping[str, LockKey]) -> dict[str, LockKey]:

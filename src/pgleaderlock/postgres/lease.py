@@ -5,25 +5,21 @@ All of a lease's times count from when a request was *sent*, never from when its
 
 import hashlib
 import logging
-import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
-from pgleaderlock._base.checks import check_flag, check_seconds, quoted
 from pgleaderlock.models import Grant
-from pgleaderlock.postgres._ownership import check_owner
+from pgleaderlock.options import DEFAULT_SCHEMA, SETTINGS, LockSettings
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.stores.base import leased_grant
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE, answer_bound_s, choose_times
 
-__all__ = ["DEFAULT_SCHEMA", "Lease", "check_schema", "fence_key", "quiet_period_log_level", "witness_key"]
+__all__ = ["OF_BACKEND", "Lease", "fence_key", "quiet_period_log_level", "witness_key"]
 
-DEFAULT_SCHEMA = "pgleaderlock"
-"""The schema of our tables, unless another is configured."""
+OF_BACKEND = tuple(each.name for each in SETTINGS if each.scope != "every store")
+"""The settings that the backend alone acts on: the other ones are the lease, and those of every election."""
 _LONG_S = 3.0
 _SHORTEST_UNLOGGED_S = 0.05  # 20 statements a second for each follower
 _SHORT_LEASE_SLICE_S = 0.1  # for a lease of which a third would be less
-_LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
-_SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
 def quiet_period_log_level(left_s: float) -> int:
@@ -46,57 +42,17 @@ def _derived(key: LockKey, purpose: str) -> LockKey:
     return LockKey.bigint(int.from_bytes(digest[:8], "big", signed=True))
 
 
-def check_schema(name: str) -> str:
-    """Return the name if it is a plain one, so that it needs no escaping inside quotes; else raise ValueError."""
-    if not _SCHEMA_NAME.fullmatch(str(name)) or name.startswith("pg_"):
-        raise ValueError(f"schema must be a plain name of letters, digits and _, not pg_, got {quoted(name)}")
-    return name
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease(LockSettings):
+    """The settings of a lock with a chosen lease duration, and the times that follow from them."""
 
+    lease_s: float = field(kw_only=False)
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """How long a silent leader keeps the lock, how followers wait for it, and how a successor takes over."""
-
-    lease_s: float
-    wake: Literal["line", "poll"] = "line"
-    slice_s: float | None = None
-    """How long one wait slice in the queue lasts; by default less than the server's ``deadlock_timeout``."""
-    settle_s: float | None = None
-    """The quiet period after a server start, in which no term begins; by default the lease."""
-    witness: bool = True
-    allow_pooler: bool = False
-    takeover: Literal["fast", "strict"] = "fast"
-    """``strict`` waits for the end of the recorded lease of a leader that did not release cleanly."""
-    term_table: bool = False
-    """Whether each term is written to the term table before it begins."""
-    schema: str = DEFAULT_SCHEMA
-    """The schema of the term table."""
-    schema_owner: str | None = None
-    """The role that may own it, besides our own user and superusers."""
-    fence_wait_s: float | None = None
-    """How long a new term waits for the fenced transactions of the last; by default the lease."""
-    statement_timeout_s: float | None = None
-    """After how long the server cancels a statement of ours; by default a second more than the lease."""
-
-    def __post_init__(self) -> None:
-        if check_seconds("lease_s", self.lease_s) > _LONGEST_LEASE_S:
-            raise ValueError(f"lease_s must be at most {_LONGEST_LEASE_S:g} s, got {self.lease_s:g}")
-        if self.wake not in ("line", "poll"):
-            raise ValueError(f"wake must be 'line' or 'poll', got {quoted(self.wake)}")
-        for name in ("slice_s", "settle_s", "fence_wait_s", "statement_timeout_s"):
-            if getattr(self, name) is not None:
-                check_seconds(name, getattr(self, name), zero_ok=name == "settle_s")
-        for name in ("witness", "allow_pooler", "term_table"):
-            check_flag(name, getattr(self, name))
-        self._check_takeover()
-        check_schema(self.schema)
-        check_owner(self.schema_owner)
-
-    def _check_takeover(self) -> None:
-        if self.takeover not in ("fast", "strict"):
-            raise ValueError(f"takeover must be 'fast' or 'strict', got {quoted(self.takeover)}")
-        if self.takeover == "strict" and not self.term_table:
-            raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
+    @classmethod
+    def choose(cls, settings: LockSettings) -> "Lease":
+        """Return the settings with both times; the one that was not given follows from the other."""
+        times = choose_times(settings.lease_s, settings.health_interval_s)
+        return cls(**{**settings.values(), **times._asdict()})
 
     @property
     def agreement(self) -> str:
@@ -114,12 +70,12 @@ class Lease:
     @property
     def answer_bound_s(self) -> float:
         """How long to wait for one answer."""
-        return self.lease_s * 2 / 3
+        return answer_bound_s(self.lease_s)
 
     @property
     def renew_every_s(self) -> float:
         """How often to send a heartbeat on a session while waiting for something else."""
-        return self.lease_s / 3
+        return self.lease_s / RENEWALS_PER_LEASE
 
     def slice_for(self, deadlock_timeout_s: float) -> float:
         """Return how long one wait slice lasts: shorter than ``deadlock_timeout``, and a third of the lease at most.

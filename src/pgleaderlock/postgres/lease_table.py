@@ -22,13 +22,14 @@ from typing import Any
 
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._listener import Listener
 from pgleaderlock.postgres._tables import TableConnection
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.postgres.session import Row
 from pgleaderlock.stores.record import Claim, Record, RecordStore
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["LeaseRowStore"]
 
@@ -80,7 +81,7 @@ class LeaseRowStore(RecordStore):
         dsn: str,
         role: str,
         *,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         schema: str = DEFAULT_SCHEMA,
         schema_owner: str | None = None,
         listen_dsn: str | None = None,

@@ -47,11 +47,12 @@ from importlib import resources
 
 from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres._activity import holder_of, holder_query
 from pgleaderlock.postgres._ownership import guard_sql, problems_sql, refusal
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, Lease, check_schema, fence_key
+from pgleaderlock.postgres.lease import Lease, fence_key
 from pgleaderlock.postgres.session import Session
 
 __all__ = ["LIMIT_IDLENESS", "NOTED", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]

@@ -24,6 +24,7 @@ from typing import Any, cast
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.stores.base import Backend
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["BackendFactory", "BackendSettings", "open_backend"]
 
@@ -37,7 +38,7 @@ class BackendSettings:
 
     role: str | None = None
     """The name of the lock in a store with many; None where the URL itself names one."""
-    lease_s: float = 15.0
+    lease_s: float = USUAL_LEASE_S
     identity: str | None = None
     """The candidate's name, unique among all candidates; None for one that the backend generates."""
     clock: Clock = suspend_aware_clock
@@ -63,7 +64,7 @@ def open_backend(
     url: str,
     *,
     role: str | None = None,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     clock: Clock = suspend_aware_clock,
     **options: Any,

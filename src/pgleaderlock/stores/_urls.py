@@ -1,7 +1,7 @@
 """Constructors of the built-in backends from their URLs. A wrong URL is a ValueError, before anything is connected."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,11 +15,11 @@ __all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "op
 
 def open_postgres(url: str, settings: BackendSettings) -> Backend:
     """Return a backend with two advisory locks on two sessions."""
-    from pgleaderlock.postgres.backend import Connector, make_backend  # noqa: PLC0415
-    from pgleaderlock.postgres.lease import Lease  # noqa: PLC0415 - each backend is imported when it is asked for
+    from pgleaderlock.postgres.backend import Connector, make_backend  # noqa: PLC0415 - each is imported when asked for
+    from pgleaderlock.postgres.lease import OF_BACKEND, Lease  # noqa: PLC0415
 
     key = LockKey.named(_role(settings, "postgresql://"))
-    lease = Lease(settings.lease_s, **_options(settings, "postgresql://", Lease))
+    lease = Lease(settings.lease_s, **_refuse_unknown(settings, "postgresql://", OF_BACKEND))
     return make_backend(key, lease, settings.clock, Connector(key, dsn=url, lease=lease))
 
 
@@ -82,6 +82,10 @@ def _options(settings: BackendSettings, scheme: str, make: Callable[..., object]
         for name, parameter in inspect.signature(make).parameters.items()
         if parameter.default is not parameter.empty and name not in {"lease_s", "identity", "clock"}
     ]
+    return _refuse_unknown(settings, scheme, known)
+
+
+def _refuse_unknown(settings: BackendSettings, scheme: str, known: Sequence[str]) -> Mapping[str, Any]:
     unknown = ", ".join(sorted(set(settings.options) - set(known)))
     if unknown:
         raise TypeError(f"{scheme} has no option {unknown}. It has: {', '.join(known) or 'none'}")

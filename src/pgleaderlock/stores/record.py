@@ -42,6 +42,7 @@ from pgleaderlock.models import Grant, Holder
 from pgleaderlock.stores._renewal_retry import renew_patiently
 from pgleaderlock.stores.base import Backend, leased_grant
 from pgleaderlock.stores.lease_observation import LeaseObservation, Record
+from pgleaderlock.stores.times import USUAL_LEASE_S, answer_bound_s
 
 __all__ = ["Claim", "Record", "RecordBackend", "RecordStore", "check_identity", "default_identity"]
 
@@ -157,7 +158,7 @@ class RecordBackend(Backend):
         store: RecordStore,
         *,
         identity: str | None = None,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         clock: Clock = suspend_aware_clock,
     ) -> None:
         self._store = store
@@ -404,8 +405,8 @@ class RecordBackend(Backend):
         )
 
     async def _bounded(self, call: Awaitable[T], at_least_s: float = 0.0) -> T:
-        """Await the store's answer for 2/3 of the lease at most: a later one comes after leadership is lost."""
-        bound_s = max(self._lease_s * 2 / 3, at_least_s)
+        """Await the store's answer, for ``answer_bound_s`` at most."""
+        bound_s = max(answer_bound_s(self._lease_s), at_least_s)
         try:
             async with asyncio.timeout(bound_s):
                 return await call

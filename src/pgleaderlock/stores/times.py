@@ -16,13 +16,16 @@ __all__ = [
     "RENEWALS_PER_LEASE",
     "SOON_SHARE",
     "USUAL_INTERVAL_S",
+    "USUAL_LEASE_S",
     "LeaseTimes",
     "UsualInterval",
+    "answer_bound_s",
     "choose_times",
     "effective_interval_s",
     "first_answer_s",
     "is_too_rare",
     "retry_pause_s",
+    "too_rare",
     "until_renewal_s",
 ]
 
@@ -43,6 +46,8 @@ class UsualInterval(float):
 
 USUAL_INTERVAL_S = UsualInterval(5.0)
 """How often a leader renews where neither the interval nor the lease was given."""
+USUAL_LEASE_S = RENEWALS_PER_LEASE * float(USUAL_INTERVAL_S)
+"""The lease duration where neither was given."""
 
 
 class LeaseTimes(NamedTuple):
@@ -61,10 +66,7 @@ def choose_times(lease_s: float | None, health_interval_s: float = USUAL_INTERVA
     if isinstance(health_interval_s, UsualInterval):
         return LeaseTimes(lease_s, lease_s / RENEWALS_PER_LEASE)
     if is_too_rare(interval_s, lease_s):
-        raise ValueError(
-            f"health_interval_s={interval_s:g} must be less than two thirds of lease_s={lease_s:g}: leadership "
-            "would be lost before the first renewal"
-        )
+        raise ValueError(too_rare(f"health_interval_s={interval_s:g}", f"lease_s={lease_s:g}"))
     return LeaseTimes(lease_s, effective_interval_s(interval_s, lease_s))
 
 
@@ -84,6 +86,11 @@ def until_renewal_s(interval_s: float, left_s: float, lease_s: float | None) -> 
     return max(0.0, min(effective_interval_s(interval_s, lease_s) - took_s, left_s - 2 * took_s))
 
 
+def answer_bound_s(lease_s: float) -> float:
+    """Return how long to wait for any answer of a store: a later one comes after leadership was declared lost."""
+    return LOST_SHARE * lease_s
+
+
 def first_answer_s(left_s: float, lease_s: float) -> float:
     """Return how long to wait for the answer to the first attempt of a renewal, so that another can follow."""
     return left_s - min(left_s / 2, lease_s / 12)
@@ -97,3 +104,8 @@ def retry_pause_s(left_s: float, lease_s: float) -> float:
 def is_too_rare(interval_s: float, lease_s: float) -> bool:
     """Whether leadership would be declared lost before the first renewal is sent."""
     return interval_s >= LOST_SHARE * lease_s
+
+
+def too_rare(interval: str, lease: str) -> str:
+    """Return the error for such an interval. Both are given with their names, as the caller knows them."""
+    return f"{interval} must be less than two thirds of {lease}: leadership would be lost before the first renewal"

@@ -22,8 +22,7 @@ Not promised: that anything runs at a process's end by a signal or ``os._exit``.
 """
 
 from pgleaderlock.sync._election import Election
-from pgleaderlock.sync._lock import LeaderLock, LockSettings
+from pgleaderlock.sync._lock import LeaderLock
 from pgleaderlock.sync._manager import Lease, Manager
-from pgleaderlock.sync._settings import ElectionSettings
 
-__all__ = ["Election", "ElectionSettings", "LeaderLock", "Lease", "LockSettings", "Manager"]
+__all__ = ["Election", "LeaderLock", "Lease", "Manager"]

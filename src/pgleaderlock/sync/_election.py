@@ -1,11 +1,8 @@
 """``sync.Election``: the blocking election, whatever store keeps the lock."""
 
-from typing import Unpack
-
 from pgleaderlock.engine.election import Election as AsyncElection
-from pgleaderlock.stores.base import Backend
+from pgleaderlock.sync._arguments import takes_arguments_of
 from pgleaderlock.sync._blocking import BlockingElection
-from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
 
 __all__ = ["Election"]
 
@@ -20,6 +17,6 @@ class Election(BlockingElection[AsyncElection]):
     the background thread and must not block.
     """
 
-    def __init__(self, backend: Backend, **settings: Unpack[ElectionSettings]) -> None:
-        refuse_shutdown_event(settings)
-        super().__init__(AsyncElection(backend, **settings))
+    @takes_arguments_of(AsyncElection)
+    def __init__(self, engine: AsyncElection) -> None:
+        super().__init__(engine)

@@ -1,40 +1,20 @@
 """``sync.LeaderLock``: the blocking election on a PostgreSQL advisory lock."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
 from pgleaderlock.postgres._fence import Connection
-from pgleaderlock.postgres.backend import ConnectFn
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.sync._arguments import takes_arguments_of
 from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
-from pgleaderlock.sync._settings import ElectionSettings, refuse_shutdown_event
 
 if TYPE_CHECKING:
     from pgleaderlock.work.schedule.registration import JobOptions
 
-__all__ = ["LeaderLock", "LockSettings"]
+__all__ = ["LeaderLock"]
 
 W = TypeVar("W", bound=Callable[..., Any])
-
-
-class LockSettings(ElectionSettings, total=False):
-    """Keywords of :class:`pgleaderlock.LeaderLock`, but for ``shutdown_event``."""
-
-    connect_fn: ConnectFn | None
-    role: str | None
-    key: LockKey | None
-    lease_s: float | None
-    wake: Literal["line", "poll"]
-    slice_s: float | None
-    settle_s: float | None
-    witness: bool
-    allow_pooler: bool
-    takeover: Literal["fast", "strict"]
-    term_table: bool
-    schema: str
-    schema_owner: str | None
-    fence_wait_s: float | None
 
 
 class LeaderLock(BlockingElection[AsyncLeaderLock]):
@@ -55,11 +35,9 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
     on the background thread and must not block. It contends with locks of the asyncio API on equal terms.
     """
 
-    def __init__(
-        self, dsn: str, key1: int | None = None, key2: int | None = None, **settings: Unpack[LockSettings]
-    ) -> None:
-        refuse_shutdown_event(settings)
-        super().__init__(AsyncLeaderLock(dsn, key1, key2, **settings))
+    @takes_arguments_of(AsyncLeaderLock)
+    def __init__(self, engine: AsyncLeaderLock) -> None:
+        super().__init__(engine)
 
     @property
     def key(self) -> LockKey:

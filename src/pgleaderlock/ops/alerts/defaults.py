@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock.ops.alerts.model import Alert, Target, check_name
 from pgleaderlock.ops.alerts.rules import check_prefix
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["default_alerts"]
 
@@ -16,7 +17,7 @@ _SEEN_S = 10.0  # the histogram's last bucket is 15 s: a threshold must be below
 def default_alerts(
     prefix: str = "pgleaderlock",
     *,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     roles: Sequence[str] = (),
     notify: Mapping[str, tuple[Target, ...]] | None = None,
 ) -> tuple[Alert, ...]:

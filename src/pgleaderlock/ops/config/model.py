@@ -34,8 +34,8 @@ from pgleaderlock.ops.config.values import (
     is_rows,
     is_sessions,
 )
+from pgleaderlock.options import DEFAULT_SCHEMA, LockOptions
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.retry import FixedInterval, RetryStrategy
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, LeaseTimes, choose_times
 
@@ -233,15 +233,13 @@ class LeaderElectionConfig(_Section):
             "health_interval_s": self.health_interval_s,
             "reconnect_grace_s": self.reconnect_grace,
             "lease_s": self.lease_s,
-            "wake": self.wake,
-            "slice_s": self.slice_s,
             "settle_s": self.settle,
             "witness": self.witness,
             "allow_pooler": self.allow_pooler,
             "takeover": self.takeover,
             "term_table": self.term_table,
             "schema": self.schema_name,
-            "schema_owner": self.schema_owner,
+            "options": LockOptions(wake=self.wake, slice_s=self.slice_s, schema_owner=self.schema_owner),
         }
 
     def retry_strategy(self) -> RetryStrategy:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pgleaderlock._base.durations import show_duration
 from pgleaderlock.ops.config.problems import KeyPath
 from pgleaderlock.ops.config.values import is_rows
-from pgleaderlock.stores.times import is_too_rare
+from pgleaderlock.stores.times import is_too_rare, too_rare
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.config.model import Config
@@ -47,9 +47,10 @@ def _times(config: "Config") -> Iterator[Conflict]:
     if is_too_rare(election.refresh_interval, election.lease_duration):
         yield Conflict(
             (_key("refresh_interval"), _key("lease_duration")),
-            f"refresh_interval = {show_duration(election.refresh_interval)} must be less than two thirds of "
-            f"lease_duration = {show_duration(election.lease_duration)}: leadership would be lost before the first "
-            "renewal",
+            too_rare(
+                f"refresh_interval = {show_duration(election.refresh_interval)}",
+                f"lease_duration = {show_duration(election.lease_duration)}",
+            ),
         )
 
 

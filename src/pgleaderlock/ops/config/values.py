@@ -15,10 +15,10 @@ from pgleaderlock._base.checks import check_token
 from pgleaderlock._base.durations import parse_duration, show_duration
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.alerts.rules import check_prefix
+from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._ownership import check_owner
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import check_schema
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE
 
 __all__ = [
     "About",
@@ -92,7 +92,7 @@ DurationOrZero = Annotated[float, BeforeValidator(parse_duration)]
 """Seconds, where 0 is allowed."""
 LeaseDuration = Annotated[Duration, _at_most(_LONGEST_LEASE_S)]
 """A duration within PostgreSQL's range of milliseconds."""
-RefreshInterval = Annotated[Duration, _at_most(_LONGEST_LEASE_S / 3)]
+RefreshInterval = Annotated[Duration, _at_most(_LONGEST_LEASE_S / RENEWALS_PER_LEASE)]
 """A renewal interval: a lease of three of them is within PostgreSQL's range."""
 LockTimeout = Annotated[Duration, AfterValidator(_check_lock_timeout)]
 """The wait slice: one bounded wait in the queue."""

@@ -27,6 +27,7 @@ from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._outbox import Happening
 from pgleaderlock.ops.registry._pending_rows import PendingRows, Standing
 from pgleaderlock.ops.registry._sql import ASK_CHANNEL
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["Asks", "Verdict", "judge"]
 
@@ -37,7 +38,6 @@ _READ_EVERY_S = 0.1  # while notifications are not looked into
 _FLOOD = 1000  # notifications between two looks
 _UNLISTENED_S = 60.0
 _STEP_DOWN_S = 10.0
-_USUAL_LEASE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Asks:
         return SessionInbox(self._database, self._schema, self._clock)
 
     async def _settle(self, inbox: Inbox, ask: Ask, standing: Standing) -> None:
-        lease_s = standing.election.lease_s or _USUAL_LEASE_S
+        lease_s = standing.election.lease_s or USUAL_LEASE_S
         verdict = judge(ask, self._instance, standing.token, lease_s, is_leaving=standing.lock in self._leaving)
         if verdict.in_s is not None:
             self._look_at = min(self._look_at, self._clock() + verdict.in_s)

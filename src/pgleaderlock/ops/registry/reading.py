@@ -19,7 +19,7 @@ from pgleaderlock.ops.registry._sql import CHANGE_CHANNEL
 from pgleaderlock.ops.registry._summing import Past, keys_of_ends, sum_up
 from pgleaderlock.ops.registry.asking import Answer, Asked, Asker, AskRefused, Target
 from pgleaderlock.ops.registry.audit import BEGINS, ENDS, TELLS, Line
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
 

@@ -35,8 +35,8 @@ from pgleaderlock.ops.registry._server_clock import ServerClock
 from pgleaderlock.ops.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
 from pgleaderlock.ops.registry.audit import Line, audit
 from pgleaderlock.ops.registry.reading import RegistryReader
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 
 __all__ = ["Registry"]
 

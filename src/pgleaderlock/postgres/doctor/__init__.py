@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for
 from pgleaderlock.postgres.doctor._clock import check_server_clock
@@ -42,7 +43,7 @@ from pgleaderlock.postgres.doctor._server import (
 from pgleaderlock.postgres.doctor._settings import check_commits, check_log, check_timeouts
 from pgleaderlock.postgres.doctor._site import Site, open_site, told
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, Lease
+from pgleaderlock.postgres.lease import Lease
 
 __all__ = ["CHECKS", "Check", "Examination", "Finding", "Verdict", "examine"]
 

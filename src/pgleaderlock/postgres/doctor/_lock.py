@@ -5,13 +5,14 @@ Only candidates that do not agree are warned about. Nothing else shows them to e
 
 from collections.abc import Sequence
 
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._activity import Candidate, candidates
 from pgleaderlock.postgres._ownership import problems_sql
 from pgleaderlock.postgres._standby import REMEDY, described, standby_waits
 from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
 from pgleaderlock.postgres.doctor._site import Site
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, witness_key
+from pgleaderlock.postgres.lease import witness_key
 
 __all__ = ["check_lock", "check_term_table"]
 

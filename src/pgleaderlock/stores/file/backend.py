@@ -67,6 +67,7 @@ from pgleaderlock.stores.file._folder import Draft, Folder, Live
 from pgleaderlock.stores.file._record import Entry, digest_of, encode, now_text
 from pgleaderlock.stores.file._view import Version, View, record_of
 from pgleaderlock.stores.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
+from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_LEASE_S
 
 __all__ = ["FileStore", "open_file"]
 
@@ -77,7 +78,7 @@ _LOOK_AGAIN_S = (0.0003, 0.002, 0.02)  # the kernel reports a holder's end a mom
 def open_file(
     url_or_path: str | os.PathLike[str],
     *,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     clock: Clock = suspend_aware_clock,
 ) -> RecordBackend:
@@ -94,7 +95,7 @@ class FileStore(RecordStore):
     """
 
     def __init__(
-        self, url_or_path: str | os.PathLike[str], *, lease_s: float = 15.0, identity: str | None = None
+        self, url_or_path: str | os.PathLike[str], *, lease_s: float = USUAL_LEASE_S, identity: str | None = None
     ) -> None:
         self._path = place.path_of(url_or_path)
         self._identity = None if identity is None else check_identity(identity)
@@ -105,7 +106,7 @@ class FileStore(RecordStore):
         self._live: Live | None = None
         self._entry: Entry | None = None  # of our term
         self._is_open = self._polls = self._has_room = False
-        self._look_every_s = lease_s / 3
+        self._look_every_s = lease_s / RENEWALS_PER_LEASE
         self._logger = get_logger().bind(**self.labels)
 
     @property

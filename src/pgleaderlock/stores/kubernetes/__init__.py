@@ -30,6 +30,7 @@ from pgleaderlock.stores.kubernetes.config import SERVICE_ACCOUNT, Cluster, find
 from pgleaderlock.stores.kubernetes.lease import WallClock, utc_now
 from pgleaderlock.stores.kubernetes.store import LeaseStore
 from pgleaderlock.stores.record import RecordBackend, default_identity
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = [
     "ApiError",
@@ -57,7 +58,7 @@ class KubernetesBackend(RecordBackend):
         store: LeaseStore,
         *,
         identity: str | None = None,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         clock: Clock = suspend_aware_clock,
     ) -> None:
         if identity is not None and not identity.strip():
@@ -68,7 +69,7 @@ class KubernetesBackend(RecordBackend):
 def new_from_env(
     lease_name: str,
     *,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     namespace: str | None = None,
     client: LeaseClient | None = None,
@@ -114,7 +115,7 @@ def new_from_env(
 def open_kubernetes(
     url: str,
     *,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     client: LeaseClient | None = None,
     request_timeout_s: float | None = None,

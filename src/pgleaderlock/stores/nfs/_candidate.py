@@ -32,6 +32,7 @@ from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock._logging import get_logger
 from pgleaderlock.stores import place
+from pgleaderlock.stores.base import TRUST_SHARE
 from pgleaderlock.stores.lease_observation import LeaseObservation, Record
 from pgleaderlock.stores.nfs import _notes
 from pgleaderlock.stores.nfs._claim import Claimant, encode, encode_lifetime
@@ -40,7 +41,6 @@ from pgleaderlock.stores.nfs._folder import VANISHED, Folder, Listing, Seen, hea
 
 __all__ = ["Candidate", "as_record"]
 
-_TRUSTED = 0.9
 _NS = 1_000_000_000
 _TIDY_EVERY_S = 10.0
 _TIDIED_AT_ONCE = 32
@@ -122,7 +122,7 @@ class Candidate:
     @property
     def was_in_time(self) -> bool:
         """Whether the last heartbeat is so recent that the lock can have been broken by force only."""
-        return self.silent_s < _TRUSTED * self.lifetime_s
+        return self.silent_s < TRUST_SHARE * self.lifetime_s
 
     @property
     def heartbeat(self) -> tuple[int, int, int]:
@@ -255,7 +255,7 @@ class Candidate:
     def _note_possession(self, epoch: int, sent: float) -> None:
         self._observation.highest = max(self._observation.highest, epoch)
         self._sent_at = sent
-        self._possession = _Possession(epoch, sent + _TRUSTED * self._least_s)
+        self._possession = _Possession(epoch, sent + TRUST_SHARE * self._least_s)
 
     def _is_abandoned(self, seen: Seen) -> bool:
         """Whether the holder was a process of this host, in this boot, and has died."""
@@ -363,7 +363,7 @@ class Candidate:
             return
         self._least_s = min(self._least_s, lifetime_s)
         if self._possession is not None:  # other candidates may use the new lifetime as soon as it is written
-            trusted_until = min(self._possession.trusted_until, self._clock() + _TRUSTED * lifetime_s)
+            trusted_until = min(self._possession.trusted_until, self._clock() + TRUST_SHARE * lifetime_s)
             self._possession = replace(self._possession, trusted_until=trusted_until)
         if not self._has_claim or not self._is_still_there(lambda: self._announce(encode_lifetime(lifetime_s))):
             self._beat_ns = 0

@@ -37,6 +37,7 @@ from pgleaderlock.stores.nfs._claim import Claimant, new_name
 from pgleaderlock.stores.nfs._folder import Folder
 from pgleaderlock.stores.nfs._intervals import check_lifetime
 from pgleaderlock.stores.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
+from pgleaderlock.stores.times import USUAL_LEASE_S
 
 __all__ = ["NfsStore", "open_nfs"]
 
@@ -50,7 +51,7 @@ _MOST_THREADS = 8  # that a file server may block by not answering
 def open_nfs(
     url_or_path: str | os.PathLike[str],
     *,
-    lease_s: float = 15.0,
+    lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     clock: Clock = suspend_aware_clock,
     poll_s: float = _POLL_S,
@@ -68,7 +69,7 @@ class NfsStore(RecordStore):
         self,
         url_or_path: str | os.PathLike[str],
         *,
-        lease_s: float = 15.0,
+        lease_s: float = USUAL_LEASE_S,
         identity: str | None = None,
         clock: Clock = suspend_aware_clock,
         poll_s: float = _POLL_S,

@@ -17,9 +17,9 @@ from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.models import EventKind
 from pgleaderlock.ops.registry.reading import Leader, RegistryReader, open_reader
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA
 from pgleaderlock.testing.demo._actor import Actor
 from pgleaderlock.testing.demo._ledger import Claim, Ledger
 from pgleaderlock.testing.demo._relay import Relay

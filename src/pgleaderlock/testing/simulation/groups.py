@@ -6,6 +6,7 @@ fault of a process or of a session hits all roles at once; a step-down concerns 
 
 from typing import Any
 
+from pgleaderlock.options import LockOptions
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.leader_group import LeaderGroup
 from pgleaderlock.postgres.session import Session
@@ -41,7 +42,7 @@ class SimulatedGroup(LeaderGroup):
             lease_s=lease_s,
             health_interval_s=lease_s / 3,
             poll_s=lease_s / _POLLS,
-            clock=node.loop.time,
+            options=LockOptions(clock=node.loop.time),
             **settings,
         )
         self._node = node

@@ -11,7 +11,7 @@ own row, and is answered as the first time.
 ``{now}`` is the database's clock, which alone decides what has come.
 """
 
-from pgleaderlock.postgres.lease import check_schema
+from pgleaderlock.options import check_schema
 from pgleaderlock.postgres.terms import LIMIT_IDLENESS, NOT_THE_NEWEST
 
 __all__ = ["NOW", "PRUNED_AT_ONCE", "done_sql", "statements"]

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres.lease import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.work.schedule._connection import LedgerConnection
 
 __all__ = ["LedgerReader", "RecordedTick", "open_ledger"]
