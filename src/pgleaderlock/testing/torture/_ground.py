@@ -84,6 +84,7 @@ class Ground:
 
     @property
     def is_ours(self) -> bool:
+        """Whether the server exists for this torture only."""
         return self._server is not None
 
     @property
@@ -138,6 +139,7 @@ class Ground:
         return pair if len(pair) == len(keys) and pair[0][0] == pair[1][0] else []
 
     async def end_backend(self, name: str, pid: int) -> bool:
+        """End the session of one of our nodes."""
         return bool(await self._ask(_END_BACKEND, (pid, name)))
 
     async def set_standby(self, *, is_absent: bool) -> None:
@@ -195,6 +197,7 @@ class Ground:
             await self.close()
 
     async def close(self) -> None:
+        """Close the connection of the conductor."""
         if self._connection is not None:
             await close_connection(self._connection)
 

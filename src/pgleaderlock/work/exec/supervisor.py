@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.work.exec import family
-from pgleaderlock.work.exec.guardian_client import GuardianClient, Job, Outcome
+from pgleaderlock.work.exec.guardian_client import GuardedCommand, GuardianClient, Outcome
 from pgleaderlock.work.exec.terminal import Terminal, stop_as_job
 
 __all__ = ["Ending", "How", "Look", "Policy", "Supervisor", "Tell"]
@@ -91,7 +91,9 @@ class Tell(Protocol):
 class Supervisor:
     """One wrapper. Make it in the running loop."""
 
-    def __init__(self, election: Election, job: Job, policy: Policy, role: str, tell: Tell, *, look: Look) -> None:
+    def __init__(
+        self, election: Election, job: GuardedCommand, policy: Policy, role: str, tell: Tell, *, look: Look
+    ) -> None:
         self._election = election
         self._policy = policy
         self._role = role
