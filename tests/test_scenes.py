@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pgleaderlock.ops.registry.audit import Term, audit, terms_of
+from pgleaderlock.ops.registry.audit import PastTerm, audit, terms_of
 from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus, open_reader
 from tests.conftest import Postgres
 from tests.processes import Process
@@ -131,8 +131,8 @@ async def led_by(reader: RegistryReader, *names: str) -> dict[str, str]:
     return found
 
 
-async def terms(reader: RegistryReader) -> dict[str, list[Term]]:
-    found: dict[str, list[Term]] = {role: [] for role in ROLES}
+async def terms(reader: RegistryReader) -> dict[str, list[PastTerm]]:
+    found: dict[str, list[PastTerm]] = {role: [] for role in ROLES}
     for term in terms_of(await reader.history()):
         found[term.role.rpartition("/")[2]].append(term)
     return found

@@ -10,7 +10,7 @@ from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.testing import SimulationFailed, simulate
 from pgleaderlock.testing.simulation import FAULT_PROFILES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation._session import SimulatedSession
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from tests.support.simulated_clocks import led, postgres_of
 from tests.sweeps import sweep
 
@@ -51,12 +51,12 @@ def test_strict_takeover_needs_no_look_at_the_sockets():
         assert report.faults
 
 
-def leader_of(simulation: Simulation) -> Node:
+def leader_of(simulation: Simulation) -> SimulatedNode:
     assert simulation.checker.leader is not None
     return simulation.checker.leader
 
 
-def sessions_of(node: Node) -> list[SimulatedSession]:
+def sessions_of(node: SimulatedNode) -> list[SimulatedSession]:
     return [each for each in node.sessions if isinstance(each, SimulatedSession) and not each.closed]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pgleaderlock import LockState, Term
-from pgleaderlock.testing import Node, SimulationFailed, simulate
+from pgleaderlock.testing import SimulatedNode, SimulationFailed, simulate
 from pgleaderlock.testing.simulation import FAULT_PROFILES, STORES, STORM, FaultProfile, Simulation
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.files import SharedFolder
@@ -157,7 +157,7 @@ def test_a_cluster_that_cannot_be_is_refused():
 
 
 def test_what_is_registered_by_a_coroutine_is_refused_instead_of_never_awaited():
-    async def build(node: Node) -> None:
+    async def build(node: SimulatedNode) -> None:
         pytest.fail(f"awaited for {node.name}")
 
     with pytest.raises(TypeError, match=r"build .* cannot be async"):
@@ -181,7 +181,7 @@ def test_who_acts_without_ever_having_led_is_told_so():
 def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
     touch_the_world: Callable[[], Awaitable[object]],
 ):
-    def build(node: Node) -> None:
+    def build(node: SimulatedNode) -> None:
         @node.lock.while_leader
         async def work(_: Term) -> None:
             await touch_the_world()
@@ -249,25 +249,25 @@ def test_a_leader_that_did_not_believe_for_a_moment_is_not_counted_as_absent_eve
     simulate(70000, profile="doldrums", store="postgres-strict", hours=300 / 3600, lease_s=5)
 
 
-def _raises_in_a_callback(node: Node) -> None:
+def _raises_in_a_callback(node: SimulatedNode) -> None:
     @node.lock.on_acquired
     def check() -> None:
         raise ValueError("wrong")
 
 
-def _asserts_in_work(node: Node) -> None:
+def _asserts_in_work(node: SimulatedNode) -> None:
     @node.lock.while_leader
     async def work(_: object) -> None:
         raise AssertionError("wrong")
 
 
-def _fails_as_in_a_test(node: Node) -> None:
+def _fails_as_in_a_test(node: SimulatedNode) -> None:
     @node.lock.on_acquired
     async def check() -> None:
         pytest.fail("wrong")
 
 
-def _raises_in_a_task_of_its_own(node: Node) -> None:
+def _raises_in_a_task_of_its_own(node: SimulatedNode) -> None:
     @node.lock.on_acquired
     def begin() -> None:
         async def work() -> None:

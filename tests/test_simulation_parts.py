@@ -24,7 +24,7 @@ from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation._statements import Ask, read
 from pgleaderlock.testing.simulation.network import Cable
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
@@ -394,7 +394,7 @@ def test_who_acts_without_leading_fails_the_simulation():
 
 
 def test_a_loss_that_has_no_cause_fails_the_simulation():
-    def lose_without_a_cause(node: Node) -> None:
+    def lose_without_a_cause(node: SimulatedNode) -> None:
         node.lock.subscribe(lambda event: node._watcher.heard(node, replace(event, cause=LossCause.UNKNOWN)))
 
     with pytest.raises(SimulationFailed, match="without a known cause") as raised:

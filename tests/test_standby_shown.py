@@ -16,7 +16,7 @@ from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.postgres.doctor import Finding, Verdict, examine
 from pgleaderlock.testing.embedded import Server
-from pgleaderlock.work.exec.guardian_client import Job
+from pgleaderlock.work.exec.guardian_client import GuardedCommand
 from pgleaderlock.work.exec.supervisor import Policy
 from pgleaderlock.work.exec.timing import KillTimes
 from tests.doubles import until
@@ -264,7 +264,7 @@ class Executed:
         self.complaints: list[str] = []
         self.lock = LeaderLock(dsn, key=key, settle_s=0, lease_s=LEASE_S)
         self._target = in_postgres(dsn, key)
-        job = Job(("true",), KillTimes(LEASE_S))
+        job = GuardedCommand(("true",), KillTimes(LEASE_S))
         self.run = asyncio.ensure_future(
             exec_command._supervise(self.lock, self._target, job, Policy(wait_s=wait_s), self._tell)
         )

@@ -20,7 +20,7 @@ from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.stores.base import leased_grant
 from pgleaderlock.stores.file.backend import open_file
 from pgleaderlock.work.exec import family
-from pgleaderlock.work.exec.guardian_client import LAUNCH, GuardianClient, Job, Outcome
+from pgleaderlock.work.exec.guardian_client import LAUNCH, GuardedCommand, GuardianClient, Outcome
 from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor
 from pgleaderlock.work.exec.terminal import Terminal
 from pgleaderlock.work.exec.timing import KillTimes
@@ -88,7 +88,7 @@ class Stage:
     def __init__(self, command: str, backend: ScriptedBackend | None = None, **words: Any) -> None:
         self.said: list[str] = []
         launch = {"launch": words.pop("launch")} if "launch" in words else {}
-        job = Job(
+        job = GuardedCommand(
             (sys.executable, "-I", "-S", "-c", command), TIMES, kill_after_s=words.pop("kill_after_s", None), **launch
         )
         self.election, self.backend, self.witness = make_election(backend, **words.pop("settings", {}))
@@ -214,7 +214,7 @@ async def test_nothing_can_be_started_and_that_is_said():
 
 async def test_a_command_that_cannot_be_executed_ends_it():
     stage = Stage("")
-    stage.supervisor._job = Job(("/nonexistent/command",), TIMES)
+    stage.supervisor._job = GuardedCommand(("/nonexistent/command",), TIMES)
     assert await stage.supervisor.run() == Ending(How.REFUSED, errno.ENOENT)
 
 
@@ -322,7 +322,7 @@ async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_pat
 
 
 async def test_a_guardian_that_misses_one_renewal_goes_on():
-    job = Job((sys.executable, "-I", "-S", "-c", SLEEP), TIMES, spare=frozenset(family.children()))
+    job = GuardedCommand((sys.executable, "-I", "-S", "-c", SLEEP), TIMES, spare=frozenset(family.children()))
     client = GuardianClient(job, lambda _: None, lambda _: None)
     client.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
     await until(lambda: client.group is not None)
@@ -469,7 +469,7 @@ MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
 
 
 def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
-    job = Job(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=launch)
+    job = GuardedCommand(("true",), KillTimes(lease_s), spare=frozenset(family.children()), launch=launch)
     client = GuardianClient(job, lambda _: None, lambda _: None)
     client.start(suspend_aware_clock() + lease_s, (), terminal=None)
     return client
@@ -523,7 +523,9 @@ async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkey
     monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._EXIT_S", 0.05)
     words = '{"is": "ended", "status": 0, "untouchable": 0}'
     stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"
-    job = Job(("true",), TIMES, spare=frozenset(family.children()), launch=(sys.executable, "-I", "-S", "-c", stays))
+    job = GuardedCommand(
+        ("true",), TIMES, spare=frozenset(family.children()), launch=(sys.executable, "-I", "-S", "-c", stays)
+    )
     client = GuardianClient(job, lambda _: None, lambda _: None)
     client.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
     assert (await asyncio.wait_for(client.ended, 20)).code == 0
@@ -532,6 +534,6 @@ async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkey
 
 
 async def test_a_system_without_room_for_a_process_is_an_error():
-    job = Job(("true",), TIMES, launch=("/nonexistent/python",))
+    job = GuardedCommand(("true",), TIMES, launch=("/nonexistent/python",))
     with pytest.raises(OSError, match="nonexistent"):
         GuardianClient(job, lambda _: None, lambda _: None).start(suspend_aware_clock() + LEASE_S, (), terminal=None)

@@ -23,7 +23,7 @@ from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.schedule._connection import LedgerConnection
-from pgleaderlock.work.schedule._ledger import Answer, Ledger, Place, Run
+from pgleaderlock.work.schedule._ledger import Answer, JobStanding, Ledger, Run
 from pgleaderlock.work.schedule._runner import JobRunner, _token_of
 from pgleaderlock.work.schedule._sql import statements
 from pgleaderlock.work.schedule.policy import JobPolicy, Plan
@@ -414,7 +414,7 @@ class Book:
         )
         await query(self.dsn, statement, str(self.key), token, released_at)
 
-    async def take_over(self, token: int, policy: JobPolicy | None = None) -> Place:
+    async def take_over(self, token: int, policy: JobPolicy | None = None) -> JobStanding:
         await self.ledger.now()  # makes the tables, on a server that has none
         await self.set_term(token)
         return await self.ledger.take_over("job", "every 1h", token, policy or JobPolicy())

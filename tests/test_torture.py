@@ -49,7 +49,7 @@ from pgleaderlock.testing.torture import (
 from pgleaderlock.testing.torture._clock_step import plan_step
 from pgleaderlock.testing.torture._conductor import Conductor
 from pgleaderlock.testing.torture._faulty_relay import Allowance, FaultyRelay, Target
-from pgleaderlock.testing.torture._member import Member
+from pgleaderlock.testing.torture._member import TorturedNode
 from pgleaderlock.testing.torture._plan import Deed, draw
 from tests.conftest import Postgres, free_port
 from tests.processes import Process
@@ -634,7 +634,7 @@ async def test_a_node_is_led_through_its_relay_and_the_password_is_not_in_its_ar
 async def test_no_secret_of_a_connection_string_is_in_a_nodes_arguments(tmp_path: Path):
     relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
     dsn = "host=db sslkey=/k sslpassword=s3cret"
-    member = Member("node-a", relay, tmp_path, {"role": "x"}, environment={"PGPASSWORD": "s3cret too"}, dsn=dsn)
+    member = TorturedNode("node-a", relay, tmp_path, {"role": "x"}, environment={"PGPASSWORD": "s3cret too"}, dsn=dsn)
     assert "s3cret" not in "".join(member._command())
     assert dsn in member._environment().values()
 
@@ -858,16 +858,16 @@ async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for
 
 
 async def test_whoever_is_awake_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
-    def make() -> Member:
+    def make() -> TorturedNode:
         relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
-        member = Member("node-a", relay, tmp_path, {"role": "x"}, environment={}, dsn="host=db")
+        member = TorturedNode("node-a", relay, tmp_path, {"role": "x"}, environment={}, dsn="host=db")
         process: Any = SimpleNamespace(pid=1, returncode=None, send_signal=lambda _: None)
         member._process = process
         member._listen(member, 1, {"says": "ready"})
         return member
 
     assert make().is_in_touch()
-    for harm in (Member.freeze, Member.kill, Member.cut_off, Member._command):
+    for harm in (TorturedNode.freeze, TorturedNode.kill, TorturedNode.cut_off, TorturedNode._command):
         member = make()
         harm(member)
         assert not member.is_in_touch(), harm

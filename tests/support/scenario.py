@@ -23,7 +23,7 @@ from pgleaderlock._base.durations import parse_duration
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing.simulation.checks import SimulationFailed
 from pgleaderlock.testing.simulation.fault_profiles import CALM
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.simulation import Simulation, quiet
 
 __all__ = ["Scenario", "read_scenario"]
@@ -87,7 +87,7 @@ class Scenario:
         simulation.run(self.until_s - simulation.world.now)
 
 
-def _chosen(simulation: Simulation, name: str) -> Node:
+def _chosen(simulation: Simulation, name: str) -> SimulatedNode:
     if name == "leader":
         leader = simulation.checker.leader
         return simulation.nodes[0] if leader is None else leader

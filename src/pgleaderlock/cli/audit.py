@@ -16,7 +16,7 @@ from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, iso
-from pgleaderlock.ops.registry.audit import Line, RoleAudit, Term
+from pgleaderlock.ops.registry.audit import Line, PastTerm, RoleAudit
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus
 
@@ -83,7 +83,7 @@ def _audit_fields(each: RoleAudit) -> dict[str, Any]:
     }
 
 
-def _overlap_fields(overlap: Overlap[Term]) -> dict[str, Any]:
+def _overlap_fields(overlap: Overlap[PastTerm]) -> dict[str, Any]:
     return {
         "seconds": round(overlap.lasted_s, 6),
         "first": _term_fields(overlap.first),
@@ -91,7 +91,7 @@ def _overlap_fields(overlap: Overlap[Term]) -> dict[str, Any]:
     }
 
 
-def _term_fields(term: Term) -> dict[str, Any]:
+def _term_fields(term: PastTerm) -> dict[str, Any]:
     return {
         "node": term.node,
         "instance": term.instance,
@@ -147,14 +147,14 @@ def _table(audits: Sequence[RoleAudit], width: int) -> Table:
     )
 
 
-def _sentence(each: RoleAudit, overlap: Overlap[Term]) -> str:
+def _sentence(each: RoleAudit, overlap: Overlap[PastTerm]) -> str:
     return (
         f"OVERLAP in {visible(each.role)} ({visible(each.lock)}), for at least {duration(overlap.lasted_s)}: "
         f"{_describe(overlap.first)} and {_describe(overlap.second)}"
     )
 
 
-def _describe(term: Term) -> str:
+def _describe(term: PastTerm) -> str:
     ended = "now" if term.ended_at is None else f"{_clock_time(term.ended_at)}, {visible(term.end or 'ended')}"
     return f"{visible(term.node)} (token {term.token}, {_clock_time(term.began_at)} to {ended})"
 

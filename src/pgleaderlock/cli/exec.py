@@ -28,7 +28,7 @@ from pgleaderlock.cli.words import texts
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.retry import ExponentialBackoff
-from pgleaderlock.work.exec.guardian_client import Job
+from pgleaderlock.work.exec.guardian_client import GuardedCommand
 from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.work.exec.timing import KillTimes
 
@@ -113,7 +113,7 @@ def exec_command(
     lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     moved = os.environ.get(MOVED_VARIABLE, "").split()
     unset = (*moved, MOVED_VARIABLE, *(() if pass_dsn else STORE_VARIABLES))
-    job = Job(command, kill_times, unset=unset, kill_after_s=kill_after_s)
+    job = GuardedCommand(command, kill_times, unset=unset, kill_after_s=kill_after_s)
     policy = Policy(once=once, restart=restart, wait_s=wait_s, answer_s=ANSWER_TIMEOUT_S)
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log
@@ -125,7 +125,7 @@ def exec_command(
     context.exit(_code_of(ending, target, command[0], complain, quiet=quiet))
 
 
-async def _supervise(lock: Election, target: Target, job: Job, policy: Policy, tell: Tell) -> Ending:
+async def _supervise(lock: Election, target: Target, job: GuardedCommand, policy: Policy, tell: Tell) -> Ending:
     tell("INFO", "waits", f"process {os.getpid()} waits to lead {target.name}", role=target.name)
 
     async def look() -> str:

@@ -18,7 +18,7 @@ _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 @dataclass
-class _Place:
+class _SharedRecord:
     """The state that all candidates for one record share."""
 
     record: Record | None = None
@@ -26,7 +26,7 @@ class _Place:
     waiters: set[_Waiter] = field(default_factory=set)
 
 
-_places: dict[str, _Place] = {}
+_places: dict[str, _SharedRecord] = {}
 _places_guard = threading.Lock()
 
 
@@ -36,7 +36,7 @@ class MemoryStore(RecordStore):
     def __init__(self, name: str) -> None:
         self._name = name
         with _places_guard:
-            self._place = _places.setdefault(name, _Place())
+            self._place = _places.setdefault(name, _SharedRecord())
 
     @property
     def labels(self) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """Tools to test code that elects leaders: a virtual clock, a simulated cluster with faults, a contract for backends."""
 
 from pgleaderlock.testing.contract import BackendContract, InProcessContract
-from pgleaderlock.testing.simulation import FaultProfile, Node, Report, SimulationFailed, simulate
+from pgleaderlock.testing.simulation import FaultProfile, Report, SimulatedNode, SimulationFailed, simulate
 from pgleaderlock.testing.virtual_time import Deadlock, VirtualTimeLoop
 
 __all__ = [
@@ -9,8 +9,8 @@ __all__ = [
     "Deadlock",
     "FaultProfile",
     "InProcessContract",
-    "Node",
     "Report",
+    "SimulatedNode",
     "SimulationFailed",
     "VirtualTimeLoop",
     "simulate",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgleaderlock.ops.registry.audit import Line, Term
+from pgleaderlock.ops.registry.audit import Line, PastTerm
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RoleStatus
 
@@ -111,7 +111,7 @@ def _candidate(each: Candidate) -> Json:
     }
 
 
-def _term(term: Term) -> Json:
+def _term(term: PastTerm) -> Json:
     return {
         "node": term.node,
         "instance": term.instance,
@@ -123,10 +123,10 @@ def _term(term: Term) -> Json:
     }
 
 
-def _gaps(terms: Sequence[Term], *, is_led: bool) -> list[Json]:
+def _gaps(terms: Sequence[PastTerm], *, is_led: bool) -> list[Json]:
     """Return the gaps without a leader, from the first term on. The last gap is open while there is no leader."""
     gaps: list[Json] = []
-    last: Term | None = None
+    last: PastTerm | None = None
     for term in terms:
         if last is not None and last.ended_at is not None and term.began_at > last.ended_at:
             gaps.append(_gap(last, term.began_at))
@@ -138,7 +138,7 @@ def _gaps(terms: Sequence[Term], *, is_led: bool) -> list[Json]:
     return gaps
 
 
-def _gap(before: Term, ended_at: float | None) -> Json:
+def _gap(before: PastTerm, ended_at: float | None) -> Json:
     """Return a gap. A leader that died wrote no end and may have led after its last renewal: an upper bound."""
     return {
         "began_at": before.ended_at,

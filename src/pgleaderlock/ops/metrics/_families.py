@@ -25,16 +25,20 @@ class WatchedRegistry(Protocol):
     """What is asked of a :class:`~pgleaderlock.ops.registry.Registry`."""
 
     @property
-    def node(self) -> str: ...
+    def node(self) -> str:
+        """The name of its node."""
 
     @property
-    def is_up(self) -> bool: ...
+    def is_up(self) -> bool:
+        """Whether its last write succeeded."""
 
     @property
-    def dropped_events(self) -> int: ...
+    def dropped_events(self) -> int:
+        """How many events were dropped because the outbox was full."""
 
     @property
-    def overlaps(self) -> Mapping[str, int]: ...
+    def overlaps(self) -> Mapping[str, int]:
+        """How many overlaps of two terms its history shows, by role."""
 
 
 class Families:

@@ -20,8 +20,8 @@ __all__ = [
     "MARK",
     "MAX_WAIT_S",
     "Ask",
-    "Claim",
-    "Inbox",
+    "AskInbox",
+    "AskNotice",
     "SessionInbox",
     "TableInbox",
     "by_session",
@@ -99,7 +99,7 @@ SELECT a.pid, pg_catalog.pg_get_userbyid(s.usesysid)::text, session_user::text,
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class AskNotice:
     """What a notification says. Every database user can have sent it; only the pid is the server's word."""
 
     pid: int
@@ -128,17 +128,17 @@ class Ask:
     """Of the row, or of the session."""
 
 
-class Inbox(Protocol):
+class AskInbox(Protocol):
     """A place in which asks are found."""
 
-    async def read(self, locks: Sequence[str], claims: Sequence[Claim]) -> list[Ask]:
+    async def read(self, locks: Sequence[str], claims: Sequence[AskNotice]) -> list[Ask]:
         """Return what is asked of the leader of these locks."""
 
     async def answer(self, ask: Ask, answer: str, why: str | None) -> bool:
         """Give the answer. False if it has one already."""
 
 
-def read_claim(notification: Notification, schema: str) -> Claim | None:
+def read_claim(notification: Notification, schema: str) -> AskNotice | None:
     """Read what was sent; None if it is no ask to a leader of this schema, or cannot be read."""
     try:
         said = json.loads(notification.payload)
@@ -148,7 +148,7 @@ def read_claim(notification: Notification, schema: str) -> Claim | None:
         return None
     mark, wait_s = said.get("mark"), said.get("wait_s")
     is_time = isinstance(wait_s, int | float) and 0 < wait_s <= MAX_WAIT_S
-    return Claim(
+    return AskNotice(
         notification.pid,
         said["lock"],
         _described(said.get("by"), said.get("reason")),
@@ -203,7 +203,7 @@ class TableInbox:
     async def prune(self, keep_days: int) -> None:
         await self._database.fetch(_for(self._schema, _PRUNE), {"keep_days": keep_days})
 
-    async def read(self, locks: Sequence[str], claims: Sequence[Claim]) -> list[Ask]:  # noqa: ARG002 - rows alone count
+    async def read(self, locks: Sequence[str], claims: Sequence[AskNotice]) -> list[Ask]:  # noqa: ARG002 - rows alone count
         """Return the rows without an answer, the oldest first."""
         rows = await self._database.fetch(_for(self._schema, _OPEN_ROWS), {"locks": list(locks), "limit": _MOST_ASKS})
         return [
@@ -227,9 +227,9 @@ class SessionInbox:
         self._database = database
         self._schema = schema
         self._clock = clock
-        self._waiting: dict[int, Claim] = {}
+        self._waiting: dict[int, AskNotice] = {}
 
-    async def read(self, locks: Sequence[str], claims: Sequence[Claim]) -> list[Ask]:
+    async def read(self, locks: Sequence[str], claims: Sequence[AskNotice]) -> list[Ask]:
         """Return what was notified, with what the server says of the sessions that did."""
         self._waiting |= {claim.pid: claim for claim in claims[:_MOST_ASKS]}
         known = [claim for claim in self._waiting.values() if claim.lock in locks]
@@ -246,7 +246,7 @@ class SessionInbox:
         rows = await self._database.fetch(_for(self._schema, _SESSIONS), columns)
         return [self._ask(self._waiting[pid], rest, now) for pid, *rest in rows]
 
-    def _ask(self, claim: Claim, row: list[Any], now: float) -> Ask:
+    def _ask(self, claim: AskNotice, row: list[Any], now: float) -> Ask:
         role, ours, may_ask, is_same, since_obeyed_s = row
         objection = None
         if role is None or not is_same:

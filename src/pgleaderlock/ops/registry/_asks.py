@@ -22,7 +22,7 @@ from pgleaderlock._base.checks import visible
 from pgleaderlock._base.clock import Clock
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.ops.registry._ask_inbox import Ask, Claim, Inbox, SessionInbox, TableInbox, read_claim
+from pgleaderlock.ops.registry._ask_inbox import Ask, AskInbox, AskNotice, SessionInbox, TableInbox, read_claim
 from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._outbox import Happening
 from pgleaderlock.ops.registry._pending_rows import PendingRows, Standing
@@ -90,7 +90,7 @@ class Asks:
         self._instance, self._node = who
         self._clock = clock
         self._logger = logger
-        self._inbox: Inbox | None = None
+        self._inbox: AskInbox | None = None
         self._heard: dict[int, Notification] = {}
         self._look_at, self._looked_at = math.inf, -math.inf
         self._counted = 0
@@ -173,11 +173,11 @@ class Asks:
             self._failures += 1
             self._tell("asks_unreadable", error=error)
 
-    def _claims(self, heard: dict[int, Notification], led: dict[str, Standing]) -> list[Claim]:
+    def _claims(self, heard: dict[int, Notification], led: dict[str, Standing]) -> list[AskNotice]:
         claims = (read_claim(each, self._schema) for each in heard.values())
         return [claim for claim in claims if claim is not None and claim.lock in led]
 
-    async def _read(self, led: dict[str, Standing], claims: list[Claim]) -> None:
+    async def _read(self, led: dict[str, Standing], claims: list[AskNotice]) -> None:
         if not isinstance(self._inbox, TableInbox):
             self._inbox = await self._choose_inbox()
         for ask in await self._inbox.read(list(led), claims):
@@ -187,7 +187,7 @@ class Asks:
                 if not claim.has_row:
                     self._refuse(led[claim.lock], f"session {claim.pid}", self._inbox.NO_ROW)
 
-    async def _choose_inbox(self) -> Inbox:
+    async def _choose_inbox(self) -> AskInbox:
         table = TableInbox(self._database, self._schema, self._node)
         if await table.is_there():
             return table
@@ -198,7 +198,7 @@ class Asks:
         self._logger.info("asks_table_missing", schema=self._schema, advice=advice, meanwhile=rule)
         return SessionInbox(self._database, self._schema, self._clock)
 
-    async def _settle(self, inbox: Inbox, ask: Ask, standing: Standing) -> None:
+    async def _settle(self, inbox: AskInbox, ask: Ask, standing: Standing) -> None:
         lease_s = standing.election.lease_s or USUAL_LEASE_S
         verdict = judge(ask, self._instance, standing.token, lease_s, is_leaving=standing.lock in self._leaving)
         if verdict.in_s is not None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pgleaderlock.ops.registry.audit import BEGINS, ENDS, Line, Orderly, Term, failover, terms_of
+from pgleaderlock.ops.registry.audit import BEGINS, ENDS, Line, Orderly, PastTerm, failover, terms_of
 
 __all__ = ["Past", "keys_of_ends", "sum_up"]
 
@@ -74,7 +74,7 @@ def _count(orderly: Orderly, event: str, cause: str | None, sums: Sequence[Any])
         orderly.failovers[how] = orderly.failovers.get(how, 0) + count
 
 
-def _is_crossed(terms: Sequence[Term], sequences: Collection[tuple[str, int | None]]) -> bool:
+def _is_crossed(terms: Sequence[PastTerm], sequences: Collection[tuple[str, int | None]]) -> bool:
     led_until = in_sequence_until = float("-inf")
     for term in terms:
         is_sequence = (term.instance, term.token) in sequences

@@ -27,8 +27,8 @@ __all__ = [
     "TELLS",
     "Line",
     "Orderly",
+    "PastTerm",
     "RoleAudit",
-    "Term",
     "audit",
     "failover",
     "terms_of",
@@ -62,7 +62,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class PastTerm:
     """One node's leadership, from its beginning to its end."""
 
     lock: str
@@ -99,8 +99,8 @@ class RoleAudit:
     role: str
     since: float
     until: float
-    terms: list[Term] = field(default_factory=list)
-    overlaps: list[Overlap[Term]] = field(default_factory=list)
+    terms: list[PastTerm] = field(default_factory=list)
+    overlaps: list[Overlap[PastTerm]] = field(default_factory=list)
     leaderless_s: float = 0.0
     """At most: a leader that died is taken to have ended when it was last seen."""
     unknown_s: float = 0.0
@@ -119,7 +119,7 @@ class RoleAudit:
         return 1.0 if span_s <= 0 else max(0.0, 1 - self.leaderless_s / span_s)
 
 
-def terms_of(lines: Iterable[Line]) -> list[Term]:
+def terms_of(lines: Iterable[Line]) -> list[PastTerm]:
     """Return the terms of these lines, the earliest first."""
     terms = []
     begun: dict[tuple[str, str, int | None], Line] = {}
@@ -141,8 +141,8 @@ def _is_unwatched(line: Line | None) -> bool:
     return line is not None and line.event == _UNWATCHED
 
 
-def _term(begin: Line, end: Line | None) -> Term:
-    return Term(
+def _term(begin: Line, end: Line | None) -> PastTerm:
+    return PastTerm(
         begin.lock,
         begin.role,
         begin.node,
@@ -198,7 +198,7 @@ def _add(each: RoleAudit, orderly: Orderly) -> None:
         each.failovers[how] = each.failovers.get(how, 0) + count
 
 
-def _overlaps(terms: list[Term]) -> list[Overlap[Term]]:
+def _overlaps(terms: list[PastTerm]) -> list[Overlap[PastTerm]]:
     """Return the overlaps that are longer than the uncertainty of their times, each shortened by it."""
     found = find_overlaps(
         terms,

@@ -34,7 +34,7 @@ _LARGEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _NotePath:
     """The path of a note, and the clock that its time belongs to."""
 
     path: str
@@ -82,7 +82,7 @@ def remove_all(folder: Path, before_epoch: int) -> None:
                 remove(f"{folder}/{name}")
 
 
-def _place(folder: Path, seen: Seen) -> _Place | None:
+def _place(folder: Path, seen: Seen) -> _NotePath | None:
     boot_id = place.boot_id()
     if boot_id is None:
         return None
@@ -90,7 +90,7 @@ def _place(folder: Path, seen: Seen) -> _Place | None:
     with contextlib.suppress(OSError):  # a kernel without time namespaces
         offsets = " ".join(_TIME_OFFSETS.read_text("ascii").split())
     path = f"{folder}/claim|seen|{boot_id}|0|{seen.epoch}"
-    return _Place(path, f"{boot_id} {offsets}") if is_note(path.rpartition("/")[2]) else None
+    return _NotePath(path, f"{boot_id} {offsets}") if is_note(path.rpartition("/")[2]) else None
 
 
 def _facts(seen: Seen) -> list[object]:

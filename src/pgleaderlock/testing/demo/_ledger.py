@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
-__all__ = ["Claim", "Ledger"]
+__all__ = ["Ledger", "ReportedClaim"]
 
 _REMEMBERED = 50
 
 
 @dataclass(slots=True)
-class Claim:
+class ReportedClaim:
     """One node's claim to lead in one term. Times are in seconds, by the clock that all nodes share."""
 
     node: str
@@ -31,13 +31,13 @@ class Ledger:
     """The newest claims of all nodes, and every overlap among them."""
 
     def __init__(self) -> None:
-        self._claims: list[Claim] = []
-        self.overlaps: dict[tuple[int, int], Overlap[Claim]] = {}
+        self._claims: list[ReportedClaim] = []
+        self.overlaps: dict[tuple[int, int], Overlap[ReportedClaim]] = {}
         """Every overlap that was found, by the tokens of the two terms."""
 
     def began(self, node: str, process_id: int, token: int, at: float) -> None:
         """Record that a node claims to lead from this moment on."""
-        self._claims = [*self._claims[1 - _REMEMBERED :], Claim(node, process_id, token, at, at)]
+        self._claims = [*self._claims[1 - _REMEMBERED :], ReportedClaim(node, process_id, token, at, at)]
         self._compare()
 
     def worked(self, process_id: int, token: int, at: float) -> None:
@@ -58,17 +58,17 @@ class Ledger:
             if claim.process_id == process_id:
                 claim.has_ceased = True
 
-    def current(self) -> Claim | None:
+    def current(self) -> ReportedClaim | None:
         """Return the claim with the greatest token, if it is not known to have ended."""
         newest = max(self._claims, key=lambda claim: claim.token, default=None)
         return None if newest is None or newest.has_ceased else newest
 
-    def successor(self, token: int) -> Claim | None:
+    def successor(self, token: int) -> ReportedClaim | None:
         """Return the claim of the first term after this one."""
         later = [claim for claim in self._claims if claim.token > token]
         return min(later, key=lambda claim: claim.token, default=None)
 
-    def _of(self, process_id: int, token: int) -> list[Claim]:
+    def _of(self, process_id: int, token: int) -> list[ReportedClaim]:
         return [each for each in self._claims if (each.process_id, each.token) == (process_id, token)]
 
     def _compare(self) -> None:

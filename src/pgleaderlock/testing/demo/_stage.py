@@ -21,7 +21,7 @@ from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.testing.demo._actor import Actor
-from pgleaderlock.testing.demo._ledger import Claim, Ledger
+from pgleaderlock.testing.demo._ledger import Ledger, ReportedClaim
 from pgleaderlock.testing.demo._relay import Relay
 from pgleaderlock.testing.embedded import Server
 
@@ -142,7 +142,7 @@ class Stage:
         return None if claim is None else claim.node
 
     @property
-    def overlaps(self) -> list[Overlap[Claim]]:
+    def overlaps(self) -> list[Overlap[ReportedClaim]]:
         """Every split brain that was found: none, if the library keeps its promise."""
         return list(self._ledger.overlaps.values())
 
@@ -206,7 +206,7 @@ class Stage:
         """Do an action to the leader, and return its outcome. LockError if it is not possible now."""
         return await self._measure(action, self._choose(action))
 
-    def _choose(self, action: str) -> Claim:
+    def _choose(self, action: str) -> ReportedClaim:
         """Return the leader's claim, and refuse other actions until this one has been measured."""
         if self._under_way is not None:
             raise LockError(
@@ -222,7 +222,7 @@ class Stage:
         self._under_way = action
         return claim
 
-    async def _measure(self, action: str, claim: Claim) -> Failover:
+    async def _measure(self, action: str, claim: ReportedClaim) -> Failover:
         actor = self._actors[claim.node]
         try:
             self._notify(Said(_HARMED[action].format(node=actor.name), action, from_node=actor.name))
@@ -353,7 +353,7 @@ class Stage:
                 await waiter
 
 
-def _failover(action: str, at: float, before: Claim, after: Claim | None) -> Failover:
+def _failover(action: str, at: float, before: ReportedClaim, after: ReportedClaim | None) -> Failover:
     ended_at = before.seen_at if before.has_ceased and action != "kill" else None
     return Failover(
         action,

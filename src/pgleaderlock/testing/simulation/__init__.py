@@ -2,7 +2,7 @@
 
 from pgleaderlock.testing.simulation.checks import SimulationFailed
 from pgleaderlock.testing.simulation.fault_profiles import CALM, FAULT_PROFILES, STORM, FaultProfile
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.simulation import Report, Simulation, simulate
 from pgleaderlock.testing.simulation.stores import STORES, Store
 
@@ -12,8 +12,8 @@ __all__ = [
     "STORES",
     "STORM",
     "FaultProfile",
-    "Node",
     "Report",
+    "SimulatedNode",
     "Simulation",
     "SimulationFailed",
     "Store",

@@ -11,7 +11,7 @@ restart behind a leader's back is injected only while all other nodes are, and h
 from collections.abc import Callable
 
 from pgleaderlock.testing.simulation.checks import Checker
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
@@ -30,7 +30,7 @@ class ClockFaults:
     _world: World
     _checker: Checker
     _lease_s: float
-    _nodes: list[Node]
+    _nodes: list[SimulatedNode]
 
     def _server_here(self) -> ModelledPostgres | None:
         raise NotImplementedError
@@ -38,13 +38,13 @@ class ClockFaults:
     def _then(self, delay_s: float, do: Callable[[], object]) -> None:
         raise NotImplementedError
 
-    def cut(self, node: Node, lasts_s: float) -> bool | None:
+    def cut(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Pull a node's cable."""
         raise NotImplementedError
 
     # --- The faults --------------------------------------------------------------------------------------------
 
-    def step_clock(self, _: Node, __: float = 0.0) -> bool | None:
+    def step_clock(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Set the server's wall clock forward or back."""
         server = self._server_here()
         if server is None:
@@ -52,7 +52,7 @@ class ClockFaults:
         self._step(server, self._draw_step_s())
         return None
 
-    def reset_statistics(self, _: Node, __: float = 0.0) -> bool | None:
+    def reset_statistics(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Let the server look as if it had just recovered from a crash."""
         server = self._server_here()
         if server is None:
@@ -61,7 +61,7 @@ class ClockFaults:
         server.reset_statistics()
         return None
 
-    def restart_and_step(self, _: Node, __: float = 0.0) -> bool | None:
+    def restart_and_step(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Restart the server, or let it crash, and set its wall clock when it is back."""
         server = self._server_here()
         if server is None:
@@ -73,7 +73,7 @@ class ClockFaults:
         self._then(down_s * self._world.random.uniform(1.0, 3.0), lambda: self._step(server, by_s))
         return None
 
-    def cut_and_restart_and_step(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_restart_and_step(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a leader off, restart the server behind its back, and set the server's wall clock."""
         others = [each for each in self._nodes if each is not node]
         if not all(self._is_in_touch(each) for each in others) or self._server_here() is None:
@@ -82,7 +82,7 @@ class ClockFaults:
             return False
         return self.restart_and_step(node)
 
-    def early_time_outs(self, node: Node, lasts_s: float) -> bool | None:
+    def early_time_outs(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a leader off, and set the wall clock forward, which ends silent sessions early."""
         server = self._server_here()
         if server is None or self.cut(node, lasts_s) is False:
@@ -91,7 +91,7 @@ class ClockFaults:
         self._then(self._lease_s * self._world.random.uniform(0.05, 0.8), lambda: self._step(server, by_s, ends=True))
         return None
 
-    def late_time_outs(self, _: Node, __: float = 0.0) -> bool | None:
+    def late_time_outs(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Set the wall clock back, which ends silent sessions late."""
         server = self._server_here()
         if server is None:
@@ -111,7 +111,7 @@ class ClockFaults:
             for node in self._nodes:  # both its sessions may have ended, and nothing keeps a successor waiting
                 node.cable.troubled_at = node.pair_ended_at = self._world.now
 
-    def _is_in_touch(self, node: Node) -> bool:
+    def _is_in_touch(self, node: SimulatedNode) -> bool:
         """Whether the node is not frozen and has received data from the server for a lease."""
         trouble_at = max(node.booted_at, node.thawed_at, node.cable.troubled_at)
         return (

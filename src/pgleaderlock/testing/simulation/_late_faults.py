@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from pgleaderlock.testing.simulation._session import SimulatedSession
-from pgleaderlock.testing.simulation.node import Connection, Node
+from pgleaderlock.testing.simulation.node import Connection, SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["LateFaults"]
@@ -28,34 +28,34 @@ class LateFaults:
     _lease_s: float
     _is_clear: bool
 
-    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+    def freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         raise NotImplementedError
 
-    def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
+    def kill_session(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """End one of a node's sessions on the server."""
         raise NotImplementedError
 
-    def slow_connects(self, node: Node, lasts_s: float) -> bool | None:
+    def slow_connects(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let new connections take long."""
         raise NotImplementedError
 
-    def _note(self, node: Node, what: str) -> None:
+    def _note(self, node: SimulatedNode, what: str) -> None:
         raise NotImplementedError
 
     # --- The faults --------------------------------------------------------------------------------------------
 
-    def late_answers(self, node: Node, lasts_s: float) -> bool | None:
+    def late_answers(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let answers come late for a while, on about half of the connections that a node has."""
         return self._delay_answers(node, lasts_s, _LATE_SHARE)
 
-    def late_answers_and_freeze(self, node: Node, lasts_s: float) -> bool | None:
+    def late_answers_and_freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Freeze a node that was renewed by late answers."""
         if self._delay_answers(node, self._lease_s, _LATE_SHARE) is False:
             return False
         self._strike_later(lambda: self.freeze(node, lasts_s))
         return None
 
-    def late_answers_and_kill(self, node: Node, lasts_s: float) -> bool | None:
+    def late_answers_and_kill(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """End one session of a node whose answers are late, as is the notice of that end; it connects slowly, too."""
         if self._delay_answers(node, self._lease_s, 1.0) is False:
             return False
@@ -65,7 +65,7 @@ class LateFaults:
 
     # --- How ---------------------------------------------------------------------------------------------------
 
-    def _delay_answers(self, node: Node, lasts_s: float, share: float) -> bool | None:
+    def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
         random = self._world.random
         sessions = [session for session in node.sessions if isinstance(session, SimulatedSession)]
         late = [session for session in sessions if not session.closed and random.random() < share]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["LifecycleFaults"]
@@ -23,15 +23,15 @@ class LifecycleFaults:
     _world: World
     _lease_s: float
 
-    def _delay_answers(self, node: Node, lasts_s: float, share: float) -> bool | None:
+    def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
         raise NotImplementedError
 
-    def _note(self, node: Node, what: str) -> None:
+    def _note(self, node: SimulatedNode, what: str) -> None:
         raise NotImplementedError
 
     # --- The faults --------------------------------------------------------------------------------------------
 
-    def hasty_step_down(self, node: Node, _: float = 0.0) -> bool | None:
+    def hasty_step_down(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Ask a leader to step down, twice and with short time-outs, while its answers are late."""
         leading = [seat for seat in node.seats if seat.leads]
         if not node.is_alive or node.is_frozen or not leading:
@@ -43,7 +43,7 @@ class LifecycleFaults:
         self._ask_again(node, lambda: lock.step_down(_HASTE * self._lease_s))
         return None
 
-    def stop_and_start(self, node: Node, _: float = 0.0) -> bool | None:
+    def stop_and_start(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Ask a node to stop, and to start again while it stops, or still notifies its listeners."""
         if not node.is_alive or node.is_frozen:
             return False
@@ -55,10 +55,10 @@ class LifecycleFaults:
 
     # --- How ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, node: Node, asked: Coroutine[Any, Any, None]) -> None:
+    def _ask(self, node: SimulatedNode, asked: Coroutine[Any, Any, None]) -> None:
         node.loop.create_task(asked)
 
-    def _ask_again(self, node: Node, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _ask_again(self, node: SimulatedNode, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         boots = node.boots
 
         def ask_if_there() -> None:

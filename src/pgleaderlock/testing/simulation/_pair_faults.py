@@ -7,7 +7,7 @@ notice the network delays (a pulled cable, a slow message), and such a fault is 
 
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.testing.simulation.checks import Checker
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.world import World
 
@@ -40,18 +40,18 @@ class PairFaults:
     _world: World
     _checker: Checker
     _lease_s: float
-    _nodes: list[Node]
+    _nodes: list[SimulatedNode]
     _killed_at: dict[str, float]
 
     def _server_here(self) -> ModelledPostgres | None:
         raise NotImplementedError
 
-    def _note(self, node: Node, what: str) -> None:
+    def _note(self, node: SimulatedNode, what: str) -> None:
         raise NotImplementedError
 
     # --- The faults --------------------------------------------------------------------------------------------
 
-    def slow_connects(self, node: Node, lasts_s: float) -> bool | None:
+    def slow_connects(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let new connections take long, up to a part of a lease, while those that exist are quick."""
         if not node.is_alive or node.cable.connect_s:
             return False
@@ -64,7 +64,7 @@ class PairFaults:
         self._world.later(lasts_s, be_quick_again)
         return None
 
-    def busy(self, node: Node, _: float = 0.0) -> bool | None:
+    def busy(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Let other work keep a node's event loop busy for a while."""
         if not node.is_alive or node.is_busy:
             return False
@@ -74,7 +74,7 @@ class PairFaults:
         node.keep_busy(turn_s, _BUSY * self._lease_s * random.random())
         return None
 
-    def end_apart(self, node: Node, lasts_s: float) -> bool | None:
+    def end_apart(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """End one session of a leader, either, and shortly afterwards the other, while the first is being replaced."""
         pair = self._pair_of(node)
         if pair is None:
@@ -94,7 +94,7 @@ class PairFaults:
         self._world.later(random.choice(_APART) * self._lease_s * random.random(), end_second)
         return None
 
-    def end_both(self, node: Node, _: float = 0.0) -> bool | None:
+    def end_both(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """End both sessions of a leader in one statement; its event loop may be busy meanwhile."""
         pair = self._pair_of(node)
         if pair is None:
@@ -106,13 +106,13 @@ class PairFaults:
         self._expect_to_leave(node)
         return None
 
-    def frozen_end_both(self, node: Node, lasts_s: float) -> bool | None:
+    def frozen_end_both(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Freeze a leader, and then end both its sessions in one statement."""
         if self._pair_of(node) is None or self.freeze(node, lasts_s) is False:
             return False
         return self.end_both(node)
 
-    def flood_and_end_both(self, node: Node, lasts_s: float) -> bool | None:
+    def flood_and_end_both(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Flood the channel on which candidates are woken, and then end both sessions of a leader that cannot read it.
 
         Its process is frozen, or its event loop is busy. Any user of the database may send notifications, so the
@@ -129,7 +129,7 @@ class PairFaults:
         server.flood(_FLOOD_BYTES)
         return self.end_both(node)
 
-    def end_newcomer(self, _: Node, __: float = 0.0) -> bool | None:
+    def end_newcomer(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Freeze the next node that has both locks before it leads, or just after, and end both its sessions then.
 
         Its last answers have arrived by then, and will be read when it goes on.
@@ -149,12 +149,12 @@ class PairFaults:
         server.on_grant = look
         return None
 
-    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+    def freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         raise NotImplementedError
 
     # --- How ---------------------------------------------------------------------------------------------------
 
-    def _pair_of(self, node: Node) -> list[ServerSession] | None:
+    def _pair_of(self, node: SimulatedNode) -> list[ServerSession] | None:
         """Return both sessions of a leader, if the notice of their end would reach its host in the usual time."""
         server = self._server_here()
         if server is None or not node.is_alive:
@@ -166,13 +166,13 @@ class PairFaults:
             return None
         return holders
 
-    def _end(self, node: Node, session: ServerSession) -> None:
+    def _end(self, node: SimulatedNode, session: ServerSession) -> None:
         self._note(node, f"has session {session.pid} killed")
         self._killed_at[node.name] = self._world.now
         node.cable.troubled_at = node.pair_ended_at = self._world.now  # nothing keeps a successor waiting any more
         session.end(LossCause.SESSION_TERMINATED, quickly=True)
 
-    def _expect_to_leave(self, node: Node) -> None:
+    def _expect_to_leave(self, node: SimulatedNode) -> None:
         """Look again a little later, unless the node has won its lock back on a new session already."""
         server = self._server_here()
         if server is None or server.holders_of(node.name):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pgleaderlock.testing.simulation.checks import Checker
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
@@ -25,7 +25,7 @@ class StandbyFaults:
     def _then(self, delay_s: float, do: Callable[[], object]) -> None:
         raise NotImplementedError
 
-    def lose_standby(self, _: Node, lasts_s: float) -> bool | None:
+    def lose_standby(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         server = self._server_here()
         if server is None or server.waits_for_standby:
             return False

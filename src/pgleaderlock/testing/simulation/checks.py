@@ -23,7 +23,7 @@ from typing import Any
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.models import Event, EventKind
-from pgleaderlock.testing.simulation.node import Node, describe_event
+from pgleaderlock.testing.simulation.node import SimulatedNode, describe_event
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["Checker", "SimulationFailed"]
@@ -74,7 +74,7 @@ class Checker:
         self._replay = replay
         self._course = _Course(deque(maxlen=None if keep else _STORY_LINES))
         self._others: list[Checker] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self.highest = -1
         self._failure: SimulationFailed | None = None
         self.leaderless_since: float | None = 0.0
@@ -116,7 +116,7 @@ class Checker:
         return self.leader is not None and all(other.is_led for other in self._others)
 
     @property
-    def leader(self) -> Node | None:
+    def leader(self) -> SimulatedNode | None:
         """The leader; None if there is none."""
         return next((node for node in self.nodes if node.acts_as_leader), None)
 
@@ -138,7 +138,7 @@ class Checker:
 
     # --- Steps -------------------------------------------------------------------------------------------------
 
-    def stepped(self, node: Node) -> None:
+    def stepped(self, node: SimulatedNode) -> None:
         """Check the node's state after one of its steps."""
         self.raise_failure()
         if not node.lock.state.leads:
@@ -157,7 +157,7 @@ class Checker:
         if self._failure is not None and not self.is_over:
             raise self._failure
 
-    def _check_new_term(self, node: Node) -> None:
+    def _check_new_term(self, node: SimulatedNode) -> None:
         node.token = node.lock.token
         self.note(node.name, f"LEADS with token {node.token}")
         self._check_alone()
@@ -178,7 +178,7 @@ class Checker:
         if len(leaders) > 1:
             self._fail("two_leaders", "two leaders at once: " + "; ".join(each.describe() for each in leaders))
 
-    def _check_notified(self, leader: Node) -> None:
+    def _check_notified(self, leader: SimulatedNode) -> None:
         for node in self.nodes:
             if node is leader or not node.is_alive or node.is_frozen or node.is_busy:
                 continue
@@ -193,13 +193,13 @@ class Checker:
             if notifies and is_well and node.loop.time() < node.trusted_until:
                 self._fail("told_late", f"{leader.name} leads before {node.name} has called its on_lost callbacks")
 
-    def check_left(self, node: Node, tokens: list[tuple[Node, int | None]]) -> None:
+    def check_left(self, node: SimulatedNode, tokens: list[tuple[SimulatedNode, int | None]]) -> None:
         """Check that a leader that is not frozen has left LEADER a while after both its sessions ended."""
         for seat, token in tokens:
             if not node.is_frozen and seat.lock.state.leads and seat.token == token:
                 self._fail("told_late", f"{seat.name} leads on without any session: {seat.describe()}")
 
-    def heard(self, node: Node, event: Event) -> None:
+    def heard(self, node: SimulatedNode, event: Event) -> None:
         """Check an event of an election."""
         if self.is_over or event.kind is EventKind.RENEWED:
             return
@@ -216,17 +216,17 @@ class Checker:
                 self._fail("cause", f"{node.name} reports that it stalled, and it did not: {event}")
             self.losses[event.cause] += 1
 
-    def _was_awake(self, node: Node) -> bool:
+    def _was_awake(self, node: SimulatedNode) -> bool:
         """Whether the process and its event loop ran all the time for the last lease and more."""
         return self._world.now > max(node.thawed_at, node.busy_until, node.booted_at) + 1.5 * self.lease_s
 
-    def _check_raised(self, node: Node, event: Event) -> None:
+    def _check_raised(self, node: SimulatedNode, event: Event) -> None:
         """Fail on an exception of a user's code; the engine's own errors, such as a cancellation, are no bug of it."""
         is_ours = isinstance(event.error, PgLeaderLockError) and event.error.__cause__ is None
         if not is_ours and self._failure is None:
             self._fail("raised", f"{node.name}: {event.cause.replace('_', ' ')}: {event.error!r}")
 
-    def acted(self, node: Node, deed: str) -> None:
+    def acted(self, node: SimulatedNode, deed: str) -> None:
         """Check that a node does not act as leader too late."""
         others = [each for each in self.nodes if each is not node and each.acts_as_leader]
         if node.token is None:
@@ -235,7 +235,7 @@ class Checker:
             newer = f"{others[0].name} leads" if others else f"the newest term is {self.highest}"
             self._fail("acted", f"{node.name} {deed!r} of term {node.token}, when {newer}: {node.describe()}")
 
-    def failed(self, node: Node, context: dict[str, Any]) -> None:
+    def failed(self, node: SimulatedNode, context: dict[str, Any]) -> None:
         """Fail on an exception that no code caught."""
         if self._failure is not None and not self.is_over:  # that exception is a failure that we raised
             raise self._failure
@@ -259,7 +259,7 @@ class Checker:
         if waited_s > _DEAD_HOLDER_LEASES * self.lease_s and self._well_nodes():
             self._fail("stuck", f"lock {lock} has been held for {waited_s:.1f} s by a session of {holder} that is gone")
 
-    def _well_nodes(self) -> list[Node]:
+    def _well_nodes(self) -> list[SimulatedNode]:
         return [each for each in self.nodes if each.is_alive and not each.is_frozen and not each.cable.is_out]
 
     def _note_leaderless(self) -> None:

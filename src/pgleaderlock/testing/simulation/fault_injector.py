@@ -13,7 +13,7 @@ from pgleaderlock.testing.simulation._standby_faults import StandbyFaults
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.fault_profiles import FaultProfile
 from pgleaderlock.testing.simulation.kubernetes import ApiServer
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.stores import Server
 from pgleaderlock.testing.simulation.world import World
@@ -80,7 +80,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
 
         self._world.later(pause_s, strike)
 
-    def strike(self, name: str, node: Node, lasts_s: float) -> None:
+    def strike(self, name: str, node: SimulatedNode, lasts_s: float) -> None:
         """Inject one fault."""
         done = getattr(self, name)(node, lasts_s)
         if done is not False:
@@ -109,7 +109,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         """Stop injecting and repairing faults."""
         self._is_clear = self._is_over = True
 
-    def _draw_node(self) -> Node:
+    def _draw_node(self) -> SimulatedNode:
         leader = self._checker.leader
         if leader is not None and self._world.random.random() < _LEADER_SHARE:
             return leader
@@ -126,12 +126,12 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
 
         self._world.later(delay_s, well_again)
 
-    def _note(self, node: Node, what: str) -> None:
+    def _note(self, node: SimulatedNode, what: str) -> None:
         self._checker.note("fault", f"{node.name} {what}")
 
     # --- Processes ---------------------------------------------------------------------------------------------
 
-    def crash(self, node: Node, lasts_s: float, *, with_host: bool = False) -> bool | None:
+    def crash(self, node: SimulatedNode, lasts_s: float, *, with_host: bool = False) -> bool | None:
         """End a process, and start it again later."""
         if not node.is_alive:
             return False
@@ -145,11 +145,11 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._then(lasts_s, come_back)
         return None
 
-    def host_crash(self, node: Node, lasts_s: float) -> bool | None:
+    def host_crash(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """The same, and no kernel is left to close the connections."""
         return self.crash(node, lasts_s, with_host=True)
 
-    def freeze(self, node: Node, lasts_s: float) -> bool | None:
+    def freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Freeze a process."""
         if not node.is_alive or node.is_frozen:
             return False
@@ -159,12 +159,12 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._then(lasts_s, lambda: self._thaw(node, boots))
         return None
 
-    def _thaw(self, node: Node, boots: int) -> None:
+    def _thaw(self, node: SimulatedNode, boots: int) -> None:
         if node.is_frozen and node.boots == boots:
             self._note(node, "thaws")
             node.thaw()
 
-    def step_down(self, node: Node, _: float = 0.0) -> bool | None:
+    def step_down(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Ask a leader to hand over."""
         if not node.is_alive or node.is_frozen:
             return False
@@ -173,7 +173,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         node.loop.create_task(seat.lock.step_down(self._world.random.choice([None, self._lease_s / 3])))
         return None
 
-    def shutdown(self, node: Node, lasts_s: float) -> bool | None:
+    def shutdown(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Ask a node to leave in order, and to come back."""
         if not node.is_alive or node.is_frozen:
             return False
@@ -190,7 +190,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
 
     # --- The network -------------------------------------------------------------------------------------------
 
-    def cut(self, node: Node, lasts_s: float) -> bool | None:
+    def cut(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Pull a node's cable."""
         if node.cable.is_out:
             return False
@@ -199,12 +199,12 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._then(lasts_s, lambda: self._plug_in(node))
         return None
 
-    def _plug_in(self, node: Node) -> None:
+    def _plug_in(self, node: SimulatedNode) -> None:
         if node.cable.is_out:
             self._note(node, "is connected again")
             node.cable.plug_in()
 
-    def forget(self, node: Node, _: float = 0.0) -> bool | None:
+    def forget(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Let a firewall drop one of a node's connections: both ends still consider it open."""
         open_ones = [session for session in node.sessions if not session.closed]
         if not node.is_alive or not open_ones:
@@ -213,7 +213,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._world.random.choice(open_ones).vanish()
         return None
 
-    def down(self, _: Node, lasts_s: float) -> bool | None:
+    def down(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Let the store refuse connections for a while."""
         if not isinstance(self._server, _CanGoDown) or not self._server.is_up:
             return False
@@ -221,7 +221,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._server.go_down(lasts_s)
         return None
 
-    def compact(self, _: Node, __: float = 0.0) -> bool | None:
+    def compact(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Let an API server compact its history, and end all watches."""
         if not isinstance(self._server, ApiServer):
             return False
@@ -229,7 +229,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._server.compact()
         return None
 
-    def empty_holder(self, _: Node, __: float = 0.0) -> bool | None:
+    def empty_holder(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Let an operator empty the holder of a Lease. Outside the promise: two may lead until the leader sees it."""
         if not isinstance(self._server, ApiServer) or not self._server.is_up:
             return False
@@ -239,7 +239,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
 
     # --- The server --------------------------------------------------------------------------------------------
 
-    def kill_session(self, node: Node, _: float = 0.0) -> bool | None:
+    def kill_session(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """End one of a node's sessions on the server, unless another was ended less than a lease ago."""
         if self._world.now < self._killed_at.get(node.name, -1e9) + _KILL_PAUSE * self._lease_s:
             return False
@@ -251,15 +251,15 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._world.random.choice(sessions).end(LossCause.SESSION_TERMINATED)
         return None
 
-    def kill_lock(self, node: Node, _: float = 0.0) -> bool | None:
+    def kill_lock(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """End the session that was opened first: a leader's lock session."""
         return self._kill(node, 0)
 
-    def kill_witness(self, node: Node, _: float = 0.0) -> bool | None:
+    def kill_witness(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """End the session that was opened last: a leader's witness session."""
         return self._kill(node, -1)
 
-    def _kill(self, node: Node, place: int) -> bool | None:
+    def _kill(self, node: SimulatedNode, place: int) -> bool | None:
         sessions = self._sessions_of(node)
         if not sessions:
             return False
@@ -267,7 +267,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         sessions[place].end(LossCause.SESSION_TERMINATED)
         return None
 
-    def reset(self, node: Node, _: float = 0.0) -> bool | None:
+    def reset(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Reset a connection at the server's side only."""
         if self._world.now < self._killed_at.get(node.name, -1e9) + _KILL_PAUSE * self._lease_s:
             return False
@@ -279,13 +279,13 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         self._world.random.choice(sessions).end(None)
         return None
 
-    def ambush(self, node: Node, lasts_s: float) -> bool | None:
+    def ambush(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Freeze a node and kill one of its sessions meanwhile."""
         if self.freeze(node, lasts_s) is False:
             return False
         return self.kill_session(node)
 
-    def double_ambush(self, node: Node, lasts_s: float) -> bool | None:
+    def double_ambush(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Freeze a node and kill all of its sessions meanwhile."""
         sessions = self._sessions_of(node)
         if not sessions or self.freeze(node, lasts_s) is False:
@@ -295,35 +295,35 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
             session.end(LossCause.SESSION_TERMINATED)
         return None
 
-    def restart(self, _: Node, lasts_s: float) -> bool | None:
+    def restart(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Restart the server in order."""
         return self._stop_server("restart", lasts_s)
 
-    def server_crash(self, _: Node, lasts_s: float) -> bool | None:
+    def server_crash(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Let the server crash and recover."""
         return self._stop_server("crash", lasts_s)
 
-    def power(self, _: Node, lasts_s: float) -> bool | None:
+    def power(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Let the server's host lose power."""
         return self._stop_server("lose_power", lasts_s)
 
-    def promote(self, _: Node, lasts_s: float) -> bool | None:
+    def promote(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Let a standby take the server's place."""
         return self._stop_server("promote", lasts_s)
 
-    def cut_and_restart(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_restart(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a node off, and restart the server behind its back."""
         return self._behind_the_back_of(node, "restart", lasts_s)
 
-    def cut_and_crash(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_crash(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a node off, and let the server crash behind its back."""
         return self._behind_the_back_of(node, "crash", lasts_s)
 
-    def cut_and_promote(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_promote(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a node off, and promote the standby behind its back."""
         return self._behind_the_back_of(node, "promote", lasts_s)
 
-    def cut_and_replace(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_replace(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a node off, and let a new, empty server take the place of the old one; all other nodes start anew."""
         if self._behind_the_back_of(node, "replace", lasts_s) is False:
             return False
@@ -332,7 +332,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
                 self.crash(other, 0.05 * self._lease_s)
         return None
 
-    def cut_and_switch(self, node: Node, lasts_s: float) -> bool | None:
+    def cut_and_switch(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Cut a node off, and let a server take over that was prepared: up for long, with a term table that is empty.
 
         Only a candidate that knew the old server can know that this is another. So the fault is injected only while all
@@ -342,7 +342,7 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
             return False
         return self._behind_the_back_of(node, "switch", lasts_s)
 
-    def _behind_the_back_of(self, node: Node, how: str, lasts_s: float) -> bool | None:
+    def _behind_the_back_of(self, node: SimulatedNode, how: str, lasts_s: float) -> bool | None:
         return False if self.cut(node, lasts_s) is False else self._stop_server(how, 0.05 * self._lease_s)
 
     def _stop_server(self, how: str, lasts_s: float) -> bool | None:
@@ -359,6 +359,6 @@ class FaultInjector(PairFaults, LateFaults, LifecycleFaults, ClockFaults, Standb
         server = self._server
         return server if isinstance(server, ModelledPostgres) and server.is_up else None
 
-    def _sessions_of(self, node: Node) -> list[ServerSession]:
+    def _sessions_of(self, node: SimulatedNode) -> list[ServerSession]:
         server = self._server_here()
         return [] if server is None else server.sessions_of(node.name)

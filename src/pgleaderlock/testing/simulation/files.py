@@ -19,7 +19,7 @@ from pathlib import Path
 from pgleaderlock._base.files.watch import Watch
 from pgleaderlock.stores.file.backend import FileStore
 from pgleaderlock.stores.record import Claim, Record
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["FolderNews", "SharedFolder", "SimulatedFileStore"]
@@ -74,7 +74,7 @@ class FolderNews(Watch):
 class SimulatedFileStore(FileStore):
     """The store of one process, which may die."""
 
-    def __init__(self, folder: SharedFolder, node: Node, *, identity: str, lease_s: float) -> None:
+    def __init__(self, folder: SharedFolder, node: SimulatedNode, *, identity: str, lease_s: float) -> None:
         super().__init__(folder.path / "leader.json", lease_s=lease_s, identity=identity)
         self._shared = folder
         self._watch = FolderNews(folder)

@@ -11,7 +11,7 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.leader_group import LeaderGroup
 from pgleaderlock.postgres.session import Session
 from pgleaderlock.testing.simulation._session import SimulatedSession
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 
 __all__ = ["ListeningSession", "SimulatedGroup"]
@@ -33,7 +33,9 @@ class ListeningSession(SimulatedSession):
 class SimulatedGroup(LeaderGroup):
     """The roles of one node."""
 
-    def __init__(self, node: Node, server: ModelledPostgres, lease_s: float, *, roles: int, **settings: Any) -> None:
+    def __init__(
+        self, node: SimulatedNode, server: ModelledPostgres, lease_s: float, *, roles: int, **settings: Any
+    ) -> None:
         keys = {f"role-{number}": LockKey.pair(43, number) for number in range(1, roles)}
         keys["role-0"] = LockKey.bigint(43)  # both kinds go in one statement
         super().__init__(

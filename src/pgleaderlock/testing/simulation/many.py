@@ -27,7 +27,7 @@ LEASES_S = (5.0, 15.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _SimulationRun:
     seed: int
     store: str
     profile: str
@@ -55,18 +55,18 @@ class _Sum:
         self.losses += seen.losses
 
 
-def _run(job: _Job) -> tuple[_Job, Report | str]:
+def _run(job: _SimulationRun) -> tuple[_SimulationRun, Report | str]:
     try:
         return job, simulate(job.seed, profile=job.profile, store=job.store, hours=job.hours, lease_s=job.lease_s)
     except SimulationFailed as failure:
         return job, str(failure)
 
 
-def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
+def _jobs(options: argparse.Namespace) -> Iterator[_SimulationRun]:
     """Yield all runs. Their hours depend on the lease, so that every seed lasts the same number of leases."""
     for seed, store, (place, profile) in product(_seeds(options), options.store, enumerate(options.profile)):
         lease_s = options.lease or LEASES_S[(seed + place) % len(LEASES_S)]  # each profile has each of them in turn
-        yield _Job(seed, store, profile, lease_s, options.leases * lease_s / 3600)
+        yield _SimulationRun(seed, store, profile, lease_s, options.leases * lease_s / 3600)
 
 
 def _seeds(options: argparse.Namespace) -> Iterable[int]:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(seen.failures for seen in sums.values()) else 0
 
 
-def _trace(job: _Job) -> int:
+def _trace(job: _SimulationRun) -> int:
     try:
         report = simulate(
             job.seed,

@@ -20,7 +20,7 @@ from pgleaderlock.stores.nfs.backend import NfsStore
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.network import Pipe
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["FileServer", "SimulatedNfsStore"]
@@ -65,7 +65,7 @@ class FileServer(SharedFolder):
 class _WayToTheServer(Threads):
     """The threads of one process, which work on the files of the server."""
 
-    def __init__(self, server: FileServer, node: Node) -> None:
+    def __init__(self, server: FileServer, node: SimulatedNode) -> None:
         self._server = server
         self._cable = node.cable
         self._loop = node.loop
@@ -94,7 +94,7 @@ class _WayToTheServer(Threads):
 class SimulatedNfsStore(NfsStore):
     """The store of one process."""
 
-    def __init__(self, server: FileServer, node: Node, *, identity: str, lease_s: float) -> None:
+    def __init__(self, server: FileServer, node: SimulatedNode, *, identity: str, lease_s: float) -> None:
         super().__init__(
             server.path / "leader.lock",
             lease_s=lease_s,

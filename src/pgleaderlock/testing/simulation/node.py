@@ -10,7 +10,7 @@ from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["Connection", "Lifecycle", "Node", "Role", "Watcher", "describe_event"]
+__all__ = ["Connection", "Lifecycle", "Role", "SimulatedNode", "Watcher", "describe_event"]
 
 
 class Connection(Protocol):
@@ -30,16 +30,16 @@ class Connection(Protocol):
 class Watcher(Protocol):
     """The checker, as a node sees it."""
 
-    def stepped(self, node: "Node") -> None:
+    def stepped(self, node: "SimulatedNode") -> None:
         """Handle a step of a node."""
 
-    def heard(self, node: "Node", event: Event) -> None:
+    def heard(self, node: "SimulatedNode", event: Event) -> None:
         """Handle an event of a node's election."""
 
-    def acted(self, node: "Node", deed: str) -> None:
+    def acted(self, node: "SimulatedNode", deed: str) -> None:
         """Handle an action of a user's code that only a leader may do."""
 
-    def failed(self, node: "Node", context: dict[str, Any]) -> None:
+    def failed(self, node: "SimulatedNode", context: dict[str, Any]) -> None:
         """Handle an exception that no code caught."""
 
     def note(self, who: str, what: str) -> None:
@@ -56,11 +56,16 @@ class Lifecycle(Protocol):
         """Shut it down in order."""
 
 
-class Node:
+class SimulatedNode:
     """One process, which may be started, frozen, crashed and started again; ``lock`` is its current election."""
 
     def __init__(
-        self, name: str, world: World, rate: float, watcher: Watcher, make_election: Callable[["Node"], Election]
+        self,
+        name: str,
+        world: World,
+        rate: float,
+        watcher: Watcher,
+        make_election: Callable[["SimulatedNode"], Election],
     ) -> None:
         self.name = name
         self.world = world
@@ -72,7 +77,7 @@ class Node:
         self.lock: Election
         self.service: Lifecycle
         """The object to start: ``lock``, or the group that ``lock`` belongs to."""
-        self.seats: list[Node] = [self]
+        self.seats: list[SimulatedNode] = [self]
         """One for each role for which this process is a candidate."""
         self.is_alive = False
         self.thawed_at = 0.0
@@ -190,10 +195,10 @@ class Node:
         return f"{self.name} is {self.lock.state.value}, token {self.lock.token}{left}{frozen}{cut}"
 
 
-class Role(Node):
+class Role(SimulatedNode):
     """One more election of a process. It shares the loop, the cable and all else of that process."""
 
-    def __init__(self, process: Node, name: str, watcher: Watcher) -> None:  # not super's: no new process
+    def __init__(self, process: SimulatedNode, name: str, watcher: Watcher) -> None:  # not super's: no new process
         self._process = process
         self.name = name
         self._watcher = watcher

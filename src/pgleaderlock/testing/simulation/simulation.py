@@ -24,7 +24,7 @@ from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.checks import Checker
 from pgleaderlock.testing.simulation.fault_injector import FaultInjector
 from pgleaderlock.testing.simulation.fault_profiles import FAULT_PROFILES, FaultProfile
-from pgleaderlock.testing.simulation.node import Node, Role
+from pgleaderlock.testing.simulation.node import Role, SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.stores import STORES, Server, Store
 from pgleaderlock.testing.simulation.world import World
@@ -33,7 +33,7 @@ __all__ = ["Report", "Simulation", "quiet", "simulate"]
 
 T = TypeVar("T")
 
-Build = Callable[[Node], object]
+Build = Callable[[SimulatedNode], object]
 """Registers a user's callbacks and work on ``node.lock``, before it is started. Called at every start of the node."""
 
 _PATIENCE = 9.0
@@ -94,7 +94,7 @@ class Simulation:
         self.server = self._make_server()
         for number in range(nodes):
             rate = self.world.random.uniform(1 - self.profile.clock_spread, 1 + self.profile.clock_spread)
-            node = Node(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
+            node = SimulatedNode(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
             node.cable.slow_share, node.cable.slow_s = self.profile.slow_share, self.profile.slowness * lease_s
             self.checker.nodes.append(node)
         self._add_roles()
@@ -102,7 +102,7 @@ class Simulation:
         self._loops: list[NodeLoop] = []
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[SimulatedNode]:
         """The nodes, which are all candidates."""
         return self.checker.nodes
 
@@ -136,7 +136,7 @@ class Simulation:
             "reconnect_grace_s": draw.choice([None, None, self.lease_s / 2, 2 * self.lease_s]),
         }
 
-    def _make_election(self, node: Node) -> Election:
+    def _make_election(self, node: SimulatedNode) -> Election:
         self._loops.append(node.loop)
         made = self.store.contend(node, self.server, self.lease_s, self.store.lease)
         if isinstance(made, Backend):
@@ -151,12 +151,12 @@ class Simulation:
             self._build_on(seat)
         return node.lock
 
-    def _build_on(self, seat: Node) -> None:
+    def _build_on(self, seat: SimulatedNode) -> None:
         if self._build is not None and inspect.iscoroutine(unawaited := self._build(seat)):
             unawaited.close()
             raise TypeError("build is called before the loop runs, and cannot be async: start work from a callback")
 
-    def _add_slow_callbacks(self, node: Node) -> None:
+    def _add_slow_callbacks(self, node: SimulatedNode) -> None:
         """Register slow callbacks; a successor has to wait for them, for as long as it could not lead anyway."""
         node.is_notifying = False
         takes_s = self.lease_s * self.world.random.choice([0.0, 0.02, 0.3])
@@ -179,7 +179,7 @@ class Simulation:
             self.world.later(self.world.random.random() * self.lease_s / 10, partial(self._boot, node))
         self._look()
 
-    def _boot(self, node: Node) -> None:
+    def _boot(self, node: SimulatedNode) -> None:
         if not self.checker.is_over:
             node.boot()
 
@@ -259,7 +259,7 @@ class Simulation:
         )
 
 
-def _is_stopped(node: Node) -> bool:
+def _is_stopped(node: SimulatedNode) -> bool:
     return all(seat.lock.state.is_stopped for seat in node.seats)
 
 

@@ -24,7 +24,7 @@ from pgleaderlock.testing.simulation.files import SharedFolder, SimulatedFileSto
 from pgleaderlock.testing.simulation.groups import SimulatedGroup
 from pgleaderlock.testing.simulation.kubernetes import ApiServer, SimulatedClient, wall_clock
 from pgleaderlock.testing.simulation.nfs import FileServer, SimulatedNfsStore
-from pgleaderlock.testing.simulation.node import Node
+from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.records import ModelledRecord, SimulatedStore
 from pgleaderlock.testing.simulation.world import World
@@ -73,7 +73,7 @@ def _postgres(world: World, checker: Checker, profile: FaultProfile) -> Modelled
     return ModelledPostgres(world, checker.note, race_share=profile.race_share)
 
 
-def _on_postgres(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> Backend:
+def _on_postgres(node: SimulatedNode, server: Any, lease_s: float, lease: dict[str, Any]) -> Backend:
     async def open_session() -> Session:
         session = SimulatedSession(node.name, node.cable, server)
         node.connect(session)
@@ -83,23 +83,23 @@ def _on_postgres(node: Node, server: Any, lease_s: float, lease: dict[str, Any])
     return LeasedLockBackend(_KEY, open_session, Lease(lease_s, **lease), node.loop.time, "simulated server")
 
 
-def _as_group(node: Node, server: Any, lease_s: float, lease: dict[str, Any]) -> LeaderGroup:
+def _as_group(node: SimulatedNode, server: Any, lease_s: float, lease: dict[str, Any]) -> LeaderGroup:
     return SimulatedGroup(node, server, lease_s, roles=_ROLES, **lease)
 
 
 # --- Records ---------------------------------------------------------------------------------------------------------
 
 
-def _identity(node: Node) -> str:
+def _identity(node: SimulatedNode) -> str:
     return f"{node.name}-{node.boots}"
 
 
-def _on_record(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+def _on_record(node: SimulatedNode, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
     store = SimulatedStore(server, node.cable)
     return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
 
-def _on_kubernetes(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+def _on_kubernetes(node: SimulatedNode, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
     client = SimulatedClient(server, node.cable, node.connect, default_request_timeout_s(lease_s))
     ahead_s = node.world.random.uniform(-_HALF_A_DAY_S, _HALF_A_DAY_S)
     clock = wall_clock(node.world, node.rate, ahead_s)
@@ -107,12 +107,12 @@ def _on_kubernetes(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -
     return KubernetesBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
 
-def _on_files(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+def _on_files(node: SimulatedNode, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
     store = SimulatedFileStore(server, node, identity=_identity(node), lease_s=lease_s)
     return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
 
-def _on_nfs(node: Node, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
+def _on_nfs(node: SimulatedNode, server: Any, lease_s: float, _: dict[str, Any]) -> Backend:
     store = SimulatedNfsStore(server, node, identity=_identity(node), lease_s=lease_s)
     return RecordBackend(store, identity=_identity(node), lease_s=lease_s, clock=node.loop.time)
 
@@ -127,7 +127,7 @@ class Store:
     lease: dict[str, Any] = field(default_factory=dict)
     """How the lease differs from the default; for PostgreSQL."""
     make_server: Callable[[World, Checker, FaultProfile], Server] = _postgres
-    contend: Callable[[Node, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
+    contend: Callable[[SimulatedNode, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
     """Makes the backend or group of a node: a real one, over simulated connections."""
     roles: int = 1
     """How many roles each process takes part in."""

@@ -16,7 +16,7 @@ imitates the network between hosts, and libfaketime, where it is installed, a wa
 """
 
 from pgleaderlock._base.overlaps import Overlap
-from pgleaderlock.testing.torture._checker import Gap, Term, Verdict, find_overlaps, judge, percentile
+from pgleaderlock.testing.torture._checker import Gap, ObservedTerm, Verdict, find_overlaps, judge, percentile
 from pgleaderlock.testing.torture._conductor import Conductor
 from pgleaderlock.testing.torture._ground import Ground
 from pgleaderlock.testing.torture._logs import Claim, Fault, Logs, Told, read_logs
@@ -35,10 +35,10 @@ __all__ = [
     "Gap",
     "Ground",
     "Logs",
+    "ObservedTerm",
     "Options",
     "Overlap",
     "Setting",
-    "Term",
     "Told",
     "Verdict",
     "WallClock",

@@ -23,7 +23,7 @@ from pgleaderlock._base import overlaps
 from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.testing.torture._logs import Claim, Fault, Logs, Told
 
-__all__ = ["SEVERAL", "Gap", "Term", "Verdict", "find_overlaps", "judge", "percentile"]
+__all__ = ["SEVERAL", "Gap", "ObservedTerm", "Verdict", "find_overlaps", "judge", "percentile"]
 
 SEVERAL = "several at once"
 """The kind of a failover that had more than one cause."""
@@ -36,7 +36,7 @@ _LEASES_UNTIL_LOSS = 1.5
 
 
 @dataclass(slots=True)
-class Term:
+class ObservedTerm:
     """All intervals in which one process claimed to lead under one token, and why the term ended."""
 
     node: str
@@ -81,11 +81,11 @@ class Verdict:
     overlaps: list[Overlap[Claim]] = field(default_factory=list)
     repeated_tokens: list[int] = field(default_factory=list)
     backward_tokens: list[int] = field(default_factory=list)
-    terms: list[Term] = field(default_factory=list)
+    terms: list[ObservedTerm] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
     @property
-    def unexplained(self) -> list[Term]:
+    def unexplained(self) -> list[ObservedTerm]:
         """The terms for whose end the logs hold no reason."""
         return [term for term in self.terms if term.ended_by is None]
 
@@ -176,15 +176,15 @@ def find_overlaps(claims: Iterable[Claim]) -> list[Overlap[Claim]]:
     return [each for each in found if (each.first.node, each.first.process) != (each.second.node, each.second.process)]
 
 
-def _terms(claims: Iterable[Claim]) -> list[Term]:
-    found: dict[tuple[str, int, int], Term] = {}
+def _terms(claims: Iterable[Claim]) -> list[ObservedTerm]:
+    found: dict[tuple[str, int, int], ObservedTerm] = {}
     for claim in sorted(claims, key=lambda each: each.began_at):
         whose = (claim.node, claim.process, claim.token)
-        found.setdefault(whose, Term(*whose)).spans.append((claim.began_at, claim.seen_at))
+        found.setdefault(whose, ObservedTerm(*whose)).spans.append((claim.began_at, claim.seen_at))
     return list(found.values())
 
 
-def _ending(term: Term, logs: Logs) -> str | None:
+def _ending(term: ObservedTerm, logs: Logs) -> str | None:
     mine = (term.node, term.process)
     words = [told for told in logs.told if (told.node, told.process) == mine and _is_ending(told, term)]
     if words:
@@ -196,14 +196,14 @@ def _ending(term: Term, logs: Logs) -> str | None:
     return END if term.seen_at >= logs.ended_at - _SLACK_S else None
 
 
-def _is_ending(told: Told, term: Term) -> bool:
+def _is_ending(told: Told, term: ObservedTerm) -> bool:
     """Whether this event is the end of this term: it has the term's token, or none and comes at the right time."""
     if told.event not in _ENDINGS or told.at < term.began_at:
         return False
     return told.token == term.token or told.event == "recovered" or told.at >= term.seen_at - _SLACK_S
 
 
-def _gaps(terms: Sequence[Term], logs: Logs) -> list[Gap]:
+def _gaps(terms: Sequence[ObservedTerm], logs: Logs) -> list[Gap]:
     if not terms:
         return [Gap(logs.began_at, logs.ended_at, BEGINNING)]
     found = [Gap(logs.began_at, terms[0].began_at, BEGINNING)] if terms[0].began_at > logs.began_at else []
@@ -219,18 +219,18 @@ def _gaps(terms: Sequence[Term], logs: Logs) -> list[Gap]:
     return found
 
 
-def _pauses(term: Term) -> Iterator[tuple[float, float]]:
+def _pauses(term: ObservedTerm) -> Iterator[tuple[float, float]]:
     """Yield the times in which the leader was not sampled, and after which it still led."""
     for (_, left), (came, _) in pairwise(term.spans):
         yield left, came
 
 
-def _is_frozen(term: Term, left: float, came: float, faults: Iterable[Fault]) -> bool:
+def _is_frozen(term: ObservedTerm, left: float, came: float, faults: Iterable[Fault]) -> bool:
     mine = [each for each in faults if each.kind == "freeze" and each.node == term.node]
     return any(each.at <= came and each.until >= left for each in mine)
 
 
-def _handover(former: Term, heir: Term, logs: Logs) -> Gap:
+def _handover(former: ObservedTerm, heir: ObservedTerm, logs: Logs) -> Gap:
     ended_at = max(heir.began_at, former.seen_at)
     fault = _culprit(former, logs)
     if fault is None:
@@ -240,7 +240,7 @@ def _handover(former: Term, heir: Term, logs: Logs) -> Gap:
     return Gap(former.seen_at, ended_at, SEVERAL if relevant else fault.kind, heir.began_at - fault.at)
 
 
-def _culprit(term: Term, logs: Logs) -> Fault | None:
+def _culprit(term: ObservedTerm, logs: Logs) -> Fault | None:
     """Return the last fault that hit the leader, or the server, at a time at which it could have ended the term."""
     reach_s = _LEASES_UNTIL_LOSS * logs.lease_s
     possible = [

@@ -21,7 +21,7 @@ from pgleaderlock.testing.torture._clock_step import CALM_LEASES, TOUCH_LEASES, 
 from pgleaderlock.testing.torture._faulty_relay import Allowance, FaultyRelay
 from pgleaderlock.testing.torture._ground import Ground
 from pgleaderlock.testing.torture._logs import FAULT_LOG, RUN_LOG, Fault, write_line
-from pgleaderlock.testing.torture._member import Member
+from pgleaderlock.testing.torture._member import TorturedNode
 from pgleaderlock.testing.torture._options import CONNECTIONS_PER_NODE, MESSAGES_PER_NODE, Options
 from pgleaderlock.testing.torture._plan import Deed, draw
 from pgleaderlock.testing.torture._wall_clock import WallClock
@@ -49,7 +49,7 @@ class Conductor:
         self._logs = logs
         self._options = options
         self.allowance = Allowance(options.nodes * CONNECTIONS_PER_NODE, options.nodes * MESSAGES_PER_NODE, clock)
-        self._members: list[Member] = []
+        self._members: list[TorturedNode] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: Exception | None = None
         self._session_ended_at = -1e9
@@ -99,7 +99,7 @@ class Conductor:
                 raise LockError(f"{names} neither led nor was queued within {_READY_S:g} s{words}")
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _make(self, name: str) -> Member:
+    async def _make(self, name: str) -> TorturedNode:
         options = self._options
         relay = FaultyRelay(self._folder / name, self._ground.target, self.allowance)
         await relay.start()
@@ -111,7 +111,7 @@ class Conductor:
             "schema": self._ground.schema,
         }
         wall_clock = WallClock(self._folder / f"{name}.clock") if "clock" in options.faults else None
-        return Member(
+        return TorturedNode(
             name,
             relay,
             self._logs,
@@ -121,7 +121,7 @@ class Conductor:
             wall_clock=wall_clock,
         )
 
-    async def _keep_alive(self, member: Member) -> None:
+    async def _keep_alive(self, member: TorturedNode) -> None:
         stillborn = 0
         while True:
             await member.run()
@@ -145,7 +145,7 @@ class Conductor:
                 self._note("kill", member, clock(), detail="it did not end in time")
             await member.relay.close()
 
-    def _leader(self) -> Member | None:
+    def _leader(self) -> TorturedNode | None:
         return next((member for member in self._members if member.leads()), None)
 
     # --- Harm ---
@@ -172,7 +172,7 @@ class Conductor:
             return False
         if deed.kind in _NETWORK_KINDS:
             return self._change_network(deed, member)
-        doing: dict[str, Callable[[Deed, Member], Coroutine[Any, Any, bool]]] = {
+        doing: dict[str, Callable[[Deed, TorturedNode], Coroutine[Any, Any, bool]]] = {
             "kill": self._kill,
             "freeze": self._freeze,
             "reset": self._reset,
@@ -188,18 +188,18 @@ class Conductor:
     def _spares_sessions(self) -> bool:
         return self._options.takeover == "fast" and clock() - self._session_ended_at < 1.2 * self._options.lease_s
 
-    def _note(self, kind: str, member: Member | None, at: float, lasts_s: float = 0.0, detail: str = "") -> None:
+    def _note(self, kind: str, member: TorturedNode | None, at: float, lasts_s: float = 0.0, detail: str = "") -> None:
         name, process = (None, 0) if member is None else (member.name, member.incarnation)
         write_line(self._logs / FAULT_LOG, Fault(kind, at, at + lasts_s, name, process, detail))
 
-    async def _kill(self, _deed: Deed, member: Member) -> bool:
+    async def _kill(self, _deed: Deed, member: TorturedNode) -> bool:
         if member.pid is None:
             return False
         self._note("kill", member, clock())
         member.kill()
         return True
 
-    async def _freeze(self, deed: Deed, member: Member) -> bool:
+    async def _freeze(self, deed: Deed, member: TorturedNode) -> bool:
         if member.is_frozen or member.pid is None:
             return False
         self._note("freeze", member, clock(), deed.lasts_s)
@@ -207,7 +207,7 @@ class Conductor:
         self._spawn(_later(deed.lasts_s, member.thaw))
         return True
 
-    def _change_network(self, deed: Deed, member: Member) -> bool:
+    def _change_network(self, deed: Deed, member: TorturedNode) -> bool:
         relay = member.network
         if not relay.is_fair:
             return False
@@ -234,7 +234,7 @@ class Conductor:
         relay.connect_delay_s = deed.strength * min(_CONNECT_S, _CONNECT_LEASES * self._options.lease_s)
         return f"{relay.connect_delay_s * 1000:.0f} ms for a new connection"
 
-    async def _end_pair(self, deed: Deed, _member: Member) -> bool:
+    async def _end_pair(self, deed: Deed, _member: TorturedNode) -> bool:
         """End both sessions of the leader, at once or one a little after the other, in either order."""
         pair = await self._ground.find_pair()
         owner = next((each for each in self._members if pair and f":{each.pid}" in pair[0][0]), None)
@@ -255,7 +255,7 @@ class Conductor:
         self._note(deed.kind, owner, at, clock() - at, detail)
         return True
 
-    async def _lose_standby(self, deed: Deed, _member: Member) -> bool:
+    async def _lose_standby(self, deed: Deed, _member: TorturedNode) -> bool:
         if not self._ground.is_ours or self._is_without_standby:
             return False
         self._is_without_standby = True
@@ -269,7 +269,7 @@ class Conductor:
         await self._ground.set_standby(is_absent=False)
         self._is_without_standby = False
 
-    async def _reset(self, deed: Deed, member: Member) -> bool:
+    async def _reset(self, deed: Deed, member: TorturedNode) -> bool:
         at = clock()
         number = None if self._options.takeover == "strict" else (0 if deed.strength < 1 / 2 else -1)
         broken = member.network.reset(number)
@@ -279,7 +279,7 @@ class Conductor:
         self._note("reset", member, at, detail=f"{broken} connection{'s' * (broken > 1)}")
         return True
 
-    async def _end_session(self, deed: Deed, member: Member) -> bool:
+    async def _end_session(self, deed: Deed, member: TorturedNode) -> bool:
         at = clock()
         names = await self._ground.end_session(deed.kind)
         if not names:
@@ -289,7 +289,7 @@ class Conductor:
         self._note(deed.kind, owner, at)
         return True
 
-    async def _restart(self, deed: Deed, _member: Member) -> bool:
+    async def _restart(self, deed: Deed, _member: TorturedNode) -> bool:
         at = clock()
         crash = self._ground.is_ours and deed.strength < 1 / 2
         await self._restart_server(crash=crash)
@@ -302,7 +302,7 @@ class Conductor:
         except EmbeddedServerError as error:
             raise LockError(f"the server did not come back: {error}") from error
 
-    async def _step_clock(self, deed: Deed, _member: Member) -> bool:
+    async def _step_clock(self, deed: Deed, _member: TorturedNode) -> bool:
         is_fast = self._options.takeover == "fast"
         wall_clock = self._ground.wall_clock
         if wall_clock is None or (is_fast and not await self._are_in_touch(TOUCH_LEASES * self._options.lease_s)):
@@ -336,7 +336,7 @@ class Conductor:
             await asyncio.sleep(_LOOK_EVERY_S)
         return True
 
-    async def _jump(self, deed: Deed, member: Member) -> bool:
+    async def _jump(self, deed: Deed, member: TorturedNode) -> bool:
         if member.wall_clock is None:
             return False
         self._note("clock", member, clock(), detail=f"{deed.jump_s:+d} s")

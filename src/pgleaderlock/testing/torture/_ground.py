@@ -81,6 +81,7 @@ class Ground:
 
     @property
     def is_ours(self) -> bool:
+        """Whether the server exists for this torture only."""
         return self._server is not None
 
     @property
@@ -135,6 +136,7 @@ class Ground:
         return pair if len(pair) == len(keys) and pair[0][0] == pair[1][0] else []
 
     async def end_backend(self, name: str, pid: int) -> bool:
+        """End the session of one of our nodes."""
         return bool(await self._ask(_END_BACKEND, (pid, name)))
 
     async def set_standby(self, *, is_absent: bool) -> None:
@@ -189,6 +191,7 @@ class Ground:
             await self.close()
 
     async def close(self) -> None:
+        """Close the connection of the conductor."""
         if self._connection is not None:
             await self._connection.close()
 

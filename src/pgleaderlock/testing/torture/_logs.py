@@ -59,6 +59,7 @@ class Fault:
     detail: str = ""
 
     def hits(self, node: str) -> bool:
+        """Whether this fault affects this node."""
         return self.node is None or self.node == node
 
 

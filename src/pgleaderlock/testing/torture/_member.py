@@ -12,12 +12,12 @@ from pgleaderlock.testing.demo._node import DSN_VARIABLE
 from pgleaderlock.testing.torture._faulty_relay import FaultyRelay
 from pgleaderlock.testing.torture._wall_clock import WallClock
 
-__all__ = ["Member"]
+__all__ = ["TorturedNode"]
 
 _FRESH_S = GAP_S * 5
 
 
-class Member(Actor):
+class TorturedNode(Actor):
     """A node. Each of its processes writes to new files of its own."""
 
     def __init__(

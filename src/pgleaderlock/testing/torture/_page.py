@@ -16,6 +16,7 @@ __all__ = ["page"]
 
 
 def page(verdict: Verdict, setting: Setting) -> str:
+    """Return the report as one HTML page."""
     kept = verdict.is_good
     total_s = verdict.logs.ended_at - verdict.logs.began_at
     title = f"Never two leaders in {seconds(total_s)}" if kept else "The promise was not kept"

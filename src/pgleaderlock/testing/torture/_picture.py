@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pgleaderlock._base.overlaps import Overlap
-from pgleaderlock.testing.torture._checker import Gap, Term, Verdict
+from pgleaderlock.testing.torture._checker import Gap, ObservedTerm, Verdict
 from pgleaderlock.testing.torture._logs import Claim, Fault
 
 __all__ = ["legend", "strips"]
@@ -142,7 +142,7 @@ class _Strip:
                 box = f'x="{self._x(gap.began_at)}" y="{_TOP}" width="{width}" height="{height}"'
                 yield f'<rect class="gap" {box}><title>{escape(_gap_words(gap))}</title></rect>'
 
-    def _term(self, term: Term) -> str:
+    def _term(self, term: ObservedTerm) -> str:
         """Draw the whole term, pale, and on top of it the intervals that were sampled."""
         if not self._shows(term.began_at, term.seen_at):
             return ""
@@ -201,7 +201,7 @@ def _gap_words(gap: Gap) -> str:
     return f"no leader for {gap.lasted_s:.3f} s, after: {gap.cause}"
 
 
-def _term_words(term: Term) -> str:
+def _term_words(term: ObservedTerm) -> str:
     lasted_s = term.seen_at - term.began_at
     return f"{term.node} led for {lasted_s:.3f} s with token {term.token}; ended by: {term.ended_by or 'unknown'}"
 

@@ -21,7 +21,7 @@ from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.work.exec import family
 from pgleaderlock.work.exec.timing import DEFAULT_KILL_AFTER_S, KillTimes
 
-__all__ = ["GuardianClient", "Job", "Outcome"]
+__all__ = ["GuardedCommand", "GuardianClient", "Outcome"]
 
 
 def _launch_words() -> tuple[str, ...]:
@@ -44,7 +44,7 @@ _NOT_IN_TIME = "the guardian did not end the command in time: is it stopped?"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GuardedCommand:
     """What is to run, and how it is to end."""
 
     command: Sequence[str]
@@ -84,7 +84,9 @@ class Outcome:
 class GuardianClient:
     """One guardian, and one run of the command under it. Make it in the running loop."""
 
-    def __init__(self, job: Job, on_stopped: Callable[[int], None], on_started: Callable[[int], None]) -> None:
+    def __init__(
+        self, job: GuardedCommand, on_stopped: Callable[[int], None], on_started: Callable[[int], None]
+    ) -> None:
         self._job = job
         self._on_stopped = on_stopped
         self._on_started = on_started

@@ -24,7 +24,7 @@ from pgleaderlock.engine.term import Term
 from pgleaderlock.engine.while_leader import leader_tasks_of
 from pgleaderlock.models import Event, EventKind
 from pgleaderlock.work.exec import family
-from pgleaderlock.work.exec.guardian_client import GuardianClient, Job, Outcome
+from pgleaderlock.work.exec.guardian_client import GuardedCommand, GuardianClient, Outcome
 from pgleaderlock.work.exec.terminal import Terminal, stop_as_job
 
 __all__ = ["Ending", "How", "Look", "Policy", "Supervisor", "Tell"]
@@ -92,7 +92,9 @@ class Tell(Protocol):
 class Supervisor:
     """One wrapper. Make it in the running loop."""
 
-    def __init__(self, election: Election, job: Job, policy: Policy, role: str, tell: Tell, *, look: Look) -> None:
+    def __init__(
+        self, election: Election, job: GuardedCommand, policy: Policy, role: str, tell: Tell, *, look: Look
+    ) -> None:
         self._election = election
         self._policy = policy
         self._role = role

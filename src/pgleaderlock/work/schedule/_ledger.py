@@ -20,7 +20,7 @@ from pgleaderlock.work.schedule._connection import LedgerConnection, Row
 from pgleaderlock.work.schedule._sql import NOW, PRUNED_AT_ONCE, done_sql, statements
 from pgleaderlock.work.schedule.policy import JobPolicy, Plan
 
-__all__ = ["Answer", "Ledger", "Place", "Run"]
+__all__ = ["Answer", "JobStanding", "Ledger", "Run"]
 
 T = TypeVar("T")
 _LONGEST_DETAIL = 500
@@ -36,7 +36,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobStanding:
     """Where a job stands when a term takes it over."""
 
     through: datetime
@@ -87,7 +87,7 @@ class Ledger:
             if self._users == 0:
                 await self._connection.close()
 
-    async def take_over(self, job: str, schedule: str, token: int, policy: JobPolicy) -> Place:
+    async def take_over(self, job: str, schedule: str, token: int, policy: JobPolicy) -> JobStanding:
         """Make this term the only one that may claim, and account for what older ones left running."""
         parameters = {
             **self._of_job(job, token),
@@ -101,7 +101,7 @@ class Ledger:
         if not rows:
             raise self._refused(job, token)
         runs = [(Run(_utc(slot), attempt, of), state) for slot, attempt, state, of in found]
-        return Place(
+        return JobStanding(
             _utc(rows[0][0]),
             _utc(rows[0][1]),
             tuple(run for run, state in runs if state == "running"),
