@@ -27,9 +27,9 @@ from pgleaderlock.stores.record import RecordBackend
 from pgleaderlock.testing import BackendContract
 from proofs.file_torture import Group, kill_renewers, overlaps_in, simulate, tokens_out_of_order
 from tests.processes import Process
-from tests.support.file import LEASE_S, RENEW, acquired, candidates, names, path, process, taken_over
+from tests.support.file import LEASE_S, RENEW, acquired, candidates, names, path, patient, process, taken_over
 
-__all__ = ["path"]  # fixtures
+__all__ = ["path", "patient"]  # fixtures
 
 
 def store_of(backend: RecordBackend) -> FileStore:
@@ -218,7 +218,7 @@ async def test_leaders_that_are_killed_while_renewing_are_replaced_at_once(path)
     result = await kill_renewers(path, 12, seed=1)
     assert result.unreadable == result.too_early == 0
     assert result.tokens == sorted(set(result.tokens))
-    assert sorted(result.took_s)[6] < 0.1  # some 3 ms on an idle machine
+    assert sorted(result.took_s)[6] < 15 / 3  # some 3 ms on an idle machine, of a lease of 15 s
     assert names(path.parent) == ["leader.json", f"leader.json.live.{max(result.tokens)}"]
 
 

@@ -21,7 +21,9 @@ from pgleaderlock.stores.file.backend import FileStore, open_file
 from pgleaderlock.stores.record import Claim
 from proofs.file_torture import fill, free, simulate, tiny_disk
 from tests.programs import skip_without
-from tests.support.file import RENEW, acquired, candidates, names, process, taken_over
+from tests.support.file import RENEW, acquired, candidates, names, patient, process, taken_over
+
+__all__ = ["patient"]  # the fixture
 
 
 @pytest.fixture(params=["size=16k", "size=64k,nr_inodes=8"], ids=["no pages", "no inodes"])

@@ -19,7 +19,9 @@ from pgleaderlock.stores.nfs._claim import encode as claim_text
 from pgleaderlock.stores.nfs._folder import Folder as EpochFolder
 from pgleaderlock.stores.nfs.backend import open_nfs
 from pgleaderlock.stores.record import RecordBackend
-from tests.support.file import acquired, names, taken_over
+from tests.support.file import acquired, names, patient, taken_over
+
+__all__ = ["patient"]  # the fixture
 
 LARGEST_SIGNED = 2**63 - 1
 FAR = [10**18 - 1, 2**62, LARGEST_SIGNED, 2**63, 10**40, 10**230]
