@@ -80,17 +80,7 @@ class LeaderLock(Scheduled, Election):
         )
         self._lease = lease = Lease.choose(settings)
         self._postgres = PostgresBackend(self._key, lease, lease.clock, dsn=dsn, connect_fn=connect_fn)
-        super().__init__(
-            self._postgres,
-            retry_strategy=retry_strategy,
-            health_interval_s=lease.health_interval_s,
-            reconnect_grace_s=reconnect_grace_s,
-            auto_reacquire=auto_reacquire,
-            shutdown_event=shutdown_event,
-            clock=lease.clock,
-            hard_fence=lease.hard_fence,
-            drain_s=lease.drain_s,
-        )
+        super().__init__(self._postgres, shutdown_event=shutdown_event, **lease.of_election())
         self._dsn, self._connect_fn = dsn, connect_fn
 
     def _make_scheduler(self) -> "Scheduler":
