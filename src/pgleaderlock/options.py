@@ -94,6 +94,12 @@ class Setting:
         word = self.name.removesuffix("_s").replace("_", "-")
         return f"--no-{word}" if self.default is True else f"--{word}"
 
+    @property
+    def flag_help(self) -> str:
+        """The help of that option."""
+        default = f" [default: {self.otherwise}]" if self.otherwise else ""
+        return self.told((self.without or self.meaning) + default, lambda each: each.flag).replace("`", "")
+
     def check(self, value: Any) -> None:
         """Raise ValueError or TypeError unless the value is allowed."""
         if value is None and self.default is None:

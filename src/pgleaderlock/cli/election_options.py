@@ -64,13 +64,8 @@ def _option(setting: Setting) -> Callable[[F], F]:
     if setting.type is not bool and not setting.otherwise:
         more |= {"default": setting.default, "show_default": True}
     return click.option(
-        setting.flag, setting.name, expose_value=False, callback=_keeper(setting), help=_help(setting), **more
+        setting.flag, setting.name, expose_value=False, callback=_keeper(setting), help=setting.flag_help, **more
     )
-
-
-def _help(setting: Setting) -> str:
-    default = f" [default: {setting.otherwise}]" if setting.otherwise else ""
-    return setting.told((setting.without or setting.meaning) + default, lambda each: each.flag).replace("`", "")
 
 
 def _keeper(setting: Setting) -> Callable[[click.Context, click.Parameter, Any], None]:
