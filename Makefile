@@ -161,9 +161,10 @@ bench-peers: $(filter .uv/bin/uv,$(UV)) ## Measure ourselves beside tooz, kazoo,
 	UV_PROJECT_ENVIRONMENT=.venv-peers $(UV) sync --frozen --quiet --no-default-groups --all-extras --group peers
 	.venv-peers/bin/python bench/bench_peers.py $(ARGS)
 
-docs: setup ## Write the generated parts of docs/ anew (the transition table and its diagram, the signatures)
+docs: setup ## Write the generated parts of docs/ anew (the transition table and its diagram, the signatures, the settings)
 	$(RUN) python tools/fsm_docs.py
 	$(RUN) python tools/api_docs.py
+	$(RUN) python tools/settings_docs.py
 
 lock: setup ## Resolve the dependencies anew into uv.lock
 	$(UV) lock --upgrade

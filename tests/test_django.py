@@ -60,10 +60,10 @@ def exec_of(became: list[Any], *words: str, **changes: Any) -> list[str]:
 
 
 def test_it_becomes_exec_around_the_command_and_no_password_is_on_the_command_line(became: list[Any]):
-    options = ["--lease", "5", "--wait", "0", "--once", "--restart"]
+    options = ["--lease", "5", "--no-witness", "--wait", "0", "--once", "--restart"]
     arguments = exec_of(became, *options, "--", "run_scheduler", "--every", "5m")
     assert arguments[:6] == [sys.executable, "-m", "pgleaderlock.cli", "exec", "--role", "shop"]
-    assert arguments[6:13] == [*options, "--"]
+    assert arguments[6:14] == [*options, "--"]
     assert arguments[-3:] == ["run_scheduler", "--every", "5m"]
     assert "secret" not in " ".join(arguments)
     assert became[2]["PG_DSN"] == "host=db password=secret"
@@ -166,7 +166,7 @@ def test_the_application_takes_part_and_stops(postgres: Postgres, monkeypatch: p
         "dsn": postgres.dsn,
         "role": f"django/{os.getpid()}",
         "while_leader": ["shop.jobs:consume"],
-        "options": {"settle_s": 0},
+        "options": {"settle_s": 0, "drain_s": 5.0},
     }
     with override_settings(PGLEADERLOCK=work):
         config.ready()

@@ -81,17 +81,8 @@ class LeaderLock(Scheduled, Election):
         )
         self._lease = lease = Lease.choose(settings)
         self._connector = Connector(self._key, dsn=dsn, connect_fn=connect_fn, lease=lease)
-        super().__init__(
-            make_backend(self._key, lease, lease.clock, self._connector),
-            retry_strategy=retry_strategy,
-            health_interval_s=lease.health_interval_s,
-            reconnect_grace_s=reconnect_grace_s,
-            auto_reacquire=auto_reacquire,
-            shutdown_event=shutdown_event,
-            clock=lease.clock,
-            hard_fence=lease.hard_fence,
-            drain_s=lease.drain_s,
-        )
+        backend = make_backend(self._key, lease, lease.clock, self._connector)
+        super().__init__(backend, shutdown_event=shutdown_event, **lease.of_election())
         self._dsn, self._connect_fn = dsn, connect_fn
 
     async def _open_backend(self) -> None:

@@ -94,6 +94,12 @@ class Setting:
         word = self.name.removesuffix("_s").replace("_", "-")
         return f"--no-{word}" if self.default is True else f"--{word}"
 
+    @property
+    def flag_help(self) -> str:
+        """The help of that option."""
+        default = f" [default: {self.otherwise}]" if self.otherwise else ""
+        return self.told((self.without or self.meaning) + default, lambda each: each.flag).replace("`", "")
+
     def check(self, value: Any) -> None:
         """Raise ValueError or TypeError unless the value is allowed."""
         if value is None and self.default is None:
@@ -158,7 +164,9 @@ class LockOptions:
         "End the process when leadership is over and its callbacks cannot be notified.",
         in_groups=False,
     )
-    clock: Clock = _setting(suspend_aware_clock, "The clock of the election, for tests.", key=None)
+    clock: Clock = _setting(
+        suspend_aware_clock, "The clock of the election, for tests.", otherwise="`suspend_aware_clock`", key=None
+    )
 
     def __post_init__(self) -> None:
         for name, value in self.values().items():
@@ -179,14 +187,14 @@ class LockSettings(LockOptions):
     lease_s: float | None = _setting(
         None,
         "How long a silent leader keeps the lock. The same for all candidates.",
-        otherwise="3 × {health_interval_s}: `15s`",
+        otherwise="3 x {health_interval_s}: `15s`",
         rule=_at_most(_LONGEST_LEASE_S),
         key="lease_duration",
     )
     health_interval_s: float = _setting(
         USUAL_INTERVAL_S,
         "How often a leader renews. Less than two thirds of {lease_s}.",
-        otherwise="⅓ of {lease_s}: `5s`",
+        otherwise="a third of {lease_s}: `5s`",
         rule=_at_most(_LONGEST_LEASE_S / RENEWALS_PER_LEASE),
         key="refresh_interval",
     )
@@ -250,6 +258,12 @@ class LockSettings(LockOptions):
     def options(self) -> LockOptions:
         """The rare ones alone."""
         return LockOptions(**{each.name: getattr(self, each.name) for each in SETTINGS if each.is_rare})
+
+    def of_election(self) -> dict[str, Any]:
+        """Return the keywords of ``Election`` for these settings, in any store."""
+        values = {each.name: getattr(self, each.name) for each in SETTINGS if each.scope == "every store"}
+        times = choose_times(values.pop("lease_s"), self.health_interval_s)
+        return {**values, "health_interval_s": times.health_interval_s}
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of ``LeaderLock`` for these settings."""

@@ -12,8 +12,10 @@ import click
 
 from pgleaderlock._base.durations import show_duration
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.options import allows_pooler, is_given, schema_owner
+from pgleaderlock.cli.election_options import given_settings
+from pgleaderlock.cli.options import is_given
 from pgleaderlock.cli.place import is_configured
+from pgleaderlock.options import SETTINGS
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
@@ -36,12 +38,11 @@ def _of_election(name: str, write: Callable[[Any], str] = str) -> tuple[_Key, ..
     return (_Key(f"{_ELECTION}.{name}", write),)
 
 
-def _true(_value: Any) -> str:
-    return "true"
-
-
-def _false(_value: Any) -> str:
-    return "false"
+def _written(value: Any) -> str:
+    """Return the value of a setting as the text of a key."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return show_duration(value) if isinstance(value, float) else str(value)
 
 
 # By the name of the option's argument, as click has it.
@@ -49,18 +50,8 @@ _KEYS: Mapping[str, tuple[_Key, ...]] = {
     "dsn": _of_election("backend"),
     "url": _of_election("backend"),
     "role": _of_election("roles"),
-    "lease_s": _of_election("lease_duration", show_duration),
-    "health_interval_s": _of_election("refresh_interval", show_duration),
-    "settle_s": _of_election("settle", show_duration),
-    "wake": _of_election("wake"),
-    "allow_pooler": _of_election("allow_pooler", _true),
-    "no_witness": _of_election("witness", _false),
-    "takeover": _of_election("takeover"),
-    "term_table": _of_election("term_table", _true),
-    "schema": _of_election("schema"),
-    "schema_owner": _of_election("schema_owner"),
-    "reconnect_grace_s": _of_election("reconnect_grace", show_duration),
-    "metrics_port": (_Key("metrics.enabled", _true), _Key("metrics.port")),
+    **{each.name: _of_election(each.key, _written) for each in SETTINGS if each.key is not None},
+    "metrics_port": (_Key("metrics.enabled", lambda _: "true"), _Key("metrics.port")),
 }
 _SAME = frozenset({"config_file", "sets", "embedded", "as_json", "quiet"})
 """These mean the same with a configuration as without."""
@@ -72,7 +63,7 @@ _BY_ROLE = "a configured node has roles, each with a key if it needs one: --role
 _INSTEAD = {
     "retry_base_s": _RETRY,
     "retry_max_s": _RETRY,
-    "no_auto_reacquire": "a configured node takes part again after a loss",
+    "auto_reacquire": "a configured node takes part again after a loss",
     "key": _BY_ROLE,
     "key1": _BY_ROLE,
     "key2": _BY_ROLE,
@@ -99,7 +90,7 @@ def config_for_lock(context: click.Context, config_file: Path | None, *, takes_p
 def _given_keys(context: click.Context, same: frozenset[str]) -> "list[Option]":
     """Return the given options as keys of the configuration."""
     given = [each for each in context.command.params if is_given(str(each.name)) and each.name not in same]
-    values = {**context.params, "schema_owner": schema_owner(), "allow_pooler": allows_pooler()}
+    values = {**context.params, **given_settings()}
     return [each for option in given for each in _keys(option, values)]
 
 

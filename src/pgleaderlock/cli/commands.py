@@ -5,7 +5,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -20,7 +20,15 @@ from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import print_json, show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
-from pgleaderlock.cli.elect import Common, LeaseOptions, as_dsn, check_url, chosen_times, elected
+from pgleaderlock.cli.elect import as_dsn, check_url, elected
+from pgleaderlock.cli.election_options import (
+    allow_pooler_option,
+    allows_pooler,
+    auto_reacquire_option,
+    election_options,
+    schema_owner,
+    schema_owner_option,
+)
 from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import as_list, as_yaml, manifest
 from pgleaderlock.cli.metrics import served_metrics
@@ -29,17 +37,11 @@ from pgleaderlock.cli.node import run_configured
 from pgleaderlock.cli.operators import COMMANDS, show_all_roles
 from pgleaderlock.cli.options import (
     LockName,
-    allow_pooler_option,
-    allows_pooler,
     dsn_option,
     examined_options,
-    health_interval,
     json_option,
-    lease_options,
     lock_options,
     schema_option,
-    schema_owner,
-    schema_owner_option,
     seconds_option,
 )
 from pgleaderlock.cli.place import find_place, is_configured, lock_in, role_of, target_of
@@ -125,15 +127,10 @@ def cli() -> None:
 
 @cli.command(**texts("run"))
 @lock_options
-@health_interval
-@lease_options
+@election_options
 @seconds_option("--retry-base", "Base delay of the exponential back-off between attempts.", default=1.0)
 @seconds_option("--retry-max", "Longest delay of the back-off.", default=30.0)
-@seconds_option(
-    "--reconnect-grace",
-    "After a lost connection, try this long to regain leadership before it counts as lost. [default: off]",
-)
-@click.option("--no-auto-reacquire", is_flag=True, help="Exit after a loss instead of becoming a follower.")
+@auto_reacquire_option
 @click.option("-q", "--quiet", is_flag=True, help="Do not log a follower's attempts, only changes of leadership.")
 @config_options
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on this loopback port.")
@@ -148,18 +145,8 @@ def run(
     url: str | None,
     named: LockName,
     as_json: bool,
-    health_interval_s: float | None,
-    lease_s: float | None,
-    settle_s: float | None,
-    wake: Literal["line", "poll"],
-    no_witness: bool,
-    takeover: Literal["fast", "strict"],
-    term_table: bool,
-    schema: str,
     retry_base_s: float,
     retry_max_s: float,
-    reconnect_grace_s: float | None,
-    no_auto_reacquire: bool,
     quiet: bool,
 ) -> None:
     """Take part in the election, and log every transition until interrupted.
@@ -177,17 +164,9 @@ def run(
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
     except ValueError as error:
         raise click.UsageError(f"--retry-base and --retry-max: {error}") from error
-    times = chosen_times(lease_s, health_interval_s)
-    common = Common(
-        retry_strategy=backoff,
-        health_interval_s=times.health_interval_s,
-        reconnect_grace_s=reconnect_grace_s,
-        auto_reacquire=not no_auto_reacquire,
-    )
-    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     level = "INFO" if quiet else "DEBUG"
     with (
-        elected(dsn, url, named, common, lease, log_level=level) as (lock, target),
+        elected(dsn, url, named, log_level=level, retry_strategy=backoff) as (lock, target),
         served_metrics(lock, target.name, metrics_port),
     ):
         code = asyncio.run(take_part(lock, target, as_json=as_json))
@@ -196,8 +175,7 @@ def run(
 
 @cli.command(**texts("acquire"))
 @lock_options
-@health_interval
-@lease_options
+@election_options
 @seconds_option(
     "--hold",
     "Hold the lock for this long. A signal ends it early, with a release and exit code 0.",
@@ -215,14 +193,6 @@ def acquire(
     url: str | None,
     named: LockName,
     as_json: bool,
-    health_interval_s: float | None,
-    lease_s: float | None,
-    settle_s: float | None,
-    wake: Literal["line", "poll"],
-    no_witness: bool,
-    takeover: Literal["fast", "strict"],
-    term_table: bool,
-    schema: str,
     hold_s: float,
     wait_s: float,
 ) -> None:
@@ -236,11 +206,9 @@ def acquire(
     With --config, --role is a role of that file. Its store and times apply unless an option overrides them.
     """
     configured = config_for_lock(context, config_file, takes_part=True)
-    times = chosen_times(lease_s, health_interval_s, configured)
-    common = Common(retry_strategy=Attempts(wait_s), health_interval_s=times.health_interval_s, auto_reacquire=False)
-    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
+    once: dict[str, Any] = {"retry_strategy": Attempts(wait_s), "auto_reacquire": False}
     # Only errors are logged: the command itself prints the outcome.
-    with elected(dsn, url, named, common, lease, configured=configured, log_level="ERROR") as (lock, target):
+    with elected(dsn, url, named, configured=configured, log_level="ERROR", **once) as (lock, target):
         code = asyncio.run(acquire_once(lock, target, hold_s=hold_s, wait_s=wait_s, as_json=as_json))
     context.exit(code)
 

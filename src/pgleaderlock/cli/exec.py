@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from loguru import logger
@@ -20,8 +20,9 @@ from pgleaderlock.cli.beside_config import config_for_lock
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError, explained
-from pgleaderlock.cli.elect import Common, LeaseOptions, chosen_times, elected
-from pgleaderlock.cli.options import LockName, health_interval, lease_options, naming_options, seconds_option
+from pgleaderlock.cli.elect import chosen_times, elected
+from pgleaderlock.cli.election_options import election_options
+from pgleaderlock.cli.options import LockName, naming_options, seconds_option
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.cli.words import texts
@@ -52,8 +53,7 @@ class _Command(click.Command):
 
 @click.command("exec", cls=_Command, **texts("exec"))
 @naming_options
-@health_interval
-@lease_options
+@election_options
 @seconds_option("--wait", "How long to wait for leadership, each time; 0 tries once. [default: forever]", zero_ok=True)
 @seconds_option(
     "--kill-after",
@@ -76,14 +76,6 @@ def exec_command(
     url: str | None,
     named: LockName,
     as_json: bool,
-    health_interval_s: float | None,
-    lease_s: float | None,
-    settle_s: float | None,
-    wake: Literal["line", "poll"],
-    no_witness: bool,
-    takeover: Literal["fast", "strict"],
-    term_table: bool,
-    schema: str,
     wait_s: float | None,
     kill_after_s: float | None,
     once: bool,
@@ -104,13 +96,10 @@ def exec_command(
     if (why := _why_refused(command[0])) is not None:
         context.exit(_refuse(command[0], why, complain))
     configured = config_for_lock(context, config_file, takes_part=True)
-    times = chosen_times(lease_s, health_interval_s, configured)
     try:
-        kill_times = KillTimes(times.lease_s)
+        kill_times = KillTimes(chosen_times(configured).lease_s)
     except ValueError as error:
         raise click.UsageError(f"--lease: {error}") from error
-    common = Common(retry_strategy=ExponentialBackoff(0.5, _LONGEST_RETRY_S), health_interval_s=times.health_interval_s)
-    lease = LeaseOptions(times.lease_s, settle_s, wake, no_witness, takeover, term_table, schema)
     moved = os.environ.get(MOVED_VARIABLE, "").split()
     unset = (*moved, MOVED_VARIABLE, *(() if pass_dsn else STORE_VARIABLES))
     job = GuardedCommand(command, kill_times, unset=unset, kill_after_s=kill_after_s)
@@ -118,7 +107,8 @@ def exec_command(
     level = "CRITICAL" if as_json else "ERROR" if quiet else "INFO"
     tell = _json_teller(quiet=quiet) if as_json else _log
     try:
-        with elected(dsn, url, named, common, lease, configured=configured, log_level=level) as (lock, target):
+        retry = ExponentialBackoff(0.5, _LONGEST_RETRY_S)
+        with elected(dsn, url, named, configured=configured, log_level=level, retry_strategy=retry) as (lock, target):
             ending = asyncio.run(_supervise(lock, target, job, policy, tell))
     except UnreachableError as error:
         context.exit(complain(exit_codes.EXEC_UNREACHABLE, error.message))

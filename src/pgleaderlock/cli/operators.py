@@ -15,15 +15,8 @@ import click
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
-from pgleaderlock.cli.options import (
-    dsn_option,
-    is_given,
-    json_option,
-    refuse_key_as_role,
-    schema_owner_option,
-    seconds_option,
-    url_option,
-)
+from pgleaderlock.cli.election_options import schema_owner_option
+from pgleaderlock.cli.options import dsn_option, is_given, json_option, refuse_key_as_role, seconds_option, url_option
 from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since

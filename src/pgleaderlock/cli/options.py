@@ -11,26 +11,20 @@ from click.core import ParameterSource
 
 from pgleaderlock._base.checks import check_seconds, visible
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
-from pgleaderlock.options import DEFAULT_SCHEMA, check_owner
+from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey, is_written_as_key
 
 __all__ = [
     "LockName",
-    "allow_pooler_option",
-    "allows_pooler",
     "dsn_option",
     "examined_options",
-    "health_interval",
     "is_given",
     "json_option",
-    "lease_options",
     "lock_options",
     "naming_options",
     "refuse_key_as_role",
     "schema_option",
-    "schema_owner",
-    "schema_owner_option",
     "seconds_option",
     "url_option",
     "wants_embedded",
@@ -155,57 +149,6 @@ schema_option = click.option(
     "--schema", default=DEFAULT_SCHEMA, show_default=True, metavar="NAME", help="The schema of the tables."
 )
 
-_OWNER = "pgleaderlock.schema_owner"
-
-
-def _keep_owner(context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    try:
-        context.meta[_OWNER] = check_owner(value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from error
-
-
-# No argument of the commands: whatever opens tables asks schema_owner().
-schema_owner_option = click.option(
-    "--schema-owner",
-    envvar="PGLEADERLOCK_SCHEMA_OWNER",
-    show_envvar=True,
-    metavar="ROLE",
-    expose_value=False,
-    callback=_keep_owner,
-    help="Also use tables that this role owns, besides those of the connecting user and of superusers.",
-)
-
-
-def schema_owner() -> str | None:
-    """Return the database role that the command line accepts as owner of the tables."""
-    owner: str | None = click.get_current_context().meta.get(_OWNER)
-    return owner
-
-
-# --- A pooler ---
-
-_POOLER = "pgleaderlock.allow_pooler"
-
-
-def _keep_pooler(context: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
-    context.meta[_POOLER] = value
-
-
-# No argument of the commands either: whatever opens sessions asks allows_pooler().
-allow_pooler_option = click.option(
-    "--allow-pooler",
-    is_flag=True,
-    expose_value=False,
-    callback=_keep_pooler,
-    help="Accept a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
-)
-
-
-def allows_pooler() -> bool:
-    """Return whether the command line allows a pooler between candidate and server."""
-    return bool(click.get_current_context().meta.get(_POOLER))
-
 
 # --- The lock ---
 
@@ -294,45 +237,3 @@ def _naming_options(command: F, url: Callable[[F], F]) -> F:
     for option in reversed(options):
         decorated = option(decorated)
     return cast("F", decorated)
-
-
-health_interval = seconds_option(
-    "--health-interval", "How often to renew the lease. [default: a third of the lease: 5 s]"
-)
-
-
-def lease_options(command: F) -> F:
-    """Add the options on which all candidates for one lock must agree."""
-    options = (
-        seconds_option("--lease", "How long a silent leader keeps the lock. [default: three intervals: 15 s]"),
-        seconds_option(
-            "--settle",
-            "Quiet period after a server start, in which no candidate leads. 0 only for a server that had no leader "
-            "before its start. [default: the lease]",
-            zero_ok=True,
-        ),
-        click.option(
-            "--wake",
-            type=click.Choice(["line", "poll"]),
-            default="line",
-            show_default=True,
-            help="How followers wait: queued for the lock, or by polling.",
-        ),
-        allow_pooler_option,
-        click.option("--no-witness", is_flag=True, help="Use one session only. Weaker guarantee."),
-        click.option(
-            "--takeover",
-            type=click.Choice(["fast", "strict"]),
-            default="fast",
-            show_default=True,
-            help="Strict waits one lease after every leader that did not release cleanly. Needs --term-table.",
-        ),
-        click.option(
-            "--term-table", is_flag=True, help="Record each term in a table, for strict take-over and fencing."
-        ),
-        schema_option,
-        schema_owner_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, schema_owner, wants_embedded
+from pgleaderlock.cli.election_options import schema_owner
+from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres import _dsn

@@ -7,6 +7,7 @@ when its process dies. More than eight roles, and those of a node with ``max_rol
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -81,6 +82,7 @@ class Node:
             settle_s=self._settle_s,
             witness=election.witness,
             allow_pooler=election.allow_pooler,
+            options=election.settings.options,
         )
 
     def _make_elections(self) -> "_SeparateElections":
@@ -213,16 +215,12 @@ def make_election(
     """
     if isinstance(role, LockKey) or settings.on_sessions:
         key = role if isinstance(role, LockKey) else role.lock_key
-        return LeaderLock(str(settings.url or dsn), key=key, **{**settings.lock_options(), **instead})
+        return LeaderLock(str(settings.url or dsn), key=key, **replace(settings.settings, **instead).keywords())
     options: dict[str, Any] = {"lease_s": settings.lease_s}
     if str(settings.url).startswith("postgresql+lease://"):
         options |= {"role": role.name, "schema": settings.schema_name, "schema_owner": settings.schema_owner}
-    keywords: dict[str, Any] = {
-        "retry_strategy": settings.retry_strategy(),
-        "health_interval_s": settings.health_interval_s,
-        "reconnect_grace_s": settings.reconnect_grace,
-    }
-    return Election(open_backend(str(settings.url_of(role)), **options), **{**keywords, **instead})
+    keywords = replace(settings.settings, **instead).of_election()
+    return Election(open_backend(str(settings.url_of(role)), **options), **keywords)
 
 
 class _SeparateElections(dict[str, Election]):

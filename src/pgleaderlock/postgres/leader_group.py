@@ -148,6 +148,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
                 settle_s=settle_s,
                 witness=witness,
                 allow_pooler=allow_pooler,
+                retry_strategy=retry_strategy or GroupPatience(),
                 **check_options(options).values(),
             )
         )
@@ -163,13 +164,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
             max_roles=max_roles,
         )
         database = {} if self._connector.database is None else {"db": self._connector.database}
-        settings = {
-            "retry_strategy": retry_strategy or GroupPatience(),
-            "health_interval_s": lease.health_interval_s,
-            "shutdown_event": shutdown_event,
-            "drain_s": lease.drain_s,
-            "clock": lease.clock,
-        }
+        settings = {**lease.of_election(), "shutdown_event": shutdown_event}
         self._starting = asyncio.Lock()
         self._roles = {
             name: GroupRole(name, key, self._group, {**_labels(name, key), **database}, **settings)

@@ -19,6 +19,7 @@ from django.apps import AppConfig
 from django.utils.module_loading import import_string
 
 from pgleaderlock.integrations.django.conf import find_dsn, find_options, find_role, find_work
+from pgleaderlock.options import LockSettings
 from pgleaderlock.sync import LeaderLock
 
 __all__ = ["LeaderLockConfig"]
@@ -40,7 +41,7 @@ class LeaderLockConfig(AppConfig):  # type: ignore[misc] # Django has no types
         work = find_work()
         if not work or not _serves(sys.argv, os.environ):
             return
-        lock = LeaderLock(find_dsn(), role=find_role(), **find_options())
+        lock = LeaderLock(find_dsn(), role=find_role(), **LockSettings(**find_options()).keywords())
         for path in work:
             lock.while_leader(name=path)(import_string(path.replace(":", ".")))
         lock.start()

@@ -2,7 +2,7 @@
 
 ``PGLEADERLOCK = {"role": ..., "dsn": ..., "database": ..., "while_leader": [...], "options": {...}}``, all of it
 optional. ``dsn`` is libpq's, and wins; ``database`` is an alias in ``DATABASES``, ``"default"`` by default; ``options``
-are keywords of ``LeaderLock`` for the lock that runs ``while_leader``.
+are settings of the lock that runs ``while_leader``, by their names in :mod:`pgleaderlock.options`.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def find_work() -> list[str]:
 
 
 def find_options() -> dict[str, Any]:
-    """Return the keywords of ``LeaderLock`` that the settings want."""
+    """Return the settings of the lock that the project gives."""
     return dict(_ours().get("options") or {})
 
 

@@ -5,10 +5,10 @@ a test compares ``docs/reference/configuration.md`` with them.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import quote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, model_validator
 
 from pgleaderlock.ops.alerts import Config as AlertsConfig
 from pgleaderlock.ops.alerts import parse as parse_alerts
@@ -18,14 +18,10 @@ from pgleaderlock.ops.config.values import (
     BackendUrl,
     DashboardToken,
     Duration,
-    DurationOrZero,
     Host,
-    LeaseDuration,
-    LockTimeout,
     NodeName,
     PostgresDsn,
     Prefix,
-    RefreshInterval,
     RoleKey,
     RoleName,
     SchemaName,
@@ -33,8 +29,9 @@ from pgleaderlock.ops.config.values import (
     between,
     is_rows,
     is_sessions,
+    type_of,
 )
-from pgleaderlock.options import DEFAULT_SCHEMA, LockOptions
+from pgleaderlock.options import BY_NAME, DEFAULT_SCHEMA, SETTINGS, LockSettings, Setting
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.retry import FixedInterval, RetryStrategy
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, LeaseTimes, choose_times
@@ -93,9 +90,7 @@ class RoleConfig(_Section):
         return LockKey.named(self.name) if self.key is None else self.key.for_role(self.name)
 
 
-class LeaderElectionConfig(_Section):
-    """``[cluster.leader_election]``: store, roles and times."""
-
+class _Store(_Section):
     backend: BackendUrl | None = _setting(
         None,
         "secret",
@@ -108,62 +103,45 @@ class LeaderElectionConfig(_Section):
     check_interval: Duration = _setting(
         5.0, "duration", "How long one round of queueing lasts; with polling, the interval between attempts."
     )
-    lease_duration: LeaseDuration | None = _setting(
-        None, "duration", "How long a silent leader keeps the lock.", otherwise="3 × `refresh_interval`: `15s`"
+
+
+_IN_FILE = tuple(each for each in SETTINGS if each.key is not None)
+
+
+def _attribute(setting: Setting) -> str:
+    """Return the name of its field; pydantic has a method ``schema``."""
+    return "schema_name" if setting.key == "schema" else str(setting.key)
+
+
+def _field(setting: Setting) -> Any:
+    kind: Kind = "duration" if setting.is_seconds else "flag" if setting.type is bool else "text"
+    return _setting(
+        None if setting.otherwise else setting.default,
+        kind,
+        setting.told(setting.meaning, _quoted_key),
+        otherwise=setting.told(setting.otherwise, _quoted_key),
+        alias=setting.key,
     )
-    refresh_interval: RefreshInterval | None = _setting(
-        None,
-        "duration",
-        "How often a leader renews. Less than two thirds of `lease_duration`.",
-        otherwise="⅓ of `lease_duration`: `5s`",
+
+
+def _quoted_key(setting: Setting) -> str:
+    return f"`{setting.key}`"
+
+
+if TYPE_CHECKING:
+
+    class _Settings(_Store):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Settings = create_model(
+        "_Settings", __base__=_Store, **{_attribute(each): (type_of(each), _field(each)) for each in _IN_FILE}
     )
-    lock_timeout: LockTimeout | None = _setting(
-        None,
-        "duration",
-        "The longest wait slice: one bounded wait in the server's queue for the lock.",
-        otherwise="slightly less than the server's `deadlock_timeout`",
-    )
-    wake: Literal["line", "poll"] = _setting("line", "text", "How followers wait: queued for the lock, or by polling.")
-    witness: bool = _setting(
-        True,  # noqa: FBT003
-        "flag",
-        "Hold a second lock on a second session: it keeps a successor out until the old leader has stopped.",
-    )
-    allow_pooler: bool = _setting(
-        False,  # noqa: FBT003
-        "flag",
-        "Accept a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
-    )
-    takeover: Literal["fast", "strict"] = _setting(
-        "fast", "text", "Strict waits one lease after every leader that did not release cleanly. Needs `term_table`."
-    )
-    term_table: bool = _setting(
-        False,  # noqa: FBT003
-        "flag",
-        "Record each term in a table, for strict take-over and fencing.",
-    )
-    schema_name: SchemaName = _setting(
-        DEFAULT_SCHEMA, "text", "The schema of the term table, or of the rows of `postgresql+lease://`.", alias="schema"
-    )
-    schema_owner: SchemaOwner | None = _setting(
-        None,
-        "text",
-        "The role whose tables are also used, besides those of the connecting user and of superusers.",
-        otherwise="none",
-    )
-    settle: DurationOrZero | None = _setting(
-        None,
-        "duration",
-        "Quiet period after a server start, in which no candidate leads. `0s` only for a server that had no leader "
-        "before its start.",
-        otherwise="`lease_duration`",
-    )
-    reconnect_grace: Duration | None = _setting(
-        None,
-        "duration",
-        "After a lost connection, how long to try to regain leadership before it counts as lost.",
-        otherwise="off",
-    )
+
+
+class LeaderElectionConfig(_Settings):
+    """``[cluster.leader_election]``: store, roles, and the settings of :mod:`pgleaderlock.options` that have a key."""
+
     max_roles: Annotated[int, between(1, _MANY)] | None = _setting(
         None, "number", "The most roles that this node leads at the same time.", otherwise="all"
     )
@@ -222,25 +200,17 @@ class LeaderElectionConfig(_Section):
 
         Never longer than the slice for a server with the usual ``deadlock_timeout``.
         """
-        if self.lock_timeout is None:
+        longest_s: float | None = self.lock_timeout
+        if longest_s is None:
             return None
-        return max(0.1, min(self.lock_timeout, _LONGEST_SLICE_S, self.lease_s / RENEWALS_PER_LEASE))
+        return max(0.1, min(longest_s, _LONGEST_SLICE_S, self.lease_s / RENEWALS_PER_LEASE))
 
-    def lock_options(self) -> dict[str, Any]:
-        """Return the keywords of ``LeaderLock``, without the store and the lock."""
-        return {
-            "retry_strategy": self.retry_strategy(),
-            "health_interval_s": self.health_interval_s,
-            "reconnect_grace_s": self.reconnect_grace,
-            "lease_s": self.lease_s,
-            "settle_s": self.settle,
-            "witness": self.witness,
-            "allow_pooler": self.allow_pooler,
-            "takeover": self.takeover,
-            "term_table": self.term_table,
-            "schema": self.schema_name,
-            "options": LockOptions(wake=self.wake, slice_s=self.slice_s, schema_owner=self.schema_owner),
-        }
+    @property
+    def settings(self) -> LockSettings:
+        """The settings of the library, for a lock of this node."""
+        given = {each.name: getattr(self, _attribute(each)) for each in _IN_FILE}
+        given |= {"slice_s": self.slice_s, "retry_strategy": self.retry_strategy()}
+        return LockSettings(**{name: value for name, value in given.items() if value is not None})
 
     def retry_strategy(self) -> RetryStrategy:
         """Return the retry strategy of a follower: the same delay after each attempt."""
@@ -270,7 +240,7 @@ class RegistryConfig(_Section):
     schema_owner: SchemaOwner | None = _setting(
         None,
         "text",
-        "The role whose tables are also used, besides those of the connecting user and of superusers.",
+        BY_NAME["schema_owner"].meaning,
         otherwise="none",
     )
     heartbeat: Duration = _setting(5.0, "duration", "How often this node writes a sign of life to the registry.")

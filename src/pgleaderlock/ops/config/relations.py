@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pgleaderlock._base.durations import show_duration
 from pgleaderlock.ops.config.problems import KeyPath
 from pgleaderlock.ops.config.values import is_rows
+from pgleaderlock.options import SETTINGS
 from pgleaderlock.stores.times import is_too_rare, too_rare
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Conflict", "find_conflicts"]
 
 _ELECTION = ("cluster", "leader_election")
-_OF_SEPARATE_SESSIONS = ("wake", "reconnect_grace")
-_OF_SESSIONS = ("witness", "allow_pooler", "term_table", "takeover", "wake", "settle")
+_OF_SEPARATE_SESSIONS = tuple(str(each.key) for each in SETTINGS if each.key and not each.in_groups)
+# A file may have lock_timeout for every store, as the specification's example does.
+_OF_SESSIONS = tuple(str(each.key) for each in SETTINGS if each.scope == "sessions" and each.key != "lock_timeout")
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 
 

@@ -12,27 +12,22 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 
 from pgleaderlock import stores
 from pgleaderlock._base.checks import check_token
-from pgleaderlock._base.durations import parse_duration, show_duration
+from pgleaderlock._base.durations import parse_duration
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.alerts.rules import check_prefix
-from pgleaderlock.options import check_owner, check_schema
+from pgleaderlock.options import BY_NAME, Setting
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.stores.times import RENEWALS_PER_LEASE
 
 __all__ = [
     "About",
     "BackendUrl",
     "DashboardToken",
     "Duration",
-    "DurationOrZero",
     "Host",
-    "LeaseDuration",
-    "LockTimeout",
     "NodeName",
     "PostgresDsn",
     "Prefix",
-    "RefreshInterval",
     "RoleKey",
     "RoleName",
     "SchemaName",
@@ -40,10 +35,9 @@ __all__ = [
     "describe_store",
     "is_rows",
     "is_sessions",
+    "type_of",
 ]
 
-_LONGEST_LEASE_S = 20 * 24 * 3600.0  # PostgreSQL counts milliseconds in 31 bits
-_SHORTEST_SLICE_S = 0.1
 _LONGEST_NAME = 200
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,40}", re.IGNORECASE)
 _POSTGRES = ("postgresql", "postgres")
@@ -60,19 +54,24 @@ def _check_duration(value: Any) -> float:
     return seconds
 
 
-def _at_most(longest_s: float) -> AfterValidator:
-    def check(seconds: float) -> float:
-        if seconds > longest_s:
-            raise ValueError(f"must be at most {show_duration(longest_s)}")
-        return seconds
+def _follows_rule(setting: Setting) -> AfterValidator:
+    """Return the check of a value by the rule that the library has for it."""
+
+    def check(value: Any) -> Any:
+        wrong = None if setting.rule is None else setting.rule(value)
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value
 
     return AfterValidator(check)
 
 
-def _check_lock_timeout(seconds: float) -> float:
-    if seconds < _SHORTEST_SLICE_S:
-        raise ValueError("must be at least 100ms: a shorter wait slice would be polling without a pause")
-    return seconds
+def type_of(setting: Setting) -> Any:
+    """Return the type of a setting of the library in a configuration."""
+    checked: Any = Annotated[setting.type, _follows_rule(setting)]
+    if setting.is_seconds:
+        checked = Annotated[checked, BeforeValidator(parse_duration if setting.zero_ok else _check_duration)]
+    return checked | None if setting.otherwise else checked
 
 
 def between(low: int, high: int) -> AfterValidator:
@@ -88,14 +87,6 @@ def between(low: int, high: int) -> AfterValidator:
 
 Duration = Annotated[float, BeforeValidator(_check_duration)]
 """Seconds, from ``"5s"`` or 5, and not 0."""
-DurationOrZero = Annotated[float, BeforeValidator(parse_duration)]
-"""Seconds, where 0 is allowed."""
-LeaseDuration = Annotated[Duration, _at_most(_LONGEST_LEASE_S)]
-"""A duration within PostgreSQL's range of milliseconds."""
-RefreshInterval = Annotated[Duration, _at_most(_LONGEST_LEASE_S / RENEWALS_PER_LEASE)]
-"""A renewal interval: a lease of three of them is within PostgreSQL's range."""
-LockTimeout = Annotated[Duration, AfterValidator(_check_lock_timeout)]
-"""The wait slice: one bounded wait in the queue."""
 
 
 # --- Names -----------------------------------------------------------------------------------------------------------
@@ -133,20 +124,6 @@ def _show_key(key: LockKey) -> str:
     return str(key)
 
 
-def _check_schema(name: str) -> str:
-    try:
-        return check_schema(name)
-    except ValueError:
-        raise ValueError("must be a plain name of letters, digits and _, and not begin with pg_") from None
-
-
-def _check_schema_owner(name: str) -> str:
-    try:
-        return str(check_owner(name))
-    except ValueError:
-        raise ValueError("must be the name of a role, without quotes and backslashes") from None
-
-
 def _check_about(value: Any) -> dict[str, Any]:
     """Return facts that JSON and a column of PostgreSQL can hold."""
     if not isinstance(value, Mapping):
@@ -168,9 +145,9 @@ RoleName = Annotated[str, AfterValidator(_check_role)]
 """The name of a role."""
 RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(_show_key)]
 """The key of a role's lock, if it does not follow from the name."""
-SchemaName = Annotated[str, AfterValidator(_check_schema)]
+SchemaName = Annotated[str, _follows_rule(BY_NAME["schema"])]
 """The schema of the tables."""
-SchemaOwner = Annotated[str, AfterValidator(_check_schema_owner)]
+SchemaOwner = Annotated[str, _follows_rule(BY_NAME["schema_owner"])]
 """The database role that may own the tables."""
 About = Annotated[Mapping[str, Any], PlainValidator(_check_about)]
 """Facts about a node, for people."""

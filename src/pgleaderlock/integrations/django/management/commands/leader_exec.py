@@ -18,8 +18,11 @@ from django.core.management import BaseCommand, CommandError, get_commands
 from django.utils.module_loading import import_string
 
 from pgleaderlock.integrations.django.conf import find_dsn, find_role
+from pgleaderlock.options import SETTINGS
 
 __all__ = ["Command"]
+
+_SETTINGS = tuple(each for each in SETTINGS if each.key is not None)
 
 
 class Command(BaseCommand):  # type: ignore[misc] # Django has no types
@@ -35,11 +38,9 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
         """Describe the options."""
         parser.add_argument("--role", help="which lock; by default PGLEADERLOCK['role'] in the settings")
         parser.add_argument("--database", help="an alias in DATABASES; by default PGLEADERLOCK['dsn'], or 'default'")
-        parser.add_argument("--lease", metavar="SECONDS", help="how long a silent leader keeps the lock")
-        parser.add_argument("--health-interval", metavar="SECONDS", help="how often leadership is confirmed")
-        parser.add_argument(
-            "--settle", metavar="SECONDS", help="quiet period after a server start, in which no candidate leads"
-        )
+        for each in _SETTINGS:
+            kind = {"action": "store_true"} if each.type is bool else {"metavar": "SECONDS" if each.is_seconds else "X"}
+            parser.add_argument(each.flag, dest=each.name, help=each.flag_help, **kind)  # type: ignore[arg-type]
         parser.add_argument("--wait", metavar="SECONDS", help="wait in line for so long; 0 asks once")
         parser.add_argument("--once", action="store_true", help="exit after a loss instead of waiting in line again")
         parser.add_argument("--restart", action="store_true", help="run the command again when it ends by itself")
@@ -76,11 +77,9 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
 
 
 def _passed_on(options: dict[str, Any]) -> list[str]:
-    words = []
-    for name in ("lease", "health_interval", "settle", "wait"):
-        if options[name] is not None:
-            words += [f"--{name.replace('_', '-')}", options[name]]
-    return [*words, *(f"--{name}" for name in ("once", "restart") if options[name])]
+    given = {**{each.flag: options[each.name] for each in _SETTINGS}, "--wait": options["wait"]}
+    words = [word for flag, value in given.items() if value not in (None, False) for word in (flag, value)]
+    return [word for word in words if word is not True] + [f"--{name}" for name in ("once", "restart") if options[name]]
 
 
 def _words_of(options: dict[str, Any]) -> list[str]:

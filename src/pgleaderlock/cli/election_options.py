@@ -1,0 +1,89 @@
+"""The settings of an election as options of the command line, made from :mod:`pgleaderlock.options`.
+
+They are no arguments of the commands: code that makes an election asks :func:`given_settings`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from pgleaderlock.options import BY_NAME, SETTINGS, Setting
+
+__all__ = [
+    "allow_pooler_option",
+    "allows_pooler",
+    "auto_reacquire_option",
+    "election_options",
+    "given_settings",
+    "schema_owner",
+    "schema_owner_option",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GIVEN = "pgleaderlock.settings"
+_MORE = {"schema_owner": {"metavar": "ROLE", "envvar": "PGLEADERLOCK_SCHEMA_OWNER", "show_envvar": True}}
+
+
+def given_settings() -> dict[str, Any]:
+    """Return the settings that the command line gives, by their names in the library."""
+    return dict(click.get_current_context().meta.get(_GIVEN, {}))
+
+
+def schema_owner() -> str | None:
+    """Return the database role that the command line accepts as owner of the tables."""
+    return given_settings().get("schema_owner")
+
+
+def allows_pooler() -> bool:
+    """Return whether the command line allows a pooler between candidate and server."""
+    return bool(given_settings().get("allow_pooler"))
+
+
+def election_options(command: F) -> F:
+    """Add an option for each setting that a configuration may have too."""
+    for each in reversed(SETTINGS):
+        if each.key is not None:
+            command = _option(each)(command)
+    return command
+
+
+def _option(setting: Setting) -> Callable[[F], F]:
+    more: dict[str, Any] = {}
+    if setting.type is bool:
+        more |= {"is_flag": True}
+    elif setting.is_seconds:
+        more |= {"type": float, "metavar": "SECONDS"}
+    elif setting.choices:
+        more |= {"type": click.Choice(setting.choices)}
+    else:
+        more |= {"metavar": "NAME", **_MORE.get(setting.name, {})}
+    if setting.type is not bool and not setting.otherwise:
+        more |= {"default": setting.default, "show_default": True}
+    return click.option(
+        setting.flag, setting.name, expose_value=False, callback=_keeper(setting), help=setting.flag_help, **more
+    )
+
+
+def _keeper(setting: Setting) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Return a callback that checks a given value, in the library's words and under the option's name, and keeps it."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
+        if context.get_parameter_source(setting.name) is ParameterSource.DEFAULT:
+            return
+        try:
+            replace(setting, name=setting.flag).check(value)
+        except ValueError as error:
+            raise click.UsageError(str(error), context) from error
+        is_off = setting.default is True  # the flag is --no-witness
+        context.meta.setdefault(_GIVEN, {})[setting.name] = not value if is_off else value
+
+    return keep
+
+
+allow_pooler_option = _option(BY_NAME["allow_pooler"])
+auto_reacquire_option = _option(BY_NAME["auto_reacquire"])
+schema_owner_option = _option(BY_NAME["schema_owner"])
