@@ -21,7 +21,7 @@ class ElectionSettings(TypedDict, total=False):
 
 
 def refuse_shutdown_event(settings: object) -> None:
-    """An asyncio.Event cannot be set from a thread, and a threading.Event cannot be awaited."""
+    """Raise TypeError: an asyncio.Event cannot be set from a thread, and a threading.Event cannot be awaited."""
     if isinstance(settings, dict) and "shutdown_event" in settings:
         raise TypeError(
             "shutdown_event is not offered by pgleaderlock.sync: call shutdown(), which any thread may, where you "

@@ -1,6 +1,6 @@
-"""The ledger's own connection: opened when it is needed, bounded in every call, given up at the first error.
+"""The ledger's own connection: opened when it is needed, bounded in every call, closed at the first error.
 
-It is never a session of a lock. Whatever happens to it happens to nobody's leadership.
+It is never a session of a lock: its errors do not end a leadership.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pgleaderlock.postgres.terms import create_sql
 __all__ = ["LedgerConnection", "Row"]
 
 Row = tuple[Any, ...]
-_TABLES = ("tick_jobs", "ticks", "terms")  # a claim looks at the term row too
+_TABLES = ("tick_jobs", "ticks", "terms")  # a claim reads the term row too
 _CALL_S = 10.0
 # Waits for a lock must be short, because all jobs share the connection; and if this process is frozen between two
 # statements, a successor must not wait for it for long.
@@ -41,15 +41,15 @@ class LedgerConnection:
         self._owner = check_owner(owner)
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self.has_tables = False
-        """Whether there was a ledger when the connection was opened."""
+        """Whether the ledger existed when the connection was opened."""
 
     @property
     def where(self) -> str:
-        """Which database, without secrets."""
+        """The server and database, without secrets."""
         return self._connector.where
 
     async def open(self, *, makes_tables: bool = True) -> None:
-        """Connect, unless connected, and make the tables unless they are there."""
+        """Connect, unless connected, and create the tables unless they exist."""
         if self._connection is not None and not self._connection.closed:
             return
         async with self._bounded("cannot be opened"):
@@ -67,24 +67,24 @@ class LedgerConnection:
                 self.has_tables = await self._look_for_tables()
 
     async def close(self) -> None:
-        """Give the connection up. Does not raise, does not hang."""
+        """Close the connection. Does not raise, does not hang."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await close_connection(connection)
 
     async def fetch(self, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
-        """Run one statement and return its rows; ConnectionError says what the database objected to."""
+        """Run one statement and return its rows; ConnectionError has the database's error."""
         async with self._bounded("did not answer"):
             return await self._fetch(statement, parameters)
 
     async def fetch_both(self, first: str, second: str, parameters: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
-        """Run two statements in one transaction; the second only if the first has an answer."""
+        """Run two statements in one transaction; the second only if the first returns rows."""
         async with self._bounded("did not answer"), self._open_connection().transaction():
             rows = await self._fetch(first, parameters)
             return rows, await self._fetch(second, parameters) if rows else []
 
     async def _look_for_tables(self) -> bool:
-        """Whether all are there; ConnectionError if they are a stranger's, before anything of theirs can run."""
+        """Return whether all tables exist. ConnectionError if a stranger owns one, before its triggers can run."""
         ((are_there, problems, user),) = await self._fetch(tables_sql(self._schema, _TABLES, self._owner), {})
         if problems:
             raise refusal(self._schema, problems, user, self.where)
@@ -113,7 +113,7 @@ class LedgerConnection:
 
     @contextlib.asynccontextmanager
     async def _bounded(self, what: str) -> AsyncIterator[None]:
-        """Whatever goes wrong, the connection is given up, and the error has no secret in it."""
+        """Bound a call. After any error the connection is closed; the error contains no secret."""
         try:
             async with asyncio.timeout(_CALL_S):
                 yield
