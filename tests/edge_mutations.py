@@ -119,7 +119,7 @@ EDGE_MUTATIONS = (
     # exec.
     EdgeMutation(
         "the guardian wakes a stopped command to ask it to end", "work/exec/guardian.py",
-        "        self._signal_group(signal.SIGCONT)  # who is stopped cannot obey\n", "",
+        "        self._signal_group(signal.SIGCONT)  # a stopped process handles no other signal\n", "",
         ("tests/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
     ),
     EdgeMutation(

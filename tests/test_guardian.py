@@ -179,7 +179,7 @@ def test_whatever_numbers_its_descriptors_have_it_listens_and_rests(link: Link):
     has_input, guardian = link.read().split()
     assert has_input == str(link.process.args[4] == CROWDED[4])  # type: ignore[index]
     link.order("until", number=1, term_at=math.inf, kill_at=math.inf)
-    link.hear("heard")
+    link.hear("confirmed")
     used = _cpu_ticks(int(guardian))
     time.sleep(0.5)
     assert _cpu_ticks(int(guardian)) - used < 25
@@ -197,11 +197,11 @@ def test_every_renewal_is_answered_and_moves_the_end(link: Link):
     assert link.read() == "ready"
     soon = guardian.now() + 0.4
     link.order("until", number=1, term_at=soon, kill_at=soon)
-    assert link.hear("heard") == {"is": "heard", "number": 1}
+    assert link.hear("confirmed") == {"is": "confirmed", "number": 1}
     link.order("until", number=2, term_at=soon + 300, kill_at=soon + 300)
     time.sleep(max(0.0, soon + 0.1 - guardian.now()))
     link.order("until", number=3, term_at=math.inf, kill_at=math.inf)
-    while link.hear("heard")["number"] < 3:
+    while link.hear("confirmed")["number"] < 3:
         pass
     assert {"is": "expired"} not in link.answers
 
@@ -319,7 +319,7 @@ def test_the_lifeline_is_held_until_everybody_is_dead_and_replaced_when_another_
             holders = [str(f.readlink()) for f in Path(f"/proc/{link.hear('started')['pid']}/fd").iterdir()]
             assert f"socket:[{os.fstat(first_end.fileno()).st_ino}]" not in holders  # a command could keep the lock
             link.order("until", second_end.fileno(), number=1, term_at=math.inf, kill_at=math.inf)
-            link.hear("heard")
+            link.hear("confirmed")
         first.settimeout(PATIENCE_S)
         assert first.recv(1) == b""  # let go of, for the newer one
         second.setblocking(False)
@@ -337,7 +337,7 @@ def test_it_is_deaf_to_what_would_end_or_stop_it(link: Link):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1, signal.SIGQUIT):
         link.process.send_signal(number)
     link.order("until", number=5, term_at=math.inf, kill_at=math.inf)
-    assert link.hear("heard")["number"] == 5
+    assert link.hear("confirmed")["number"] == 5
 
 
 def test_the_command_dies_with_a_guardian_that_is_killed(link: Link):

@@ -168,7 +168,7 @@ async def test_a_call_that_is_given_up_before_it_began_is_not_made():
         made = True
 
     attempt = Attempt(call())
-    attempt.give_up()
+    attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt.run()
     assert not made

@@ -286,7 +286,7 @@ async def test_renewals_reach_the_guardian_and_are_answered():
     backend.defaults["renew"] = grant
     stage = Stage(SLEEP, backend, settings={"health_interval_s": 0.3})
     running = asyncio.create_task(stage.supervisor.run())
-    await until(lambda: stage.supervisor._client is not None and stage.client._heard >= 3)
+    await until(lambda: stage.supervisor._client is not None and stage.client._confirmed >= 3)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await running).code == 128 + signal.SIGINT
 
@@ -331,11 +331,11 @@ async def test_a_guardian_that_misses_one_renewal_goes_on():
         client.extend(suspend_aware_clock() + LEASE_S, ())
     await asyncio.sleep(0.05)
     os.kill(client.guardian, signal.SIGCONT)
-    await until(lambda: client._heard == 2)
+    await until(lambda: client._confirmed == 2)
     assert not client.ended.done()
     await client.end(suspend_aware_clock() + LEASE_S)
     assert client.ended.result().complaint is None
-    await client.bury()
+    await client.reap()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -487,7 +487,7 @@ async def greeted_guardian() -> GuardianClient:
 
 async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
     client = await greeted_guardian()
-    assert not client.is_buried
+    assert not client.is_reaped
     for _ in range(2):
         client.extend(suspend_aware_clock() + LEASE_S, ())
     assert client._clearing is None
@@ -495,19 +495,19 @@ async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
     client.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
     outcome = await asyncio.wait_for(client.ended, 20)
     assert outcome.complaint == "the guardian does not answer: is it stopped?"
-    await client.bury()
-    assert client.is_buried
+    await client.reap()
+    assert client.is_reaped
 
 
-async def test_a_guardian_that_does_not_listen_is_given_up():
+async def test_a_guardian_that_does_not_read_is_given_up():
     client = await greeted_guardian()
     for _ in range(100_000):
         if client._clearing is not None:
             break
         client.signal(signal.SIGUSR1)
     outcome = await asyncio.wait_for(client.ended, 20)
-    assert outcome.complaint == "the guardian does not listen: is it stopped?"
-    await client.bury()
+    assert outcome.complaint == "the guardian does not read: is it stopped?"
+    await client.reap()
 
 
 async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_kills_in_its_place():
@@ -516,7 +516,7 @@ async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_k
     await asyncio.wait_for(client.end(trusted_until), 20)
     assert client.ended.result().complaint == "the guardian did not end the command in time: is it stopped?"
     await client.end(trusted_until)  # there is nothing left to end
-    await client.bury()
+    await client.reap()
 
 
 async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
@@ -529,8 +529,8 @@ async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkey
     client = GuardianClient(job, lambda _: None, lambda _: None)
     client.start(suspend_aware_clock() + LEASE_S, (), terminal=None)
     assert (await asyncio.wait_for(client.ended, 20)).code == 0
-    await client.bury()
-    assert client.is_buried
+    await client.reap()
+    assert client.is_reaped
 
 
 async def test_a_system_without_room_for_a_process_is_an_error():

@@ -32,9 +32,9 @@ _SHORTENED.maxstring = _SHORTENED.maxother = _LONGEST_SHOWN
 
 
 def quoted(value: object) -> str:
-    """Return how a message may repeat what somebody wrote: on one line, shortened, and never a connection string.
+    """Return a user's value for a message: on one line, shortened, and never a connection string.
 
-    Connection strings end up where a name belongs, by a variable that is mixed up; and messages end up in logs.
+    A mixed-up variable can put a connection string where a name belongs, and messages end up in logs.
     """
     if isinstance(value, str) and _MAY_HOLD_PASSWORD.search(value):
         return "(what was given is not shown: it may hold a password)"
@@ -42,18 +42,18 @@ def quoted(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with whatever a terminal would obey written out."""
+    """Return the text with control characters escaped, so that a terminal does not obey them."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def shown(name: str) -> str:
-    """Return somebody else's name for a message: as it is, unless a terminal or a log would take it for more."""
+    """Return another program's name for a message: quoted if it is not plain, short and without a secret."""
     is_plain = name.isprintable() and len(name) <= _LONGEST_SHOWN and not _MAY_HOLD_PASSWORD.search(name)
     return name if is_plain else quoted(name)
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:
-    """Return ``value`` if it is a whole number in ``low..high``; say what is wrong otherwise."""
+    """Return ``value`` if it is a whole number in ``low..high``; raise an error that names the argument otherwise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if not low <= value <= high:
@@ -64,7 +64,7 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
 
 
 def check_number(name: str, value: Any, what: str = "a number") -> float:
-    """Return ``value`` as a finite float; say what is wrong otherwise."""
+    """Return ``value`` as a finite float; raise an error that names the argument otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
     # float() of a huge int raises OverflowError, which would name neither the argument nor the cause.
@@ -76,7 +76,7 @@ def check_number(name: str, value: Any, what: str = "a number") -> float:
 
 
 def check_seconds(name: str, value: Any, *, zero_ok: bool = False) -> float:
-    """Return ``value`` as a finite positive number of seconds; say what is wrong otherwise."""
+    """Return ``value`` as a finite positive number of seconds; raise an error that names the argument otherwise."""
     seconds = check_number(name, value, "a number of seconds")
     if seconds < 0 or (seconds == 0 and not zero_ok):
         wanted = "zero or more" if zero_ok else "greater than zero"

@@ -18,7 +18,7 @@ _FIGURE = r"(\d{1,10}(?:\.\d{1,20})?)"
 _WRITTEN = re.compile("(?=.)" + "".join(f"(?:{_FIGURE}{unit})?" for unit in _UNITS), re.ASCII)
 _PLAIN = re.compile(_FIGURE, re.ASCII)
 _BETWEEN = re.compile(r"(?<=[hms]) +(?=\d)", re.ASCII)
-_SHORTEST_S = 0.001  # PostgreSQL counts milliseconds, and nobody waits for less
+_SHORTEST_S = 0.001  # PostgreSQL counts milliseconds
 _LONGEST_S = 100 * 366 * 24 * 3600.0
 _FORMS = 'must be a duration such as "500ms", "5s" or "1m30s", or a number of seconds'
 

@@ -1,4 +1,4 @@
-"""Settings of ours that a PostgreSQL server can be started with: what its candidates are to know of it."""
+"""Settings of ours that a PostgreSQL server can be started with, for its candidates to read."""
 
 __all__ = ["NO_FORMER_LEADER"]
 

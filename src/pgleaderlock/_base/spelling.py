@@ -1,4 +1,4 @@
-"""What may have been meant by a word that is not known: a slip of the finger, or a part of a longer name.
+"""Which known word a user may have meant: one with a typing error, or of which only a part was written.
 
 A ratio of common letters, as difflib has it, calls short words alike that share nothing but their length (``--confi``
 and ``--json``). Slips are counted here instead, and a short word may have only one.

@@ -1,7 +1,7 @@
 """A plain function in a thread of its own, and its end as a future of the event loop that began it.
 
 Not the loop's executor: that has few threads, shared with name look-ups, and joins them when the program ends. These
-are daemons, because nothing that they do is worth keeping a process alive for.
+are daemon threads: none of them should keep a process alive.
 
 Python 3.12 starts no thread once the main thread has ended: not at exit, and not in a program whose other threads go
 on. Short work, such as the release of a lock, is then done in the caller's thread.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def has_main_thread_ended() -> bool:
-    """Return whether the interpreter exits, or only waits for other threads before it does."""
+    """Return whether the main thread has ended: the interpreter exits, or waits for other threads before it does."""
     return not threading.main_thread().is_alive()
 
 
@@ -37,9 +37,9 @@ def start(work: Callable[[], object], name: str, *, is_short: bool = False) -> N
 
 
 def begin(work: Callable[[], T], name: str, *, is_short: bool = False) -> asyncio.Future[T]:
-    """Run ``work`` in a thread, with the caller's context variables. What it raises is in the future too.
+    """Run ``work`` in a thread, with the caller's context variables. The future has its result or exception.
 
-    On a loop that is closed before, nobody is told.
+    If the loop is closed before ``work`` ends, the future is never done.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -59,7 +59,7 @@ def begin(work: Callable[[], T], name: str, *, is_short: bool = False) -> asynci
             result = context.run(work)
         except BaseException as raised:  # noqa: BLE001 - it is raised again where it is waited for
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             loop.call_soon_threadsafe(settle, result, error)
 
     start(do, name, is_short=is_short)
@@ -67,9 +67,12 @@ def begin(work: Callable[[], T], name: str, *, is_short: bool = False) -> asynci
 
 
 def failure(error: BaseException) -> Exception:
-    """Return what an event loop can be told: StopIteration ends whoever awaits it, and ``sys.exit()`` the loop."""
+    """Return an error that a future may hold: StopIteration would end the awaiting task, SystemExit the loop.
+
+    An ordinary exception is returned as it is.
+    """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"the function raised {type(error).__name__}: that ends its call, and nothing else")
-    told.__cause__ = error
-    return told
+    wrapped = RuntimeError(f"the function raised {type(error).__name__}: that ends its call, and nothing else")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,3 +1,3 @@
-"""Which version this is. A module of its own, so that whoever writes it down need not import everything."""
+"""The version. A module of its own, so that reading it imports nothing else."""
 
 __version__ = "0.2.0.dev0"

@@ -6,19 +6,19 @@
                 do_one_thing()
 
 It is the asyncio engine, not a second one. All blocking elections of a process share **one background thread with one
-event loop**, which is started with the first of them and ends with the last. What blocks here waits for that thread;
-``is_leader``, ``token`` and the like are comparisons made where they are asked, in any thread, at any time.
+event loop**, which is started with the first of them and ends with the last. Calls that block wait for that thread;
+``is_leader``, ``token`` and the like are computed in the calling thread, at any time.
 
 **Callbacks** are plain functions. Those of one lock run one after another, on a thread of that lock's own and never on
 the event loop's: one that blocks delays later callbacks of the same lock, and no renewal. The engine waits for
-``on_lost`` as it does in the asyncio API, with the session still open, until it has returned or trust has run out.
+``on_lost`` as it does in the asyncio API, with the session still open, until it has returned or validity has ended.
 
 **Forks.** A forked child has its parent's memory, but neither its threads nor its lock. There ``is_leader`` is False,
 and a lock that was started before the fork refuses every call. Start it in each process, after the fork.
 
-**At exit** of the interpreter, whoever still leads releases, in a few seconds at most.
+**At exit** of the interpreter, elections that still lead release their locks, in a few seconds at most.
 
-Not promised: that anything runs at a process's end by a signal or ``os._exit``. The server then frees the lock.
+Not promised: a release when a signal or ``os._exit`` ends the process. The server then frees the lock.
 """
 
 from pgleaderlock.sync._election import Election

@@ -1,7 +1,7 @@
-"""An asyncio election, for callers that block: what is asked of it is done on the background thread's event loop.
+"""An asyncio election, for callers that block: each call is made on the background thread's event loop.
 
-Whoever calls waits for the outcome, unless the caller is one of the election's own callbacks: then ``shutdown()`` and
-``step_down()`` only ask, and what could not be had without waiting is refused.
+The caller waits for the outcome, unless it is one of the election's own callbacks: there ``shutdown()`` and
+``step_down()`` only put the request, and calls that would have to wait raise an error.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class BlockingElection(Decorators, Generic[A]):
     def __init__(self, engine: A) -> None:
         self._engine = engine
         self._callbacks = CallbackThread()
-        self._home: LoopThread | None = None  # where it runs, until that run is over to its last callback
+        self._home: LoopThread | None = None  # where it runs, until the last callback of that run has returned
         self._pid: int | None = None  # of the process that used it first
         self._ending: set[asyncio.Task[None]] = set()
         engine.subscribe(self._note_end)
@@ -47,17 +47,17 @@ class BlockingElection(Decorators, Generic[A]):
 
     @property
     def state(self) -> LockState:
-        """Where the election stands. In a forked child it does not run."""
+        """The present state of the election. In a forked child: STOPPED."""
         return LockState.STOPPED if self._is_forked else self._engine.state
 
     @property
     def labels(self) -> Mapping[str, object]:
-        """What names this lock, in every log line too. Never a secret."""
+        """The labels that identify this lock, also in every log line. Never a secret."""
         return self._engine.labels
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may act as the leader now. Ask again before each thing that must happen once."""
+        """Whether this process may act as the leader now. Check it again before each action that must happen once."""
         return self._engine.is_leader
 
     @property
@@ -67,12 +67,12 @@ class BlockingElection(Decorators, Generic[A]):
 
     @property
     def trusted_until(self) -> float | None:
-        """Until when, on the election's clock, leadership may be relied upon without news. None when not leading."""
+        """Until when, on the election's clock, leadership is valid without a renewal. None when not leading."""
         return self._engine.trusted_until
 
     @property
     def lease_s(self) -> float | None:
-        """How long a silent leader keeps the lock; None where nothing ends it."""
+        """The lease duration: how long the store keeps the lock of a silent leader. None where it keeps it for ever."""
         return self._engine.lease_s
 
     @property
@@ -82,12 +82,12 @@ class BlockingElection(Decorators, Generic[A]):
 
     @property
     def time_left_s(self) -> float:
-        """How long leadership may still be relied upon if no news comes: 0 when not leading."""
+        """For how many seconds leadership is still valid without a renewal: 0 when not leading."""
         return self._engine.time_left_s
 
     @property
     def is_stopping(self) -> bool:
-        """Whether its end was asked for, and it is on its way there. A step-down is none, nor is a loss."""
+        """Whether a shutdown was requested and is in progress. False during a step-down and after a loss."""
         return not self._is_forked and self._engine.is_stopping
 
     @property
@@ -97,7 +97,7 @@ class BlockingElection(Decorators, Generic[A]):
 
     @property
     def is_in_leader_task(self) -> bool:
-        """Whether the caller is a function that runs because this process leads."""
+        """Whether the caller runs inside a leader task of this election."""
         return self._engine.is_in_leader_task
 
     # --- Leader tasks ----------------------------------------------------------------------------------------------
@@ -118,16 +118,16 @@ class BlockingElection(Decorators, Generic[A]):
     ) -> W | Callable[[W], W]:
         """Run ``fn(term)``, or ``fn()``, in a thread in each term, and never twice at once in this process.
 
-        A thread cannot be stopped, so it has to look:
+        A thread cannot be stopped, so it has to check:
 
             @lock.while_leader
             def work(term: Term) -> None:
                 while not term.wait(5):
                     do_one_thing(fence=term.token)
 
-        The lock is kept until it has returned, for as long as leadership can be trusted; what runs longer is an overrun
-        (:meth:`on_overrun`). When it returns or raises although the term goes on: ``restart`` it after a pause that
-        grows, ``step_down``, or ``stop`` the election.
+        The lock is kept until it has returned, for as long as leadership is valid; a task that runs longer is an
+        overrun (:meth:`on_overrun`). When it returns or raises before the term ends: ``restart`` it after a growing
+        pause, ``step_down``, or ``stop`` the election.
         """
 
         def register(work: W) -> W:
@@ -147,8 +147,9 @@ class BlockingElection(Decorators, Generic[A]):
     ) -> object:
         """Take part, run ``fn`` in each term as :meth:`while_leader` does, and return when the election has stopped.
 
-        Starts the election unless it runs, and then also shuts it down when the caller is interrupted (Ctrl-C). What
-        the work returned is returned; what it raised is raised, if that is why the election stopped (``stop``).
+        Starts the election unless it runs; an election that it started it also shuts down when the caller is
+        interrupted (Ctrl-C). Returns what the work returned, and raises what it raised if the election stopped for that
+        (``stop``).
         """
         refuse_coroutines("a leader task", fn)
         if self._callbacks.is_here or self.is_in_leader_task:
@@ -162,7 +163,7 @@ class BlockingElection(Decorators, Generic[A]):
             try:
                 return await self._engine._run_work(fn, policy, name, is_ours=is_ours)  # noqa: SLF001 - of this package
             finally:
-                if is_ours:  # work that is refused did not even come to that
+                if is_ours:  # also when the work was refused before it ran
                     await self._engine.shutdown()
 
         return self._call(run)
@@ -177,19 +178,19 @@ class BlockingElection(Decorators, Generic[A]):
         async def do() -> None:
             register(fn)
 
-        self._call(lambda _: do())  # in a callback too: this waits for the loop, which waits for nobody
+        self._call(lambda _: do())  # also in a callback: the loop itself waits for no callback here
 
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to take part; returns in FOLLOWER. Does nothing when running. Waits for a shutdown under way."""
+        """Take part in the election; returns in FOLLOWER. Does nothing when running. Waits for a running shutdown."""
         self._call(self._start_at_once if self._callbacks.is_here else self._start)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
         Returns when the election has stopped and its callbacks have run. In a callback and in a leader task it only
-        asks.
+        puts the request and returns.
         """
         self._end(self._engine.shutdown, timeout_s)
 
@@ -197,18 +198,18 @@ class BlockingElection(Decorators, Generic[A]):
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
-        frees the lock for certain. In a callback it only asks.
+        frees the lock for certain. In a callback and in a leader task it only puts the request and returns.
 
-        A release that fails, as on a session that has just ended, leads to STOPPED and not back to FOLLOWER, with
-        ``on_error`` and ``on_stopped``: so the specified table has it. Call :meth:`start` to take part again.
+        A release that fails, for example on a session that has just ended, leads to STOPPED and not back to FOLLOWER,
+        with ``on_error`` and ``on_stopped``, as the state table specifies. Call :meth:`start` to take part again.
         """
         self._end(self._engine.step_down, timeout_s)
 
     def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
-        """Wait to become the leader. True after the ``on_acquired`` callbacks ran; False when the time is up.
+        """Wait to become the leader. Return True after the ``on_acquired`` callbacks ran; False when the time is up.
 
-        Also False when the election has stopped, or stops meanwhile: then waiting could never end. LockError when it
-        was never started. Ctrl-C ends the wait, and the election goes on.
+        Also False when the election has stopped, or stops meanwhile: then waiting would never end. Raises LockError
+        when it was never started. Ctrl-C ends the wait, and the election goes on.
         """
         _check_timeout(timeout_s)
         self._check_process()
@@ -239,10 +240,10 @@ class BlockingElection(Decorators, Generic[A]):
         return listener
 
     def before_release(self, fn: B) -> B:
-        """Call ``fn()`` before leadership is given up on request, and wait for it: to stop new work and finish the old.
+        """Call ``fn()`` before leadership is released on request, and wait for it: to stop new work and finish the old.
 
-        Leadership is renewed meanwhile. It is waited for no longer than ``drain_s``, other callbacks that are still
-        running included. A loss is not announced by it.
+        Leadership is renewed meanwhile. The election waits no longer than ``drain_s``, including other callbacks that
+        are still running. Not called before a loss.
         """
         self._engine.before_release(self._on_own_thread("the before_release callback", fn))
         return fn
@@ -278,7 +279,7 @@ class BlockingElection(Decorators, Generic[A]):
             self._callbacks.begin_run()
 
     async def _start_at_once(self, home: LoopThread) -> None:
-        """From a callback: nothing to do, or refused. The run that calls us must end before another can begin."""
+        """Start if that needs no waiting, for a callback: the run that called it must end before another can begin."""
         starting = asyncio.ensure_future(self._start(home))
         await asyncio.wait({starting}, timeout=0)
         if not starting.done():
@@ -287,12 +288,12 @@ class BlockingElection(Decorators, Generic[A]):
         starting.result()
 
     def _note_end(self, event: Event) -> None:
-        """Hear of the end of a run, and see to what is left of it."""
+        """Clean up after a run when its last event is delivered."""
         if event.kind is EventKind.STOPPED:
-            self._ending.add(task := asyncio.get_running_loop().create_task(self._see_out()))
+            self._ending.add(task := asyncio.get_running_loop().create_task(self._clean_up()))
             task.add_done_callback(self._ending.discard)
 
-    async def _see_out(self) -> None:
+    async def _clean_up(self) -> None:
         try:
             await self._engine.shutdown()  # it has stopped: this waits for the last callbacks
         finally:
@@ -309,14 +310,14 @@ class BlockingElection(Decorators, Generic[A]):
         self._check_process()
         if self._home is None:
             return
-        with contextlib.suppress(LoopEnded):  # and everything with it
+        with contextlib.suppress(LoopEnded):  # the election has ended with it
             if self._callbacks.is_here or self.is_in_leader_task:
                 self._ask(lambda: verb(timeout_s))
             else:
                 self._call(lambda _: verb(timeout_s))
 
     def _call(self, make: Callable[[LoopThread], Coroutine[Any, Any, T]]) -> T:
-        """Do something on the event loop, and wait for its outcome."""
+        """Make a call on the event loop, and return its result."""
         self._check_process()
         home = enlist()
         self._pid = os.getpid()
@@ -326,7 +327,7 @@ class BlockingElection(Decorators, Generic[A]):
             home.leave()
 
     def _ask(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something on the event loop, without waiting."""
+        """Make a call on the event loop, without waiting for it."""
         home = enlist()
         try:
             home.ask(make()).add_done_callback(lambda _: home.leave())
@@ -355,7 +356,7 @@ class BlockingElection(Decorators, Generic[A]):
 
 
 def refuse_coroutines(what: str, fn: Callable[..., Any]) -> None:
-    """A coroutine function has no event loop here to run on."""
+    """Raise TypeError for a coroutine function: callbacks of the blocking API run on a thread without an event loop."""
     if is_async(fn):
         raise TypeError(f"{what} of pgleaderlock.sync must be a plain function, not a coroutine function")
 

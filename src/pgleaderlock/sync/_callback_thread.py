@@ -1,11 +1,11 @@
 """The thread on which one election's callbacks run, one after another.
 
-Not the event loop's, where one that blocks would delay renewals of every election. It is started with a run that has
-callbacks, and not when the first is due: that may be at exit, when Python 3.12 starts no thread any more. It stays
-until the run is over, so that what users keep per thread, such as a database connection, is kept.
+Not the event loop's thread, where a callback that blocks would delay renewals of every election. It is started with a
+run that has callbacks, and not when the first is due: that may be at exit, when Python 3.12 starts no thread any more.
+It stays until the run is over, so that what users keep per thread, such as a database connection, is kept.
 
-A thread cannot be cancelled. A callback that the engine gives up waiting for goes on, and those behind it wait; one
-that was given up before its turn came is not run at all.
+A thread cannot be cancelled. A callback for which the engine no longer waits goes on, and later ones wait for it; one
+whose turn has not come by then is not called.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ __all__ = ["CallbackThread"]
 
 
 class _Job:
-    """One call, and who waits for it."""
+    """One call, and the future for its end."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -32,7 +32,7 @@ class _Job:
         if self.answer.cancelled():
             return
         error = _attempt(self._call)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._settle, error)
 
     def _settle(self, error: Exception | None) -> None:
@@ -45,7 +45,7 @@ class _Job:
 
 
 class CallbackThread:
-    """At most one thread, and a queue."""
+    """The queue of callbacks of one election, and the thread that works it off."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -66,7 +66,7 @@ class CallbackThread:
             self._start_early()
 
     def begin_run(self) -> None:
-        """Have the thread for this run, if there is a callback."""
+        """Start the thread for this run, if there is a callback."""
         with self._changed:
             self._is_wanted = True
             self._start_early()
@@ -83,7 +83,7 @@ class CallbackThread:
             self._thread = thread
 
     async def run(self, call: Callable[[], object]) -> None:
-        """Have it called in its turn, and wait for that; from the event loop. Raises what it raised."""
+        """Queue a call from the event loop, and wait until it has returned. Raises what it raised."""
         job = _Job(call)
         with self._changed:
             self._jobs.append(job)
@@ -114,7 +114,7 @@ class CallbackThread:
 
 
 def _attempt(call: Callable[[], object]) -> Exception | None:
-    """Return what went wrong, as something that the event loop can be told without ending."""
+    """Make the call. Return what it raised, as an error that does not end the event loop; None if it returned."""
     try:
         result = call()
         if inspect.iscoroutine(result):

@@ -32,7 +32,7 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
 
     Takes the arguments of :class:`pgleaderlock.LeaderLock`, but for ``shutdown_event``: any thread may call
     :meth:`shutdown`. What you pass in (a ``connect_fn``, which stays a coroutine function, a retry strategy) is called
-    on the background thread and must not block. It contends with locks of the asyncio API on equal terms.
+    on the background thread and must not block. It may compete with locks of the asyncio API for the same key.
     """
 
     @takes_arguments_of(AsyncLeaderLock)

@@ -1,8 +1,8 @@
 """The background thread: one event loop for all blocking elections of a process.
 
-It exists while somebody needs it: an election that runs, or a call that waits. Whoever needs it is counted; the last to
-leave ends it, and the next to come starts another. It is a daemon, so that a program which forgets about it can end.
-At exit, elections that still run are shut down first, while threads still work.
+It exists while it has users: elections that run and calls that wait. They are counted; the last to leave ends it, and
+the next starts another. It is a daemon thread, so that it does not keep a program alive. At exit, elections that still
+run are shut down first, while threads still work.
 
 A forked child has this module's memory, but not the thread. It forgets the thread, and keeps its parent's loop alive
 for ever: closing that would take the parent's sockets out of the epoll instance that both share.
@@ -44,24 +44,24 @@ class LoopEnded(LockError):  # noqa: N818 - reads as the fact that it is
 
 
 class Attempt(Generic[T]):
-    """A call that its caller can give up at any time: Ctrl-C may come before the caller has been given a future."""
+    """A call that its caller can cancel at any time: Ctrl-C may come before the caller has the future."""
 
     def __init__(self, call: Coroutine[Any, Any, T]) -> None:
         self._call = call
         self._task: asyncio.Task[Any] | None = None
-        self._is_given_up = False
+        self._is_cancelled = False
 
     async def run(self) -> T:
         """Make the call, on the loop."""
-        if self._is_given_up:
+        if self._is_cancelled:
             self._call.close()
             raise asyncio.CancelledError
         self._task = asyncio.current_task()
         return await self._call
 
-    def give_up(self) -> None:
-        """Cancel it, on the loop; nothing, when it is over."""
-        self._is_given_up = True
+    def cancel(self) -> None:
+        """Cancel it, on the loop. Does nothing when it has ended."""
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 
@@ -72,14 +72,14 @@ class LoopThread:
     def __init__(self) -> None:
         self._users = 0
         self._shutdowns: dict[object, Shutdown] = {}
-        # Made here and not in the thread, so that nobody has to wait for the thread before asking it something.
+        # Made here and not in the thread, so that the first caller does not have to wait until the thread runs.
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self.is_ending = False
         self._thread = threading.Thread(target=self._run, name="pgleaderlock loop", daemon=True)
 
     def start(self) -> None:
-        """Begin. Where no thread can be had, there is nothing to do but say so."""
+        """Start the thread. LockError if the system has no more threads."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -92,8 +92,8 @@ class LoopThread:
                 try:
                     runner.run(self._serve())
                 finally:
-                    _forget(self)  # before its tasks are cancelled: whoever comes from now on gets another
-        except (KeyboardInterrupt, SystemExit):  # of a retry strategy, say: not a thread's to carry out
+                    _forget(self)  # before its tasks are cancelled: later callers get another thread
+        except (KeyboardInterrupt, SystemExit):  # raised by a retry strategy, say: it ends no program from this thread
             pass
         except RuntimeError:  # of the loop's executor, which Python 3.12 cannot end at exit: that takes a thread
             if not has_main_thread_ended():
@@ -111,7 +111,7 @@ class LoopThread:
         """Begin a call there. The caller must be enlisted until it is over."""
         try:
             return asyncio.run_coroutine_threadsafe(call, self._loop)
-        except RuntimeError as error:  # it has ended under our hands
+        except RuntimeError as error:  # the loop was closed concurrently
             call.close()
             raise LoopEnded(_ENDED) from error
 
@@ -130,27 +130,27 @@ class LoopThread:
             raise LoopEnded(_ENDED) from error
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
-                self._loop.call_soon_threadsafe(attempt.give_up)
+                self._loop.call_soon_threadsafe(attempt.cancel)
             raise
 
     def keep(self, owner: object, shutdown: Shutdown) -> None:
-        """Stay for this election, and shut it down when the interpreter ends."""
+        """Count this election as a user, and shut it down when the interpreter ends."""
         with _guard:
             self._users += 1
             self._shutdowns[owner] = shutdown
 
     def let_go(self, owner: object) -> None:
-        """That election has ended."""
+        """Count this election no more: it has ended."""
         with _guard:
             del self._shutdowns[owner]
         self.leave()
 
     def join(self) -> None:
-        """Take part in the count. Under the guard."""
+        """Count one more user. The caller holds the guard."""
         self._users += 1
 
     def leave(self) -> None:
-        """Need it no more; the last to leave ends it."""
+        """Count one user less; the last one ends the thread."""
         global _current  # noqa: PLW0603
         with _guard:
             self._users -= 1
@@ -165,7 +165,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def end(self) -> None:
-        """At exit: shut down what runs, then end, in bounded time."""
+        """At exit: shut down all elections, then end the thread, in bounded time."""
         self.is_ending = True
         with contextlib.suppress(LoopEnded, futures.TimeoutError):
             self.ask(self._shut_all_down()).result(_EXIT_S + _FORCED_S)
@@ -208,7 +208,7 @@ def _at_exit() -> None:
         _is_exiting = True
         thread = _current
     if thread is not None:
-        with contextlib.suppress(KeyboardInterrupt):  # somebody is in a hurry: the server frees the lock
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: the server frees the lock
             thread.end()
 
 

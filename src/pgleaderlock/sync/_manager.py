@@ -13,7 +13,7 @@ __all__ = ["Lease", "Manager"]
 
 
 class Lease:
-    """Whether we lead, and waiting for it. Use it from any thread."""
+    """Whether this instance leads, and waiting for that. Use it from any thread."""
 
     def __init__(self, election: BlockingElection[Election]) -> None:
         self._election = election
@@ -55,15 +55,15 @@ class Manager:
 
     @property
     def election(self) -> BlockingElection[Election]:
-        """What this is made of, with all its callbacks and events."""
+        """The election behind it, with all its callbacks and events."""
         return self._election
 
     def on_error(self, callback: ErrorCallback) -> ErrorCallback:
-        """Be told of every error of the backend. It has been logged and will be retried."""
+        """Call ``callback(error)`` for every error of the backend. It has been logged, and the call is repeated."""
         return self._election.on_error(callback)
 
     def start(self) -> Lease:
-        """Begin to take part; returns at once."""
+        """Take part in the election; returns at once."""
         self._election.start()
         return Lease(self._election)
 

@@ -1,1 +1,1 @@
-"""What every lock that is made of files needs: descriptors, places, and news. Nothing here knows of locks."""
+"""Descriptors and change notifications for locks in files. Nothing here knows of locks."""

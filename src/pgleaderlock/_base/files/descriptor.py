@@ -1,9 +1,9 @@
 """Descriptors that a forked child does not keep.
 
 A lock of flock(2) belongs to the open file, and fork(2) gives the child a share in it: a child that outlives a dead
-leader would keep that leader's lock, and nobody would see the death. An inotify queue is shared alike, and the child
-could read the parent's news away. So whatever is opened here is closed in every child, before any code of the child
-runs. What is executed (exec) never gets them: they are close-on-exec.
+leader would keep that leader's lock, and followers would not see the death. An inotify queue is shared alike, and the
+child could consume the parent's events. So whatever is opened here is closed in every child, before any code of the
+child runs. A program that is executed (exec) never gets them: they are close-on-exec.
 
 Not promised: a fork by C code that goes around :func:`os.fork`. Such a child keeps the lock until it ends, and a dead
 leader's term is then over only with its lease.
@@ -44,19 +44,19 @@ class Descriptor:
         return self._number is not None
 
     def close(self) -> None:
-        """Let go of it. May be repeated."""
+        """Close it. May be repeated."""
         with _guard:
             number, self._number = self._number, None
             _open.discard(self)
             if number is not None:
-                with contextlib.suppress(OSError):  # EIO: it is closed all the same
+                with contextlib.suppress(OSError):  # EIO: the kernel has closed it
                     os.close(number)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a descriptor cannot be copied or pickled: the first to be dropped would close it for both")
 
     def __del__(self) -> None:
-        self.close()  # an election that was dropped without a word must not keep its lock
+        self.close()  # an election that was dropped without a shutdown must not keep its lock
 
 
 def _before_fork() -> None:

@@ -1,14 +1,14 @@
-"""News of the files: inotify, where there is one.
+"""Changes of files, by inotify where the system has it.
 
-Two things are watched. The folder, for files that are given a name there (``IN_MOVED_TO``) which its owner calls news;
-temporary files come and go unheard. And the files of terms, for the end of their holders: only a holder has one open
-for writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). Whoever only asks whether it is free
-opens it for reading, and wakes nobody.
+Two things are watched. The folder, for files that are renamed to a name that its owner asked for (``IN_MOVED_TO``);
+temporary files do not count. And the files of terms, for the end of their holders: only a holder has one open for
+writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). A candidate that only checks whether the
+lock is free opens the file for reading, which wakes no other.
 
-The kernel reports that closing a moment *before* it frees the lock, so news means: look now, and again in a moment.
+The kernel reports that closing a moment *before* it frees the lock: check at once, and again in a moment.
 
-Where there is no inotify (macOS), or no more of it (``fs.inotify.max_user_instances``), :class:`Watch` says so, and
-its owner looks from time to time instead.
+Where there is no inotify (macOS), or no more of it (``fs.inotify.max_user_instances``), :meth:`Watch.start` returns
+False, and its owner polls instead.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ _BUFFER = 65536
 
 
 class Watch:
-    """The news of one folder. Kept open between waits, because closing an inotify queue takes the kernel a while."""
+    """The changes of one folder. Kept open between waits, because closing an inotify queue takes the kernel a while."""
 
-    def __init__(self, folder: Path, is_news: Callable[[bytes], bool]) -> None:
+    def __init__(self, folder: Path, counts: Callable[[bytes], bool]) -> None:
         self._folder = folder
-        self._is_news = is_news
+        self._counts = counts
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._queue: Descriptor | None = None
         self._folder_id = -1
         self._file_ids: dict[Path, int] = {}
 
     def start(self, files: Iterable[Path]) -> bool:
-        """Begin to listen, to these files beside the folder. False when this system cannot."""
+        """Watch the folder and these files. Return False when this system cannot."""
         try:
             if self._queue is None or not self._queue.is_open or self._folder_id < 0:
                 self._open()
@@ -56,30 +56,30 @@ class Watch:
         for path in set(self._file_ids) - wanted:
             self._forget(path)
         for path in wanted - set(self._file_ids):
-            with contextlib.suppress(OSError):  # it was collected: the record that follows is news enough
+            with contextlib.suppress(OSError):  # it was deleted: the record that follows is a change too
                 self._file_ids[path] = self._add(path, _CLOSE_WRITE | _DONT_FOLLOW)
         return True
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[asyncio.Event]:
-        """Set the event whenever there is news, on the running loop. To be entered after :meth:`start`."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+    def changes(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set at each change, on the running loop. To be entered after :meth:`start`."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
         queue = self._queue
         assert queue is not None  # noqa: S101 - it was started
 
         def read() -> None:
             if self._read(queue):
-                news.set()
+                changed.set()
 
         number = queue.number
         loop.add_reader(number, read)
         try:
-            yield news
+            yield changed
         finally:
             loop.remove_reader(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait without an event loop, after :meth:`start`. Whether there was news."""
+        """Wait without an event loop, after :meth:`start`. Return whether there was a change."""
         queue, deadline = self._queue, time.monotonic() + timeout_s
         assert queue is not None  # noqa: S101 - it was started
         poll = select.poll()
@@ -90,7 +90,7 @@ class Watch:
         return False
 
     def close(self) -> None:
-        """Stop listening. May be repeated."""
+        """Stop watching. May be repeated."""
         if self._queue is not None:
             self._queue.close()
         self._queue = None
@@ -121,28 +121,28 @@ class Watch:
         return answer
 
     def _read(self, queue: Descriptor) -> bool:
-        """Take what has come. Whether any of it concerns us; what is not understood does."""
+        """Read the queued events. Return whether any of them is a change that counts; an unreadable one does."""
         try:
             data = os.read(queue.number, _BUFFER)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        is_news, offset = False, 0
+        has_changed, offset = False, 0
         while offset < len(data):
             watch_id, mask, _, length = _EVENT.unpack_from(data, offset)
             name = data[offset + _EVENT.size : offset + _EVENT.size + length].rstrip(b"\0")
             offset += _EVENT.size + length
             if watch_id != self._folder_id:
-                is_news = is_news or not mask & _IGNORED
-            elif not mask & _MOVED_TO or self._is_news(name):
-                is_news = True
+                has_changed = has_changed or not mask & _IGNORED
+            elif not mask & _MOVED_TO or self._counts(name):
+                has_changed = True
             if mask & (_IGNORED | _MOVE_SELF):
                 self._note_end(watch_id)
-        return is_news
+        return has_changed
 
     def _note_end(self, watch_id: int) -> None:
-        """A file is gone, and its watch with it; or the folder is, and then all begins anew."""
+        """Forget a watch that ended with its file. If it was the folder's, the next :meth:`start` begins anew."""
         if watch_id == self._folder_id:
             self._folder_id = -1
         self._file_ids = {path: each for path, each in self._file_ids.items() if each != watch_id}

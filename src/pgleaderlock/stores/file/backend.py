@@ -253,7 +253,7 @@ class FileStore(RecordStore):
                     await self._poll(seen)
 
     async def _listen(self, seen: Record | None) -> None:
-        with self._watch.heard() as news:
+        with self._watch.changes() as news:
             while True:
                 news.clear()
                 for pause_s in (*_LOOK_AGAIN_S, self._look_every_s):  # an overwrite in place is not notified

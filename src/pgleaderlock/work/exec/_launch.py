@@ -1,6 +1,6 @@
 """Starts the guardian as a script (``python -I -S``) without importing the package around it.
 
-The package's ``__init__`` imports a database driver; the guardian needs the standard library, and to be there at once.
+The guardian needs the standard library only, and has to start at once.
 """
 
 import sys
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def launch() -> None:
-    """Put an empty package in the place of the real one, and become the guardian."""
+    """Register an empty package under the name of the real one, and run the guardian."""
     package = ModuleType("pgleaderlock")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.modules["pgleaderlock"] = package

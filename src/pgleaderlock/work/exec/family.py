@@ -1,12 +1,12 @@
-"""All processes that descend from one: asked to end, killed, and known to be dead for certain.
+"""All descendants of a process: asked to end, killed, and known to be dead for certain.
 
 Standard library only: the guardian is started without the rest of this package.
 
-**Nobody outruns a subreaper.** A process can leave its group, its session and its parents; but when its parents die it
-becomes the subreaper's own child. So killing one's own children, again and again, reaches everybody, and the kernel
-says when it is over: whoever has no children has no descendants. A child's number is safe to use until the child is
-buried, which only its parent can do. Walking the whole of /proc instead would be too slow for a process that forks and
-exits every few milliseconds, and a walk that meets nobody proves nothing.
+**No process outruns a subreaper.** A process can leave its group, its session and its parents; but when its parents die
+it becomes the subreaper's own child. So a subreaper that kills its own children, again and again, reaches all its
+descendants, and the kernel says when it is done: a process without children has no descendants. A child's pid is not
+reused until the child is reaped, which only its parent can do. Walking the whole of /proc instead would be too slow for
+a process that forks and exits every few milliseconds, and a walk that finds no process proves nothing.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from typing import NamedTuple
 __all__ = [
     "Member",
     "become_subreaper",
-    "bury_children",
     "children",
     "descendants",
     "die_with_parent",
     "kill_children",
+    "reap_children",
     "send",
 ]
 
@@ -33,23 +33,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Member(NamedTuple):
-    """One process, as it was seen."""
+    """One process, as /proc showed it."""
 
     pid: int
     parent: int
     group: int
     started: int
-    """In clock ticks since boot: with the pid, it names a process for good."""
+    """In clock ticks since boot: with the pid, it identifies a process for ever."""
     is_dead: bool
 
 
 def become_subreaper() -> bool:
-    """Let orphans among our descendants become our own children. False where the system has no such thing."""
+    """Let orphans among our descendants become our own children. Return False where the system cannot."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Ask to be killed when the parent dies, where the system can."""
+    """Have the kernel kill this process when its parent dies, where the system can."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -73,7 +73,7 @@ def children() -> set[int]:
 
 
 def kill_children(spare: Iterable[int] = ()) -> int:
-    """Send SIGKILL to each of our children but these. Return how many of them we may not kill."""
+    """Send SIGKILL to each of our children except ``spare``. Return how many of them we may not kill."""
     untouchable = 0
     for pid in children().difference(spare):
         try:
@@ -85,8 +85,8 @@ def kill_children(spare: Iterable[int] = ()) -> int:
     return untouchable
 
 
-def bury_children() -> bool:
-    """Bury every dead child of this process, and return whether it has no other: for certain, as the kernel counts."""
+def reap_children() -> bool:
+    """Reap every dead child of this process. Return whether it has no other child: the kernel's answer, so certain."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
@@ -95,18 +95,18 @@ def bury_children() -> bool:
     return False
 
 
-# --- Everybody --------------------------------------------------------------------------------------------------------
+# --- All descendants --------------------------------------------------------------------------------------------------
 
 
 def descendants(root: int) -> list[Member]:
-    """Return everybody who is met below this process, parents before their children, unburied dead included."""
+    """Return the descendants that /proc shows, parents before their children, zombies included."""
     below: dict[int, list[Member]] = {}
     for name in _names(_PROC):
         member = _look_at(int(name))
         if member is not None:
             below.setdefault(member.parent, []).append(member)
     found = below.pop(root, [])
-    for member in found:  # which grows meanwhile
+    for member in found:  # the list grows during this loop
         found += below.pop(member.pid, ())
     return found
 
@@ -124,14 +124,14 @@ def _look_at(pid: int) -> Member | None:
             text = file.read()
     except OSError:
         return None  # it is gone
-    fields = text[text.rindex(b")") + 2 :].split()  # a process may call itself anything, with brackets too
-    # A zombie whose threads go on is a process whose first thread has ended, and as alive as any.
+    fields = text[text.rindex(b")") + 2 :].split()  # a process chooses its name, which may contain brackets
+    # A zombie that still has threads is a process whose first thread has ended: it is alive.
     is_dead = fields[0] in b"ZX" and int(fields[17]) <= 1
     return Member(pid, int(fields[1]), int(fields[2]), int(fields[19]), is_dead)
 
 
 def send(member: Member, number: int) -> None:
-    """Signal this very process, whoever else may have its number by now."""
+    """Signal this process, and no other that has its pid by now."""
     try:
         descriptor = os.pidfd_open(member.pid)
     except OSError:  # it is gone, or the kernel is too old to tell it from another

@@ -1,27 +1,27 @@
-"""The guardian: starts the command, and sees to it that nothing of it is alive past its deadline.
+"""The guardian: starts the command, and kills all processes of its family before the deadline.
 
-A process of its own, because a frozen wrapper kills nobody. It imports the standard library and :mod:`.family` only,
-has one thread, takes no lock, and does nothing but wait for one of: an order, the end of a child, a point in time.
+A process of its own, because a frozen wrapper cannot kill. It imports the standard library and :mod:`.family` only,
+has one thread, takes no lock, and only waits for one of: an order, the end of a child, a point in time.
 
 Orders come as lines of JSON over a socket from the wrapper; copies of the lock's descriptors (the *lifeline*) come with
-them, and are closed when everybody is dead, not before. All times are readings of the suspend-aware clock of this boot.
+them, and are closed when the whole family is dead, not before. All times are readings of the suspend-aware clock.
 
 ======== ==================================================================================================
-start    the command, its environment, what it may have of the terminal; and the times, as in ``until``
+start    the command, its environment, the terminal's group; and the times, as in ``until``
 until    leadership was renewed: SIGTERM not before ``term_at``, SIGKILL not before ``kill_at``; it is answered
 signal   pass this one on to the command's group
-limit    the command was asked to end: SIGKILL at ``kill_at`` for whoever is left, the command or what it leaves behind
+limit    the command was asked to end: SIGKILL at ``kill_at`` for all processes of the family that are left
 end      leadership is lost: SIGTERM now, SIGKILL at ``kill_at`` at the latest
 ======== ==================================================================================================
 
-It answers ``ready`` (it has its order), ``started``, ``refused`` (the command cannot be executed), ``heard``,
-``stopped`` (by a signal such as that of Ctrl-Z), ``expired`` (it got no news and ends the command), ``overdue`` (the
-command did not end when asked to, and is killed), and at last ``ended``.
+It answers ``ready`` (it has its order), ``started``, ``refused`` (the command cannot be executed), ``confirmed``,
+``stopped`` (by a signal such as that of Ctrl-Z), ``expired`` (no renewal came, and it ends the command), ``overdue``
+(the command did not end when asked to, and is killed), and at last ``ended``.
 
-The socket's end is the wrapper's death: everybody is killed at once.
+The end of the socket is the wrapper's death: the whole family is killed at once.
 
-The command's body is not buried before its group was told of the end: until then its number, which is the group's, is
-nobody else's.
+The command is not reaped before its group was signalled: until then the kernel gives its pid, which is also the number
+of the group, to no other process.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from pgleaderlock.work.exec import family
 
 __all__ = ["Guardian", "main", "now"]
 
-_LONGEST_WAIT_S = 0.25  # a wait does not see that the machine slept; the clock does
-_WATCH_S = 0.02  # how often to look who is left, while the family was asked to end
+_LONGEST_WAIT_S = 0.25  # a wait does not count the time in which the host was suspended; the clock does
+_WATCH_S = 0.02  # how often to check which processes are left, while the family was asked to end
 _HUNT_S = 0.001  # and while it is being killed, between two bursts
 _BURST = 100
 _MOST_LIFELINES = 16
@@ -66,33 +66,33 @@ class Guardian:
         self._order: dict[str, Any] | None = None
         self._pid: int | None = None
         self._early: list[int] = []  # signals that came with the order to start
-        self._news_of_exec: int | None = None
+        self._exec_pipe: int | None = None
         self._term_at = self._kill_at = float("inf")
-        self._limit_at = float("inf")  # when a command that was asked to end has to have ended
-        self._end_by = float("inf")  # what an end that has begun may take, whatever is renewed meanwhile
+        self._limit_at = float("inf")  # when a command that was asked to end must have ended
+        self._end_by = float("inf")  # deadline of an end that has begun: later renewals do not extend it
         self._is_ending = False
         self._has_exited = False
-        self._status: int | None = None  # once the command is buried
+        self._status: int | None = None  # once the command is reaped
         self._untouchable = 0
         self._wake, self._wakes = os.pipe()
 
     def run(self) -> None:
-        """Do it all."""
-        self._become_undisturbed()
+        """Wait for the order, run the command, and return when its whole family is dead."""
+        self._ignore_signals()
         while self._order is None and self._wrapper_lives:
             self._wait()
         if self._order is None or self._is_ending or now() >= self._term_at:  # too late before it began
-            self._say({"is": "ended", "status": None, "untouchable": 0})
+            self._send({"is": "ended", "status": None, "untouchable": 0})
             return
         self._start(self._order)
         while not self._is_over():
             self._wait()
-        self._bid_farewell()
+        self._report_end()
 
     # --- Listening ---------------------------------------------------------------------------------------------
 
-    def _become_undisturbed(self) -> None:
-        """Hear nothing but the end of children: signals are the wrapper's business, and must not end us before it."""
+    def _ignore_signals(self) -> None:
+        """Ignore all signals but the end of children: they must not end the guardian before its command."""
         for number in signal.valid_signals() - _KEPT:
             signal.signal(number, signal.SIG_IGN)
         for descriptor in (self._wake, self._wakes):
@@ -102,25 +102,23 @@ class Guardian:
         family.become_subreaper()
 
     def _wait(self) -> None:
-        """Wait for something to happen, and take it in."""
-        heard_from = [self._wake]
+        """Wait for an order, the end of a child or the next point in time, and read what has come."""
+        watched = [self._wake]
         if self._wrapper_lives:
-            heard_from.append(self._control.fileno())
-        if self._news_of_exec is not None:
-            heard_from.append(self._news_of_exec)
-        poller = (
-            select.poll()
-        )  # not select(), to which a descriptor past 1023 is an error, and many may be passed to us
-        for descriptor in heard_from:
+            watched.append(self._control.fileno())
+        if self._exec_pipe is not None:
+            watched.append(self._exec_pipe)
+        poller = select.poll()  # not select(), which fails for descriptors past 1023, and many may be passed to us
+        for descriptor in watched:
             poller.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(1000 * self._wait_s())}
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
         if self._control.fileno() in ready:
-            self._hear()
-        if self._news_of_exec in ready:
-            self._learn_of_exec()
+            self._receive()
+        if self._exec_pipe in ready:
+            self._read_exec_pipe()
 
     def _wait_s(self) -> float:
         if self._is_ending:
@@ -131,7 +129,7 @@ class Guardian:
     def _deadline(self) -> float:
         return min(self._kill_at, self._end_by)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, 65536, _MOST_LIFELINES)
         except ConnectionError:
@@ -139,7 +137,7 @@ class Guardian:
         if descriptors:
             for descriptor in descriptors:
                 # The command must not have them: it could keep the lock.
-                os.set_inheritable(descriptor, False)  # noqa: FBT003 - the only way to say it
+                os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no keyword
             former, self._lifeline = self._lifeline, descriptors
             _close(former)
         if not data:
@@ -155,10 +153,10 @@ class Guardian:
             case "start":
                 self._order = order
                 self._term_at, self._kill_at = order["term_at"], order["kill_at"]
-                self._say({"is": "ready"})
+                self._send({"is": "ready"})
             case "until":
                 self._term_at, self._kill_at = order["term_at"], order["kill_at"]
-                self._say({"is": "heard", "number": order["number"]})
+                self._send({"is": "confirmed", "number": order["number"]})
             case "signal" if self._pid is None:
                 self._early.append(order["number"])
             case "signal":
@@ -169,98 +167,98 @@ class Guardian:
                 self._end_by = min(self._end_by, order["kill_at"])
                 self._ask_to_end()
 
-    def _say(self, words: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it may be dead, or frozen with a full buffer
-            self._control.send(json.dumps(words).encode() + b"\n", getattr(socket, "MSG_DONTWAIT", 0))
+    def _send(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the wrapper may be dead, or frozen with a full buffer
+            self._control.send(json.dumps(answer).encode() + b"\n", getattr(socket, "MSG_DONTWAIT", 0))
 
     # --- Starting ----------------------------------------------------------------------------------------------
 
     def _start(self, order: dict[str, Any]) -> None:
-        self._news_of_exec, says = os.pipe()
+        self._exec_pipe, exec_errors = os.pipe()
         guardian = os.getpid()
         # Until the child has its own handlers it has ours, which ignore: a blocked signal waits for the right ones.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._pid = os.fork()
         if self._pid == 0:
-            _become_command(order, says, guardian)
+            _become_command(order, exec_errors, guardian)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(says)
+        os.close(exec_errors)
         with contextlib.suppress(OSError):  # it did so itself already
             os.setpgid(self._pid, self._pid)
-        # Whoever reads what the command writes sees the end of it when the command ends, not when we do.
+        # So that a reader of the command's output sees its end when the command ends, not when the guardian does.
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1):
             os.dup2(null, standard)
         for number in self._early:
             self._signal_group(number)
 
-    def _learn_of_exec(self) -> None:
-        """The pipe closes when the command is executed; otherwise it says why not."""
-        assert self._news_of_exec is not None  # noqa: S101 - it was just read from
-        why_not = os.read(self._news_of_exec, 16)
-        os.close(self._news_of_exec)
-        self._news_of_exec = None
+    def _read_exec_pipe(self) -> None:
+        """Read the pipe of the child: closed when the command was executed, otherwise it has the errno."""
+        assert self._exec_pipe is not None  # noqa: S101 - it was just read from
+        why_not = os.read(self._exec_pipe, 16)
+        os.close(self._exec_pipe)
+        self._exec_pipe = None
         if why_not:
-            self._say({"is": "refused", "errno": int(why_not)})
+            self._send({"is": "refused", "errno": int(why_not)})
         else:
-            self._say({"is": "started", "pid": self._pid})
+            self._send({"is": "started", "pid": self._pid})
 
     # --- Ending ------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Look after the family: whether it is time to end it, and whether it is dead."""
+        """Reap and end the family as the time requires. Return whether all of it is dead."""
         if self._status is None:
-            self._look_after_children()
+            self._reap_orphans()
         if not self._is_ending:
             self._decide()
         if not self._is_ending:
             return False
-        return self._kill() if now() >= self._deadline else self._bury()
+        return self._kill() if now() >= self._deadline else self._reap()
 
-    def _look_after_children(self) -> None:
-        """Bury the orphans that came to us; notice if the command has stopped or exited."""
+    def _reap_orphans(self) -> None:
+        """Reap orphans; note whether the command has stopped or exited."""
         assert self._pid is not None  # noqa: S101 - it was started
-        with contextlib.suppress(ChildProcessError):  # a body does not stop any more
+        with contextlib.suppress(ChildProcessError):  # the command has exited, and cannot stop
             stopped = os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)
             if stopped is not None and stopped.si_status in _STOPS:
-                self._say({"is": "stopped", "number": stopped.si_status, "pid": self._pid})
+                self._send({"is": "stopped", "number": stopped.si_status, "pid": self._pid})
         while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if dead.si_pid == self._pid:
                 self._has_exited = True
-                return  # to be buried with its family
+                return  # to be reaped with its family
             os.waitpid(dead.si_pid, os.WNOHANG)
 
     def _decide(self) -> None:
         if not self._wrapper_lives:
             self._is_ending = True
-        elif self._has_exited:  # what it left behind ends with it, while leadership is still renewed
+        elif self._has_exited:  # its descendants end with it, while leadership is still renewed
             assert self._order is not None  # noqa: S101 - it was started
             self._end_by = min(self._end_by, self._limit_at, now() + self._order["kill_after_s"])
             self._ask_to_end()
         elif now() >= self._limit_at:
-            self._say({"is": "overdue"})
+            self._send({"is": "overdue"})
             self._end_by = now()
             self._ask_to_end()
         elif now() >= self._term_at:
-            self._say({"is": "expired"})
-            self._end_by = self._kill_at  # news that comes now is too late: the command was asked to end
+            self._send({"is": "expired"})
+            self._end_by = self._kill_at  # a renewal that comes now is too late: the command was asked to end
             self._ask_to_end()
 
     def _ask_to_end(self) -> None:
         self._is_ending = True
         self._signal_group(signal.SIGTERM)
-        self._signal_group(signal.SIGCONT)  # who is stopped cannot obey
+        self._signal_group(signal.SIGCONT)  # a stopped process handles no other signal
         for member in family.descendants(os.getpid()):
             if member.group != self._pid:
                 family.send(member, signal.SIGTERM)
                 family.send(member, signal.SIGCONT)
 
     def _kill(self) -> bool:
-        """Kill and bury whoever is there, and return whether nobody is left who can be killed."""
+        """Kill and reap the family. Return whether no process is left that may be killed."""
         self._signal_group(signal.SIGKILL)
-        for _ in range(_BURST):  # at once again, because the children of the killed are ours now
+        for _ in range(_BURST):  # again at once, because the children of those killed are ours now
             self._untouchable = family.kill_children()
-            if self._bury():
+            if self._reap():
                 return True
         return self._untouchable > 0 and self._untouchable == len(family.children())
 
@@ -269,25 +267,25 @@ class Guardian:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, number)
 
-    def _bury(self) -> bool:
-        """Bury whoever is dead, and return whether that was everybody."""
+    def _reap(self) -> bool:
+        """Reap the dead, and return whether the whole family is."""
         if self._status is None:
             pid, status = os.waitpid(self._pid or 0, os.WNOHANG)
             if pid == 0:
                 return False
             self._status = status
-        return family.bury_children()
+        return family.reap_children()
 
-    def _bid_farewell(self) -> None:
-        """Everybody is dead: say so, and let go of the lock."""
-        if self._news_of_exec is not None:
-            self._learn_of_exec()
-        self._say({"is": "ended", "status": self._status, "untouchable": self._untouchable})
+    def _report_end(self) -> None:
+        """Report that the family is dead, and close the lifeline: the lock is free from now on."""
+        if self._exec_pipe is not None:
+            self._read_exec_pipe()
+        self._send({"is": "ended", "status": self._status, "untouchable": self._untouchable})
         _close(self._lifeline)
 
 
-def _become_command(order: dict[str, Any], says: int, guardian: int) -> NoReturn:
-    """In the forked child: a group of its own, the terminal if it is ours to give, and signals as they were."""
+def _become_command(order: dict[str, Any], exec_errors: int, guardian: int) -> NoReturn:
+    """In the forked child: set its group, terminal and signals, and execute the command."""
     try:
         os.setpgid(0, 0)
         with contextlib.suppress(OSError):  # no terminal, or not the one that controls us
@@ -303,7 +301,7 @@ def _become_command(order: dict[str, Any], says: int, guardian: int) -> NoReturn
         environment = {name: value for name, value in os.environ.items() if name not in order["unset"]}
         os.execvpe(order["command"][0], order["command"], {**environment, **order["environment"]})  # noqa: S606 - our purpose
     except OSError as error:
-        os.write(says, str(error.errno or 0).encode())
+        os.write(exec_errors, str(error.errno or 0).encode())
     finally:
         os._exit(_NOT_FOUND_STATUS)
 
@@ -314,9 +312,9 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Where we were started without a standard input, say, nothing of ours may get its number: it is replaced later.
+    """Open the standard descriptors that are missing: one of ours with such a number would be replaced later.
 
-    What is opened here is not inherited: the command goes without, too.
+    They are not inherited: the command starts without them, as this process did.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
         pass
@@ -324,7 +322,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return the same under a number that is no standard descriptor's, for the same reason."""
+    """Return the descriptor moved to a number above the standard ones, for the same reason."""
     if descriptor > _LAST_STANDARD:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
@@ -335,7 +333,7 @@ def _above_standard(descriptor: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the guardian at the other end of this descriptor."""
+    """Run a guardian on this descriptor."""
     _fill_standard_descriptors()
     with socket.socket(fileno=_above_standard(int(arguments[1]))) as control:
         control.set_inheritable(False)

@@ -1,8 +1,8 @@
-"""The wrapper's side of one guardian: its start, the news that it gets, its end, and what to do if it is no use.
+"""The wrapper's side of one guardian: its start, the renewals that it gets, its end, and what to do if it fails.
 
-A guardian answers every renewal. One that has left two of them unanswered when the third is due is frozen, or as good
-as dead: then everything below it is killed from here, and it as well. One that has not started yet has no command that
-could outlive its leadership, and so it has more time.
+A guardian answers every renewal. One that has left two of them unanswered when the third is due is frozen or dead: then
+the wrapper kills it and all its descendants. One that has not started yet has no command that could outlive its
+leadership, and so it has more time.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = ["GuardedCommand", "GuardianClient", "Outcome"]
 
 
 def _launch_words() -> tuple[str, ...]:
-    """A Python that starts at once and reads no settings; but what was said about bytecode holds for it too."""
+    """Return the words that start Python fast and without user settings, but with our settings for bytecode."""
     bytecode = ["-B"] if sys.dont_write_bytecode else []
     if sys.pycache_prefix is not None:
         bytecode += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
@@ -38,45 +38,45 @@ _MOST_UNANSWERED = 2
 _MOST_UNSENT = 65536
 _EXIT_S = 2.0
 _HUNT_S = 0.001
-_EMPTY_LOOKS = 100
+_EMPTY_CHECKS = 100
 _WAIT_STATUS_KILLED = int(signal.SIGKILL)
 _NOT_IN_TIME = "the guardian did not end the command in time: is it stopped?"
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedCommand:
-    """What is to run, and how it is to end."""
+    """The command, its environment, and the times of its end."""
 
     command: Sequence[str]
     times: KillTimes
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to ours."""
+    """Added to the environment of this process."""
     unset: Sequence[str] = ()
-    """Taken from ours."""
+    """Removed from it."""
     ignored: Sequence[int] = ()
-    """Signals that were ignored when we were started, and stay so."""
+    """Signals that were ignored when this process was started, and stay ignored."""
     kill_after_s: float | None = None
     spare: frozenset[int] = frozenset()
-    """Children of this process that were there before any job."""
+    """Children that this process had before: they are not killed."""
     launch: Sequence[str] = LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: everybody is dead by then."""
+    """How a job ended. The whole family is dead by then."""
 
     status: int | None
-    """As wait(2) has it; None when the command was never started."""
+    """As of wait(2); None when the command was never started."""
     errno: int | None = None
-    """Why it could not be executed."""
+    """The error number if it could not be executed."""
     untouchable: int = 0
-    """How many are still alive because we may not kill them."""
+    """How many processes are alive because we may not kill them."""
     complaint: str | None = None
-    """What was wrong with the guardian."""
+    """How the guardian failed, if it did."""
 
     @property
     def code(self) -> int:
-        """The exit code, as a shell has it."""
+        """The exit code as a shell reports it."""
         code = os.waitstatus_to_exitcode(self.status or 0)
         return code if code >= 0 else 128 - code
 
@@ -92,14 +92,14 @@ class GuardianClient:
         self._on_started = on_started
         self.ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.was_lost = False
-        """Whether leadership was, before the command ended by itself."""
+        """Whether leadership was lost before the command ended by itself."""
         self.group: int | None = None
-        """The command's, once it runs."""
+        """The process group of the command, once it runs."""
         self._errno: int | None = None
         self._unread = b""
         self._unsent = b""
         self._most_unsent = _MOST_UNSENT
-        self._sent = self._heard = 0
+        self._sent = self._confirmed = 0
         self.is_up = False
         """Whether the guardian has read its order."""
         self.was_overdue = False
@@ -110,7 +110,7 @@ class GuardianClient:
         self._control: socket.socket
 
     def start(self, trusted_until: float, lifeline: Sequence[int], *, terminal: int | None) -> None:
-        """Start the guardian, and let it start the command. OSError if this system cannot have one more process.
+        """Start the guardian, and let it start the command. OSError if the system cannot start one more process.
 
         ``terminal`` is the group from which the command takes the foreground of its standard input, if any.
         """
@@ -127,7 +127,7 @@ class GuardianClient:
                 raise
         self._control.settimeout(0)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._control, self._hear)
+        loop.add_reader(self._control, self._receive)
         loop.call_later(_START_S, self._expect_up)
         order = {
             "do": "start",
@@ -145,19 +145,19 @@ class GuardianClient:
 
     @property
     def guardian(self) -> int:
-        """Its process id."""
+        """The process id of the guardian."""
         return self._process.pid
 
     @property
-    def is_buried(self) -> bool:
-        """Whether nothing is left of it, not even a zombie."""
+    def is_reaped(self) -> bool:
+        """Whether the guardian has ended and is not even a zombie."""
         return self.ended.done() and self._process.poll() is not None
 
     def extend(self, trusted_until: float, lifeline: Sequence[int]) -> None:
-        """Tell of a renewal. A guardian that has not answered the last two is given up."""
+        """Pass a renewal on. A guardian that has not answered the last two is killed, with the family."""
         if self.ended.done() or self._clearing is not None:
             return
-        if self.is_up and self._sent - self._heard >= _MOST_UNANSWERED:
+        if self.is_up and self._sent - self._confirmed >= _MOST_UNANSWERED:
             self._give_up("the guardian does not answer: is it stopped?")
             return
         self._sent += 1
@@ -168,14 +168,14 @@ class GuardianClient:
         self._order({"do": "signal", "number": int(number)})
 
     def limit(self) -> None:
-        """Have everybody dead within ``kill_after_s`` from now: the command was asked to end, and may refuse."""
+        """Have the family killed ``kill_after_s`` from now: the command was asked to end, and may ignore that."""
         after_s = self._kill_after_s
         self._order({"do": "limit", "kill_at": suspend_aware_clock() + after_s})
         backstop_s = after_s + self._job.times.backstop_s()
         asyncio.get_running_loop().call_later(backstop_s, self._give_up, _NOT_IN_TIME)
 
     async def end(self, trusted_until: float) -> None:
-        """Have everybody dead before then: asked first, killed in time, by whoever still can."""
+        """End the family before ``trusted_until``: ask, then kill; this process kills if the guardian does not."""
         if not self.ended.done():
             now = suspend_aware_clock()
             kill_at = self._job.times.kill_at_loss(now, trusted_until, self._job.kill_after_s)
@@ -190,7 +190,7 @@ class GuardianClient:
     def _kill_after_s(self) -> float:
         return DEFAULT_KILL_AFTER_S if self._job.kill_after_s is None else self._job.kill_after_s
 
-    # --- Speaking ----------------------------------------------------------------------------------------------
+    # --- Messages ----------------------------------------------------------------------------------------------
 
     def _times(self, trusted_until: float) -> dict[str, float]:
         times = self._job.times
@@ -201,7 +201,7 @@ class GuardianClient:
             self._send(json.dumps(order).encode() + b"\n", lifeline)
 
     def _send(self, data: bytes, lifeline: Sequence[int]) -> None:
-        """Send what can be sent now, and the rest when the guardian reads: the election must never wait for it."""
+        """Send what the socket takes, and the rest when the guardian reads: the election must never wait for it."""
         if not self._unsent:
             data = data[self._send_with(lifeline, data) :]
             if data:
@@ -209,7 +209,7 @@ class GuardianClient:
         # Behind unsent bytes a lifeline cannot be sent now: it comes with the next renewal, as one that was not sent.
         self._unsent += data
         if len(self._unsent) > self._most_unsent:
-            self._give_up("the guardian does not listen: is it stopped?")
+            self._give_up("the guardian does not read: is it stopped?")
 
     def _send_rest(self) -> None:
         self._unsent = self._unsent[self._send_with((), self._unsent) :]
@@ -217,7 +217,7 @@ class GuardianClient:
             asyncio.get_running_loop().remove_writer(self._control)
 
     def _send_with(self, lifeline: Sequence[int], data: bytes) -> int:
-        """Send, with copies of these descriptors unless it has them already. Return how many bytes were taken."""
+        """Send, with copies of these descriptors unless the guardian has them. Return how many bytes were taken."""
         named = tuple((number, os.fstat(number).st_ino) for number in lifeline)
         try:
             if not named or named == self._lifeline:
@@ -226,11 +226,11 @@ class GuardianClient:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it is dead, which its socket tells as well
+            return len(data)  # it is dead, and the end of the socket is handled elsewhere
         self._lifeline = named
         return sent
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._control.recv(65536)
         except BlockingIOError:
@@ -239,7 +239,7 @@ class GuardianClient:
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._take_in(json.loads(line))
+            self._handle(json.loads(line))
         if not data and not self.ended.done():
             self._give_up("the guardian was killed")
 
@@ -247,25 +247,25 @@ class GuardianClient:
         if not self.is_up:
             self._give_up(f"the guardian did not start within {_START_S:g} s: is it stopped, or this host too busy?")
 
-    def _take_in(self, words: dict[str, Any]) -> None:
+    def _handle(self, answer: dict[str, Any]) -> None:
         self.is_up = True
-        match words["is"]:
+        match answer["is"]:
             case "started":
-                self.group = words["pid"]
-                self._on_started(words["pid"])
+                self.group = answer["pid"]
+                self._on_started(answer["pid"])
             case "refused":
-                self._errno = words["errno"]
-            case "heard":
-                self._heard = words["number"]
+                self._errno = answer["errno"]
+            case "confirmed":
+                self._confirmed = answer["number"]
             case "stopped":
-                self.group = words["pid"]
-                self._on_stopped(words["number"])
+                self.group = answer["pid"]
+                self._on_stopped(answer["number"])
             case "expired":
                 self.was_lost = True
             case "overdue":
                 self.was_overdue = True
             case "ended":
-                self._finish(Outcome(words["status"], self._errno, words["untouchable"]))
+                self._finish(Outcome(answer["status"], self._errno, answer["untouchable"]))
 
     def _finish(self, outcome: Outcome) -> None:
         if not self.ended.done():
@@ -275,8 +275,8 @@ class GuardianClient:
             self._control.close()
             self.ended.set_result(outcome)
 
-    async def bury(self) -> None:
-        """Leave no zombie. A guardian that has said its last word, and is still there, is not needed any more."""
+    async def reap(self) -> None:
+        """Wait for the end of the guardian, and reap it. One that stays after its last message is killed."""
         await asyncio.wait({self.ended})
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -289,28 +289,28 @@ class GuardianClient:
         while self._process.poll() is None:  # noqa: ASYNC110 - the kernel sets no event
             await asyncio.sleep(_HUNT_S)
 
-    # --- In the guardian's place -------------------------------------------------------------------------------
+    # --- Instead of the guardian -------------------------------------------------------------------------------
 
     def _give_up(self, complaint: str) -> None:
-        """Kill the family and its guardian from here."""
+        """Kill the guardian and the family from this process."""
         if self._clearing is None and not self.ended.done():
             self._clearing = asyncio.get_running_loop().create_task(self._clear(complaint))
 
     async def _clear(self, complaint: str) -> None:
-        """End the guardian, which leaves the family to us, and kill it until nobody is left."""
+        """Kill the guardian: the family becomes ours. Then kill and reap our children until none is left."""
         self._process.kill()
         await self._guardian_exits()
-        empty_looks = 0
+        empty_checks = 0
         while True:
             untouchable = family.kill_children(self._job.spare)
             others = family.children() - self._job.spare
-            empty_looks = 0 if others else empty_looks + 1
-            if self._is_childless(empty_looks) or (others and len(others) == untouchable):
+            empty_checks = 0 if others else empty_checks + 1
+            if self._is_childless(empty_checks) or (others and len(others) == untouchable):
                 break
             await asyncio.sleep(0)
         status = None if self.group is None else _WAIT_STATUS_KILLED
         self._finish(Outcome(status, untouchable=untouchable, complaint=complaint))
 
-    def _is_childless(self, empty_looks: int) -> bool:
-        """Whether the kernel says so. With other children of our own it never does: then many looks must do."""
-        return family.bury_children() or (bool(self._job.spare) and empty_looks >= _EMPTY_LOOKS)
+    def _is_childless(self, empty_checks: int) -> bool:
+        """Whether the kernel reports no child. With children to spare it never does: then many checks must do."""
+        return family.reap_children() or (bool(self._job.spare) and empty_checks >= _EMPTY_CHECKS)

@@ -126,7 +126,7 @@ class Supervisor:
     async def run(self) -> Ending:
         """Take part until there is nothing left to do; no process runs and no lock is held when it returns."""
         family.become_subreaper()
-        self._election.subscribe(self._hear)
+        self._election.subscribe(self._note_event)
         self._leader_tasks.enroll(self._task)
         self._is_enrolled = True
         with self._forwarding():
@@ -139,7 +139,7 @@ class Supervisor:
                 self._terminal.take_back()
                 self._terminal.close()
                 for client in self._clients:
-                    await client.bury()
+                    await client.reap()
 
     async def _end_command(self) -> None:
         """Begin the command in no later term, and end the one that runs.
@@ -248,7 +248,7 @@ class Supervisor:
         except OSError as error:
             self._finish(Ending(How.FAILED, error=error))
             return None
-        self._clients = [former for former in self._clients if not former.is_buried] + [client]
+        self._clients = [former for former in self._clients if not former.is_reaped] + [client]
         self._client = client
         return client
 
@@ -301,7 +301,7 @@ class Supervisor:
 
     # --- Events of the election --------------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         match event.kind:
             case EventKind.ACQUIRED:
                 self._last_error = None
@@ -335,7 +335,7 @@ class Supervisor:
             signal.signal(signal.SIGTTOU, former)
             for number in self._handled:
                 loop.remove_signal_handler(number)
-                if number in _ENDING_SIGNALS:  # what is left is short, and what the first one asked for
+                if number in _ENDING_SIGNALS:  # the clean-up is short, and the first signal has begun it
                     signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -354,22 +354,22 @@ class Supervisor:
             self._offer_terminal(client.group)
         client.signal(number)
         if number in _ENDING_SIGNALS:
-            client.signal(signal.SIGCONT)  # a stopped command cannot obey
+            client.signal(signal.SIGCONT)  # a stopped command handles no signal
         is_hung_up = number is signal.SIGHUP and self._terminal.is_gone
         if number in _ASKS_TO_END or is_hung_up:
             self._asked_by = self._asked_by or number
-        if number is signal.SIGTERM or is_hung_up:  # others may mean less than the end, as SIGINT at a prompt does
+        if number is signal.SIGTERM or is_hung_up:  # others need not mean the end, as SIGINT at a prompt
             client.limit()
 
     # --- The terminal ------------------------------------------------------------------------------------------
 
     def _offer_terminal(self, group: int) -> None:
-        """Let the command have the terminal that is its input. Without one it may never ask for it."""
+        """Lend the terminal to the command if it is its input. Otherwise the command never reads from it."""
         if os.isatty(0):
             self._terminal.lend(group)
 
     def _on_stop(self, number: int) -> None:
-        """The command was stopped, by Ctrl-Z or because it wants a terminal that it does not have."""
+        """Handle a stop of the command: by Ctrl-Z, or because it uses a terminal that it does not have."""
         client = self._client
         if client is None or client.group is None:
             return
@@ -380,12 +380,12 @@ class Supervisor:
         is_for_all = wants_terminal or self._terminal.is_lent
         self._terminal.take_back()
         if stop_as_job(number, whole_group=is_for_all):
-            return  # we were continued, and pass that on as any signal
-        if wants_terminal:  # from which it would have read an error: no shell can ever give it the terminal
+            return  # we were continued, and pass SIGCONT on as any signal
+        if wants_terminal:  # no shell can ever give it the terminal: end it, as an error on reading would
             self._pass_on(client, signal.SIGHUP)
             self._asked_by = self._asked_by or signal.SIGHUP
             client.limit()
-        else:  # for which it would not have stopped: no shell can ever continue it
+        else:  # no shell can ever continue it: it would not have stopped without us
             self._pass_on(client, signal.SIGCONT)
 
 

@@ -1,9 +1,10 @@
-"""The terminal's foreground, and stopping: the command is to be a job of the shell as if we were not in between.
+"""The terminal's foreground, and stopping: the command behaves as a job of the shell, as if it had no wrapper.
 
-The command has a process group of its own, and a shell knows ours only. So the foreground is lent to the command's
-group and taken back, as a shell does with a job: when the command starts, when a shell continues us in the foreground,
-and when the command is stopped because it wants the terminal while the foreground is ours (``fg`` of a job that runs
-sends no signal). And when the command is stopped, we stop too, which is how the shell learns of it.
+The command has a process group of its own, and a shell knows the wrapper's only. So the wrapper lends the foreground to
+the command's group and takes it back, as a shell does with a job: when the command starts, when a shell continues the
+wrapper in the foreground, and when the command is stopped because it uses the terminal while the foreground is the
+wrapper's (``fg`` of a job that runs sends no signal). When the command is stopped, the wrapper stops too: that is how
+the shell learns of it.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ __all__ = ["Terminal", "stop_as_job"]
 
 
 class Terminal:
-    """The terminal that controls us, if there is one."""
+    """The controlling terminal of this process, if there is one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -25,21 +26,21 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we are in the foreground now."""
+        """Whether our process group is in the foreground."""
         return self._foreground() == os.getpgrp()
 
     @property
     def is_gone(self) -> bool:
-        """Whether there was one, and it was closed."""
+        """Whether there was a terminal, and it was closed."""
         return self._descriptor is not None and self._foreground() is None
 
     @property
     def is_lent(self) -> bool:
-        """Whether the command has it from us."""
+        """Whether it is lent to the command."""
         return self._lent_to is not None
 
     def lend(self, group: int) -> bool:
-        """Give the foreground to this group if it is ours, and return whether the group has it now."""
+        """Give the foreground to this group if it is ours. Return whether the group has it now."""
         if self.is_ours:
             self._hand_to(group)
         if self._foreground() == group:
@@ -48,13 +49,13 @@ class Terminal:
         return False
 
     def take_back(self) -> None:
-        """Be in the foreground again, unless another group, such as a shell's, took it from the command."""
+        """Put our group in the foreground again, unless another group, such as a shell's, took it from the command."""
         lent_to, self._lent_to = self._lent_to, None
         if lent_to is not None and self._foreground() == lent_to:
             self._hand_to(os.getpgrp())
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Close the terminal."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -84,7 +85,7 @@ def stop_as_job(number: int, *, whole_group: bool) -> bool:
     False if the kernel does not stop us: no shell is there that could continue us (an orphaned process group). With
     ``whole_group``, the other processes of a pipeline or a script are stopped too: the terminal would have done that.
     """
-    # A SIGCONT continues also a process that blocks it, and then it is pending: that is how we know of it.
+    # A SIGCONT continues also a process that blocks it, and is then pending: so we can check for it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     former = signal.signal(number, signal.SIG_IGN)
     try:

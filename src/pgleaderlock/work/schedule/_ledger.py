@@ -1,7 +1,7 @@
-"""The ledger: which slot was claimed in which term, and what became of it, as a leader writes it.
+"""The ledger: which slot was claimed in which term, and how it ended, as a leader writes it.
 
-All jobs of a lock share one connection, opened for the first that needs it and closed after the last. Trouble with its
-database is logged once, when it begins and when it is over, and is never the election's.
+All jobs of a lock share one connection, opened for the first that needs it and closed after the last. Errors of its
+database are logged once, when they begin and when they are over, and do not affect the election.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LONGEST_DETAIL = 500
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One attempt at one slot, claimed by us."""
+    """One attempt at one slot, claimed by this process."""
 
     slot: datetime
     attempt: int
@@ -37,29 +37,29 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """Where a job stands when a term takes it over."""
+    """The state of a job when a term takes it over."""
 
     through: datetime
     now: datetime
     runs: tuple[Run, ...]
-    """Claimed in this term already: what was killed and is to be repeated."""
+    """Claimed in this term already: killed runs that are repeated."""
     killed: tuple[tuple[Run, bool], ...]
-    """Found running in an older term, and whether it is repeated."""
+    """Runs of older terms that were found running, and whether each is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a plan."""
+    """Whether a plan was recorded."""
 
     is_recorded: bool
-    """Otherwise the database's clock says that it is too early."""
+    """False when it is too early by the database's clock."""
     is_ours: bool
-    """Whether the slot of the plan is claimed by us."""
+    """Whether this process has claimed the slot of the plan."""
     now: datetime
 
 
 class Ledger:
-    """The jobs of one lock."""
+    """The ledger of all jobs of one lock."""
 
     now_sql = NOW
     """The database's clock, for tests to set."""
@@ -76,7 +76,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
-        """Keep the connection for as long as somebody needs it."""
+        """Keep the connection open while at least one job uses it."""
         if self._users == 0:
             self._turn = asyncio.Lock()  # perhaps on another event loop than the last time
         self._users += 1
@@ -88,7 +88,7 @@ class Ledger:
                 await self._connection.close()
 
     async def take_over(self, job: str, schedule: str, token: int, policy: JobPolicy) -> JobStanding:
-        """Make this term the only one that may claim, and account for what older ones left running."""
+        """Make this term the only one that may claim, and record the runs that older terms left running."""
         parameters = {
             **self._of_job(job, token),
             "role": self._key.name,
@@ -109,7 +109,7 @@ class Ledger:
         )
 
     async def record(self, job: str, token: int, plan: Plan) -> Answer:
-        """Write a plan down, whole or not at all; LeadershipLost if a newer term has the job."""
+        """Record a plan, whole or not at all; LeadershipLost if a newer term has the job."""
         parameters = {
             **self._of_job(job, token),
             "through": plan.through,
@@ -121,7 +121,7 @@ class Ledger:
         if not rows:
             raise self._refused(job, token)
         is_recorded, is_claimed, now, is_newest, through, was_ours = rows[0]
-        # Perhaps it was written before, and the answer was lost.
+        # It may have been recorded before, and the answer was lost.
         was_recorded = was_ours or (plan.run is None and _utc(through) >= plan.through)
         is_early = is_newest and plan.through > _utc(now)
         if not (is_recorded or was_recorded or is_early):
@@ -129,29 +129,29 @@ class Ledger:
         return Answer(is_recorded or was_recorded, is_claimed or was_ours, _utc(now))
 
     async def finish(self, job: str, run: Run, state: str, detail: str | None = None) -> tuple[str | None, datetime]:
-        """Write down how a run ended, unless that is known; return what the ledger says, and the time."""
-        told = None if detail is None else detail.replace("\0", "")[:_LONGEST_DETAIL]
+        """Record how a run ended, unless that is recorded; return the state in the ledger, and the database's time."""
+        text = None if detail is None else detail.replace("\0", "")[:_LONGEST_DETAIL]
         parameters = {
             **self._of_job(job, run.token),
             "slot": run.slot,
             "attempt": run.attempt,
             "state": state,
-            "detail": told,
+            "detail": text,
         }
         (row,) = await self._fetch("finish", parameters)
         return row[0], _utc(row[1])
 
     async def now(self) -> datetime:
-        """Ask for the database's time."""
+        """Return the database's time."""
         return _utc((await self._fetch("time", {}))[0][0])
 
     async def prune(self, job: str, token: int, keep_days: int) -> bool:
-        """Delete what is older; True if there may be more of it."""
+        """Delete records that are older; return True if there may be more of them."""
         parameters = {**self._of_job(job, token), "keep_days": keep_days, "at_once": PRUNED_AT_ONCE}
         return int((await self._fetch("prune", parameters))[0][0]) >= PRUNED_AT_ONCE // 2  # some rows are kept
 
     def done_sql(self, job: str, run: Run) -> str:
-        """Return the statement that marks this run as done in somebody's transaction."""
+        """Return the statement that marks this run as done in a user's transaction."""
         return done_sql(
             self._lease.schema,
             lock=str(self._key),
@@ -175,7 +175,7 @@ class Ledger:
         return await self._ask(lambda: self._connection.fetch(self._sql[name], parameters))
 
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Take turns, and note whether the database answers."""
+        """Make one call at a time, and log when the database stops or resumes answering."""
         async with self._turn:
             try:
                 await self._connection.open()

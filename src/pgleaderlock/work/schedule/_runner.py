@@ -1,10 +1,10 @@
-"""One job, in all its terms: waits for its slots, claims them, runs one after the other, and notes how each ended.
+"""One job, in all its terms: waits for its slots, claims them, runs one after the other, and records how each ended.
 
-Which slots have come is the database's word. Our own clock says only how long to sleep until it is worth asking: its
-reading at the last answer, and the database's time in that answer.
+The database's clock decides which slots have come. This process's clock only says how long to sleep before the next
+query: from its reading at the last answer, and the database's time in that answer.
 
-A run whose leadership ends is cancelled, or told by its tick if it is a thread, and nothing is written about it: what
-it got done nobody knows for certain. Its successor finds it running in an older term, and that is what is recorded.
+A run whose leadership ends is cancelled, or finds its tick ending if it is a thread, and nothing is recorded about it:
+how far it came is not known. The successor finds it running in an older term, and records it as killed.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ __all__ = ["Job", "JobRunner"]
 
 T = TypeVar("T")
 _PAUSES = ExponentialBackoff(base_s=0.2, max_s=5.0)
-_LONGEST_SLEEP_S = 60.0  # two clocks drift, and the database's may be set: then ask what time it is
+_LONGEST_SLEEP_S = 60.0  # clocks drift, and the database's may be stepped: so ask for its time again
 _PRUNE_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run, and when."""
+    """A function, its schedule and its policy."""
 
     name: str
     schedule: Schedule
@@ -88,7 +88,7 @@ class JobRunner:
             through = await self._take_next(task_run, token, through)
 
     async def _take_next(self, task_run: TaskRun, token: int, through: datetime) -> datetime:
-        """Wait for a slot, or claim one and run it; return up to where all are accounted for."""
+        """Wait for a slot, or claim one and run it; return the time up to which all slots are run or recorded."""
         job = self._job
         plan = make_plan(job.schedule, job.policy, through, self._now())
         if plan is None:
@@ -150,8 +150,8 @@ class JobRunner:
         self._known_now = now, self._host.clock()
 
     def _now(self) -> datetime:
-        """Reckon the database's time. An error of this only costs a question, or a moment."""
-        assert self._known_now is not None  # noqa: S101 - taking over has brought it
+        """Estimate the database's time. An error only costs a query too many, or a late start."""
+        assert self._known_now is not None  # noqa: S101 - set when the job was taken over
         now, at = self._known_now
         return now + timedelta(seconds=self._host.clock() - at)
 
@@ -195,5 +195,5 @@ def _token_of(term: Term) -> int:
 def _as_text(error: Exception) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a user's exception may not even be printable
+    except Exception:  # noqa: BLE001 - a user's exception may not be printable
         return type(error).__name__

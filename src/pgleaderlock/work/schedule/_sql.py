@@ -1,14 +1,14 @@
 """The statements of the ledger.
 
 Each job has a row (``tick_jobs``) with the newest token that took it over and the time up to which all slots are
-accounted for. Whoever takes over, and whoever claims, updates that row: so they come one after the other, and a claim
-that comes after a newer term's take-over finds another token and does nothing. Besides, a claim looks at the term row
-(``terms``): there a successor is known before it has come to take over the job.
+run or recorded. A take-over and a claim both update that row: so they are serialised, and a claim that comes after a
+newer term's take-over finds another token and does nothing. A claim also reads the term row (``terms``): there a
+successor appears before it takes over the job.
 
-A claim moves ``through`` and inserts its rows in one statement. Sent again because the answer got lost, it finds its
-own row, and is answered as the first time.
+A claim advances ``through`` and inserts its rows in one statement. Sent again because the answer was lost, it finds its
+own row and returns the same answer.
 
-``{now}`` is the database's clock, which alone decides what has come.
+``{now}`` is the database's clock, which alone decides which slots have come.
 """
 
 from pgleaderlock.options import check_schema
@@ -17,9 +17,9 @@ from pgleaderlock.postgres.terms import LIMIT_IDLENESS, NOT_THE_NEWEST
 __all__ = ["NOW", "PRUNED_AT_ONCE", "done_sql", "statements"]
 
 NOW = "clock_timestamp()"
-"""What decides which slots have come."""
+"""The clock that decides which slots have come."""
 PRUNED_AT_ONCE = 5000
-"""A statement of minutes would run into its time-out, for ever."""
+"""A statement that deletes more could exceed its time-out, each time anew."""
 
 _IS_NEWEST = """
 EXISTS (SELECT FROM {schema}.terms AS t
@@ -59,7 +59,7 @@ SELECT slot, attempt, state, token FROM {schema}.ticks
 
 _RECORD = """
 WITH clock AS MATERIALIZED (
-    SELECT {now} AS at  -- looked at once: what was too early must not be due by the end of the statement
+    SELECT {now} AS at  -- read once: what was too early must not be due by the end of the statement
 ), job AS (
     UPDATE {schema}.tick_jobs SET through = %(through)s
      WHERE lock = %(lock)s AND job = %(job)s AND token = %(token)s AND through < %(through)s
@@ -135,14 +135,14 @@ DO $done$ BEGIN{limit_idleness}
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = '{not_the_newest}',
             MESSAGE = 'pgleaderlock: the slot {slot} of lock {lock} is no longer claimed by token {token}',
-            HINT = 'Roll back the whole transaction. What it did must be left to whoever claims the slot next.';
+            HINT = 'Roll back the whole transaction. The next claim of the slot does the work.';
     END IF;
 END $done$
 """
 
 
 def statements(schema: str, now: str = NOW) -> dict[str, str]:
-    """Return all of them for this schema."""
+    """Return all statements for this schema, by name."""
     quoted = f'"{check_schema(schema)}"'
     return {
         name: text.replace("{is_newest}", _IS_NEWEST).replace("{schema}", quoted).replace("{now}", now)

@@ -1,6 +1,6 @@
-"""Slots by a cron expression in a time zone, and what becomes of them when its clocks are changed.
+"""Slots by a cron expression in a time zone, also when its clocks are changed.
 
-The expression says times of the wall clock. Twice a year, in many zones, some of those do not exist, and some exist
+The expression names times of the wall clock. Twice a year, in many zones, some of those do not exist, and some exist
 twice. What happens then:
 
 - An expression that names certain hours (``30 2 * * *``) has each of its times **once**. A time that does not exist is

@@ -1,8 +1,7 @@
-"""What is to be done with the slots that have come: which one runs, and which are written off. Pure.
+"""The decision about slots that have come: which one is run, and which are recorded as skipped. Pure.
 
-A slot is *missed* when nobody led at its time, the database did not answer, or the run before it took too long. Every
-slot up to the one that is decided on is accounted for in the same breath: there is no time at which one is neither run
-nor written off.
+A slot is *missed* when there was no leader at its time, the database did not answer, or the run before it took too
+long. One plan covers all slots up to the one that it runs: so each slot is either run or recorded as skipped.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ __all__ = ["IfKilled", "IfMissed", "JobPolicy", "Plan", "make_plan"]
 IfKilled = Literal["leave", "repeat"]
 """What a successor does with a slot whose run ended with its process or its leadership."""
 IfMissed = Literal["once", "all", "skip"]
-"""What becomes of slots that nobody ran in time."""
+"""What a leader does with slots that were not run in time."""
 
 _MOST_MISSED = 1000
 _ONE_BY_ONE = _MOST_MISSED + 1  # so many slots have a row of their own; those before them share one
@@ -26,7 +25,7 @@ _LONGEST_GRACE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """How one job is run when things do not go as they should."""
+    """What one job does about slots that were missed or killed."""
 
     if_killed: IfKilled = "leave"
     if_missed: IfMissed = "once"
@@ -37,7 +36,7 @@ class JobPolicy:
     grace_s: float | None = None
     """With ``skip``: how late a slot may begin; by default half the time to the next one, at most a minute."""
     keep_days: int = 30
-    """How long the ledger keeps what happened."""
+    """How long the ledger keeps its records."""
 
     def __post_init__(self) -> None:
         for name, kind in (("if_killed", IfKilled), ("if_missed", IfMissed)):
@@ -52,19 +51,19 @@ class JobPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write down about the slots that have come, in one statement."""
+    """What to record about the slots that have come, in one statement."""
 
     run: datetime | None
     """The slot to claim, and to run."""
     skipped: tuple[datetime, ...]
     skipped_from: datetime | None
-    """Set if there were more than are named: the first of the skipped stands for all since this time."""
+    """Set if there were more than ``skipped`` has: the first of them stands for all since this time."""
     through: datetime
-    """Every slot up to here is accounted for then."""
+    """With this plan every slot up to here is run or recorded."""
 
 
 def make_plan(schedule: Schedule, policy: JobPolicy, after: datetime, now: datetime) -> Plan | None:
-    """Decide on the slots after the last one that is accounted for; None if none has come."""
+    """Return the plan for the slots after ``after``; None if none has come."""
     slots, is_cut = due_slots(schedule, after, now, _ONE_BY_ONE)
     if not slots:
         return None

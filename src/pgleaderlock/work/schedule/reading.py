@@ -1,7 +1,4 @@
-"""Looking at the ledger from outside: one connection, a few questions, gone again.
-
-For people and for messages; nothing decides by what it answers.
-"""
+"""The ledger for readers: opened, queried and closed. For display only; nothing decides by it."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -49,12 +46,12 @@ class RecordedTick:
 
     @property
     def late_s(self) -> float:
-        """How long after its time it was claimed, or given up."""
+        """How long after its time it was claimed, or recorded as skipped."""
         return self.claimed_at - self.slot
 
     @property
     def took_s(self) -> float | None:
-        """How long the run took; None for one that runs, was killed, or never was."""
+        """How long the run took; None for one that still runs, was killed or was skipped."""
         is_known = self.ended_at is not None and self.state in {"done", "failed"}
         return self.ended_at - self.claimed_at if is_known and self.ended_at is not None else None
 
@@ -69,7 +66,7 @@ class LedgerReader:
     async def ticks(
         self, *, job: str | None = None, lock: str | None = None, since: float = 0.0, limit: int = 1000
     ) -> list[RecordedTick]:
-        """Return the newest, the oldest of them first."""
+        """Return the newest ``limit`` ticks, the oldest of them first."""
         statement = _TICKS.replace("{schema}", f'"{self._schema}"')
         parameters = {"job": job, "lock": lock, "since": since, "limit": limit}
         return [RecordedTick(*row) for row in await self._connection.fetch(statement, parameters)]
@@ -83,7 +80,7 @@ class LedgerReader:
 async def open_ledger(
     dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
 ) -> AsyncIterator[LedgerReader]:
-    """Open the ledger for reading; ConnectionError if there is none."""
+    """Yield a reader of the ledger; ConnectionError if the ledger does not exist."""
     connector = Connector("the tick ledger", dsn=dsn)
     connection = LedgerConnection(connector, check_schema(schema), owner=schema_owner)
     try:

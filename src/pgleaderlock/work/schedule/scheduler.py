@@ -47,8 +47,8 @@ class Scheduler:
         check_callable("the job", fn)
         if not self._lease.term_table:
             raise LockError(
-                f"scheduled work is claimed in the name of a term, which lock {self._key.described} does not write "
-                "down: pass term_table=True, to all candidates"
+                f"scheduled work needs the term table, which lock {self._key.described} does not use: pass "
+                "term_table=True, to all candidates"
             )
         job = Job(self._named(fn, name), schedule, fn, policy)
         runner = JobRunner(job, self._ledger, self._host)
@@ -60,11 +60,11 @@ class Scheduler:
         if not isinstance(chosen, str):
             raise TypeError(f"name must be a str, not {type(chosen).__name__}")
         if not chosen or "<lambda>" in chosen:
-            raise ValueError("give the job a name: the ledger knows it by that, in every process and for ever")
+            raise ValueError("give the job a name=: the ledger identifies it by that, in every process and for ever")
         if len(chosen) > _LONGEST_NAME or not chosen.isprintable():
             raise ValueError(f"name must be at most {_LONGEST_NAME} printable characters")
         if chosen in self._names:
             raise ValueError(
-                f"there is a job {chosen!r} already: give each its own name=, which the ledger knows it by"
+                f"there is a job {chosen!r} already: give each its own name=, by which the ledger identifies it"
             )
         return chosen

@@ -18,7 +18,7 @@ _DONE_IN = FenceWords(
 
 
 class Tick:
-    """What a scheduled function is given: which slot it is for, and whether it may go on."""
+    """The argument of a scheduled function: its slot, and whether it may go on."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class Tick:
 
     @property
     def time_left_s(self) -> float:
-        """How long no other can lead, if no news comes."""
+        """For how many seconds no other can lead, without a renewal."""
         return self.term.time_left_s
 
     def check(self) -> None:
-        """Raise :class:`LeadershipLost` if the term is ending: before each thing that must happen once."""
+        """Raise :class:`LeadershipLost` if the term is ending. Call it before each action that must happen once."""
         self.term.check()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """In a thread: sleep until the term is ending. False when the time was up before."""
+        """In a thread: sleep until the term is ending. Return False when the time was up before."""
         return self.term.wait(timeout_s)
 
     async def wait_until_ending(self) -> None:
-        """In a coroutine: wait until it is time to stop."""
+        """In a coroutine: wait until the term is ending."""
         await self.term.wait_until_ending()
 
     @overload
@@ -85,8 +85,8 @@ class Tick:
                 await tick.done_in(connection)
 
         Raises :class:`LeadershipLost` if this run does not have the slot any more; the transaction is then aborted.
-        Let it end the whole transaction. From then on a successor that looks at this slot waits for the transaction;
-        left idle for longer than the lease, it is ended by the server.
+        Let it end the whole transaction. A successor that reads this slot waits for the transaction; the server ends it
+        when it is idle for longer than the lease.
         """
         answer = run_fence(connection, self._done_sql, f"slot {self.slot:%FT%TZ} of job {self.job!r}", _DONE_IN)
         if answer is None:

@@ -1,7 +1,7 @@
 """When a job is due: slots, which are moments that every process computes alike.
 
-A slot is named by its time, to the microsecond and in UTC, so that processes which never met agree on which one it is.
-Everything here is pure: which slots have come is decided by whoever brings the time, and that is the database.
+A slot is named by its time, to the microsecond and in UTC, so that all processes agree on its name. Everything here is
+pure: the caller passes the time in, and it comes from the database.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ class Schedule(Protocol):
 
     @property
     def written(self) -> str:
-        """Say it as a person would, for the ledger."""
+        """The schedule as text, for the ledger."""
         ...
 
     @property
     def zone(self) -> tzinfo:
-        """In which time zone it is meant."""
+        """The time zone of the schedule."""
         ...
 
     def after(self, at: datetime) -> datetime:
@@ -57,7 +57,7 @@ class Every:
 def due_slots(schedule: Schedule, after: datetime, now: datetime, limit: int) -> tuple[list[datetime], bool]:
     """Return the slots in ``(after, now]``, the oldest first; of more than ``limit`` the newest, and True.
 
-    A job of every second that nobody ran for a year has thirty million of them: those are never walked through.
+    A job of every second that was not run for a year has thirty million slots, which are never enumerated.
     """
     found = _some(_walk(schedule, after, now), limit + 1)
     if len(found) <= limit:
