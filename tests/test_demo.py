@@ -429,7 +429,7 @@ async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path
     scene.says("node-a", "claims", token=1, at=1.0)
     scene.stands_in_line("node-b")
     scene.stage.begin("step_down")  # on a server that is not there
-    with pytest.raises(PgLeaderLockError, match="schema pgleaderlock could not be made"):
+    with pytest.raises(PgLeaderLockError, match="cannot connect for schema pgleaderlock"):
         async with asyncio.timeout(20):
             await scene.stage.wait_until_failed()
     await scene.stage.close()

@@ -23,6 +23,7 @@ from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres.group import Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import Session
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_INTERVAL_S
 
@@ -155,7 +156,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         self._connector = Connector(f"a group of {len(keys)} roles", dsn=dsn, lease=lease)
         poll_s = check_seconds("poll_s", poll_s)
         self._group = Group(
-            self._connector.open_session,
+            self._open_session,
             lease,
             lease.clock,
             self._connector.where,
@@ -170,6 +171,9 @@ class LeaderGroup(Mapping[str, GroupRole]):
             name: GroupRole(name, key, self._group, {**_labels(name, key), **database}, **settings)
             for name, key in keys.items()
         }
+
+    async def _open_session(self) -> Session:
+        return await self._connector.open_session()
 
     # --- A mapping of roles --------------------------------------------------------------------------------------
 
