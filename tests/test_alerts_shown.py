@@ -153,7 +153,7 @@ def test_a_check_finds_nothing_where_an_export_finds_nothing(tmp_path: Path):
 def test_a_check_finds_a_receiver_that_an_export_would_refuse(tmp_path: Path):
     code, told = check(tmp_path, FINE, ["slack:#ops", "webhook:nobody", "pagerduty"])
     assert (code, told["ok"]) == (2, False)
-    assert [each["place"].rpartition(":")[2] for each in told["problems"]] == ["12", "12"]
+    assert [each["key"] for each in told["problems"]] == ["alerts[0].notify", "alerts[0].notify"]
     assert 'has "webhook:nobody", which is not configured' in told["problems"][0]["text"]
 
 

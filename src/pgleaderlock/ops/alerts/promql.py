@@ -1,8 +1,11 @@
 """A tokenizer for PromQL, enough to find two common mistakes and to change a condition without touching the rest.
 
-This is not a parser of the language: Prometheus has one, and checks what we export. It cuts a text into words, quoted
-texts and balanced brackets, so that a ``)`` in a label's value or in a comment does not close anything, and keeps the
-position of each piece, so that a correction changes only that part of the author's text.
+This is not a parser of the language: Prometheus has one, and checks what we export. The one on PyPI (promql-parser
+0.11) keeps no positions and prints values of labels without escaping them: a corrected condition could mean something
+else.
+
+This one cuts a text into words, quoted texts and balanced brackets, so that a ``)`` in a label's value or in a comment
+does not close anything, and keeps the position of each piece, so that a correction changes only that part of the text.
 """
 
 import operator
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Aggregation", "Comparison", "Node", "aggregation", "comparisons", "read", "words"]
+__all__ = ["Aggregation", "Comparison", "Piece", "aggregation", "comparisons", "read", "words"]
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -38,14 +41,14 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Piece:
     """A word, or brackets with their content; and its position in the text."""
 
     kind: str
     text: str
     start: int
     end: int
-    inside: tuple["Node", ...] = ()
+    inside: tuple["Piece", ...] = ()
 
     @property
     def keyword(self) -> str:
@@ -61,7 +64,7 @@ class Comparison:
     with another ``or``.
     """
 
-    left: tuple[Node, ...]
+    left: tuple[Piece, ...]
     operator: str
     threshold: float
     end: int
@@ -77,12 +80,12 @@ class Aggregation:
     """``sum(argument)``, with or without its ``by``."""
 
     name: str
-    argument: Node
+    argument: Piece
 
 
-def read(text: str) -> tuple[Node, ...]:
+def read(text: str) -> tuple[Piece, ...]:
     """Return the pieces of a condition; ``ValueError`` if something is not closed, or is cut off."""
-    open_ends: list[tuple[str, int, list[Node]]] = [("", 0, [])]
+    open_ends: list[tuple[str, int, list[Piece]]] = [("", 0, [])]
     for match in _TOKEN.finditer(text):
         kind, piece = str(match.lastgroup), match.group()
         if kind == "quote":
@@ -93,9 +96,9 @@ def read(text: str) -> tuple[Node, ...]:
             bracket, start, inside = open_ends.pop()
             if not open_ends or _CLOSES[bracket] != piece:
                 raise ValueError(f"{piece} at character {match.start() + 1} closes nothing")
-            open_ends[-1][2].append(Node(bracket, text[start : match.end()], start, match.end(), tuple(inside)))
+            open_ends[-1][2].append(Piece(bracket, text[start : match.end()], start, match.end(), tuple(inside)))
         elif kind != "space":
-            open_ends[-1][2].append(Node(kind, piece, match.start(), match.end()))
+            open_ends[-1][2].append(Piece(kind, piece, match.start(), match.end()))
     bracket, start, nodes = open_ends[-1]
     if bracket:
         raise ValueError(f"{bracket} at character {start + 1} is not closed")
@@ -103,7 +106,7 @@ def read(text: str) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _check_whole(nodes: Sequence[Node]) -> None:
+def _check_whole(nodes: Sequence[Piece]) -> None:
     """Refuse a condition that is cut off: an operator, or a grouping, with nothing after it or before it."""
     if not nodes:
         return
@@ -113,18 +116,18 @@ def _check_whole(nodes: Sequence[Node]) -> None:
     if _joins(last) or last.keyword in _EXPECTS_MORE:
         raise ValueError(f"there is nothing after {last.text} at character {last.start + 1}: is it cut off?")
     match nodes:
-        case [*_, Node(keyword=name), Node(keyword="by" | "without"), Node(kind="(")] if name in _AGGREGATIONS:
+        case [*_, Piece(keyword=name), Piece(keyword="by" | "without"), Piece(kind="(")] if name in _AGGREGATIONS:
             raise ValueError(f"there is nothing to take the {name} of at the end: is it cut off?")
     for node in nodes:
         if node.kind == "(":
             _check_whole(node.inside)
 
 
-def _joins(node: Node) -> bool:
+def _joins(node: Piece) -> bool:
     return node.kind == "operator" or (node.kind == "mark" and node.text in _BETWEEN) or node.keyword in _SET_OPERATORS
 
 
-def words(nodes: Sequence[Node]) -> Iterator[Node]:
+def words(nodes: Sequence[Piece]) -> Iterator[Piece]:
     """Yield every word, at any depth. Quoted texts are not words."""
     for node in nodes:
         if node.kind == "word":
@@ -132,7 +135,7 @@ def words(nodes: Sequence[Node]) -> Iterator[Node]:
         yield from words(node.inside)
 
 
-def comparisons(nodes: Sequence[Node], *, stands_alone: bool = True) -> Iterator[Comparison]:
+def comparisons(nodes: Sequence[Piece], *, stands_alone: bool = True) -> Iterator[Comparison]:
     """Yield the comparisons with a number in a condition."""
     joints = [at for at, node in enumerate(nodes) if node.keyword in _SET_OPERATORS]
     stands_alone = stands_alone and all(nodes[at].keyword == "or" for at in joints)
@@ -142,33 +145,33 @@ def comparisons(nodes: Sequence[Node], *, stands_alone: bool = True) -> Iterator
         yield from _comparison(matched, stands_alone=stands_alone and len(matched) == len(side))
 
 
-def _comparison(side: Sequence[Node], *, stands_alone: bool) -> Iterator[Comparison]:
+def _comparison(side: Sequence[Piece], *, stands_alone: bool) -> Iterator[Comparison]:
     match side:
-        case [Node(kind="(") as brackets]:
+        case [Piece(kind="(") as brackets]:
             yield from comparisons(brackets.inside, stands_alone=stands_alone)
-        case [*left, Node(kind="operator") as sign, Node(kind="number") as number] if left and sign.text in _HOLDS:
+        case [*left, Piece(kind="operator") as sign, Piece(kind="number") as number] if left and sign.text in _HOLDS:
             yield Comparison(tuple(left), sign.text, float(number.text), number.end, stands_alone)
-        case [Node(kind="number") as number, Node(kind="operator") as sign, *left] if left and sign.text in _HOLDS:
+        case [Piece(kind="number") as number, Piece(kind="operator") as sign, *left] if left and sign.text in _HOLDS:
             yield Comparison(tuple(left), _MIRRORED[sign.text], float(number.text), left[-1].end, stands_alone)
         case _:
             pass
 
 
-def _without_matching(side: Sequence[Node]) -> Sequence[Node]:
+def _without_matching(side: Sequence[Piece]) -> Sequence[Piece]:
     """Leave out ``on (...)`` and its like, which belong to the operator before them."""
     while len(side) > 1 and side[0].keyword in {"on", "ignoring"} and side[1].kind == "(":
         side = side[2:]
     return side
 
 
-def aggregation(nodes: Sequence[Node]) -> Aggregation | None:
+def aggregation(nodes: Sequence[Piece]) -> Aggregation | None:
     """Return the aggregation that these pieces are; None if they are not one that yields 0 for zero values."""
     match nodes:
-        case [Node(keyword=name), Node(kind="(") as argument]:
+        case [Piece(keyword=name), Piece(kind="(") as argument]:
             pass
-        case [Node(keyword=name), Node(keyword="by" | "without"), Node(kind="("), Node(kind="(") as argument]:
+        case [Piece(keyword=name), Piece(keyword="by" | "without"), Piece(kind="("), Piece(kind="(") as argument]:
             pass
-        case [Node(keyword=name), Node(kind="(") as argument, Node(keyword="by" | "without"), Node(kind="(")]:
+        case [Piece(keyword=name), Piece(kind="(") as argument, Piece(keyword="by" | "without"), Piece(kind="(")]:
             pass
         case _:
             return None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pgleaderlock.ops.alerts.model import Alert
-from pgleaderlock.ops.alerts.promql import Aggregation, Comparison, Node, aggregation, comparisons, read, words
+from pgleaderlock.ops.alerts.promql import Aggregation, Comparison, Piece, aggregation, comparisons, read, words
 
 __all__ = ["METRICS", "Remark", "check_prefix", "prometheus_rules"]
 
@@ -125,18 +125,18 @@ def _mind_absence(alert: Alert, text: str, found: Comparison, summed: Aggregatio
     )
 
 
-def _rate_of_rare(comparison: Comparison) -> Node | None:
+def _rate_of_rare(comparison: Comparison) -> Piece | None:
     """Return the word ``rate``, if the rate of one of our rare events is compared with 1 or more."""
     if comparison.operator not in {">", ">="} or comparison.threshold < _WHOLE:
         return None
     summed = aggregation(comparison.left)
     match summed.argument.inside if summed else comparison.left:
-        case [Node(kind="word", text="rate") as rate, Node(kind="(", inside=[Node(kind="word") as metric, *_])]:
+        case [Piece(kind="word", text="rate") as rate, Piece(kind="(", inside=[Piece(kind="word") as metric, *_])]:
             return rate if _RARE.fullmatch(metric.text) else None
     return None
 
 
-def _count_whole(alert: Alert, text: str, found: Comparison, rate: Node) -> tuple[str, Remark]:
+def _count_whole(alert: Alert, text: str, found: Comparison, rate: Piece) -> tuple[str, Remark]:
     start, end = found.left[0].start, found.left[-1].end
     counted = f"floor({text[start : rate.start]}increase{text[rate.end : end]})"
     why = "a rate is per second, and these events are too rare for that threshold"

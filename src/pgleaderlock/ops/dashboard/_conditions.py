@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pgleaderlock.ops.alerts.model import Alert
-from pgleaderlock.ops.alerts.promql import Comparison, Node, comparisons, read, words
+from pgleaderlock.ops.alerts.promql import Comparison, Piece, comparisons, read, words
 from pgleaderlock.ops.dashboard._picture import Json
 
 __all__ = ["Finding", "find", "held_since", "seconds"]
@@ -126,24 +126,24 @@ def _overlaps(role: Json, _comparison: Comparison, _at: float) -> _Sample:
     return _Sample(float(role["overlaps"]), role["overlap_since"], text)
 
 
-def _chosen_role(nodes: Sequence[Node]) -> str | None:
+def _chosen_role(nodes: Sequence[Piece]) -> str | None:
     """Return the role that a label selects, "" for all roles; None if the condition selects by anything else."""
     braces = [node for node in _all(nodes) if node.kind == "{" and node.inside]
     if not braces:
         return ""
     match [braces[0].inside, len(braces)]:
-        case [(Node(text="role"), Node(text="="), Node(kind="text") as name), 1]:
+        case [(Piece(text="role"), Piece(text="="), Piece(kind="text") as name), 1]:
             return name.text[1:-1]
     return None
 
 
-def _all(nodes: Sequence[Node]) -> Iterator[Node]:
+def _all(nodes: Sequence[Piece]) -> Iterator[Piece]:
     for node in nodes:
         yield node
         yield from _all(node.inside)
 
 
-def _outside_braces(nodes: Sequence[Node]) -> list[Node]:
+def _outside_braces(nodes: Sequence[Piece]) -> list[Piece]:
     """Return the pieces outside of selectors and time windows, whose words are not functions."""
     kept = [node for node in nodes if node.kind not in ("{", "[")]
-    return [Node(n.kind, n.text, n.start, n.end, tuple(_outside_braces(n.inside))) for n in kept]
+    return [Piece(n.kind, n.text, n.start, n.end, tuple(_outside_braces(n.inside))) for n in kept]
