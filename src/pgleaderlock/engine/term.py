@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock._base.clock import Clock
+from pgleaderlock.engine.functions import is_on_a_loop
 from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import Grant
 
@@ -68,7 +69,8 @@ class Term:
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, zero_ok=True)
-        _refuse_on_an_event_loop()
+        if is_on_a_loop():
+            raise LockError("term.wait() would stop the event loop, and the renewals: await term.wait_until_ending()")
         wakes_at = math.inf if timeout_s is None else self._clock() + timeout_s
         while (ends_in_s := self._ends_in_s()) > 0:
             left_s = wakes_at - self._clock()
@@ -88,11 +90,3 @@ class Term:
     def __repr__(self) -> str:
         how = "ending" if self.is_ending else f"{self.time_left_s:.1f} s left"
         return f"<Term token={self.token} {how}>"
-
-
-def _refuse_on_an_event_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise LockError("term.wait() would stop the event loop, and the renewals with it: await term.wait_until_ending()")

@@ -13,6 +13,7 @@ Not promised: that a start or a stop returns. One that does not is reported, and
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -123,8 +124,8 @@ class LeaderServices:
         self._stop_s = check_seconds("stop_s", stop_s)
         leader_tasks = leader_tasks_of(lock)
         self._host = leader_tasks.host
-        self._on_leader = _Group(leader_tasks, self._order_on_leader)
-        self._on_node = _Group(LeaderTasks(self._host_on_node()), self._order_on_node)
+        self._on_leader = _Group(leader_tasks, self._make_order)
+        self._on_node = _Group(LeaderTasks(self._host_on_node()), self._make_order)
         self._services: list[ServiceTask] = []
         self._is_started = self._is_stopping = self._starts_lock = False
         self._was_answered = asyncio.Event()
@@ -226,7 +227,8 @@ class LeaderServices:
         if not self._on_leader.services:
             return
         if self._lock.term is None:
-            await _wait(self._was_answered, self._first_try_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._was_answered.wait(), self._first_try_s)
         term = self._lock.term
         if term is None:
             _log_line(f"Not leader, skipping {self._noun} startup")
@@ -237,19 +239,24 @@ class LeaderServices:
         if event.kind in _ANSWERS:
             self._was_answered.set()
 
-    def _order_on_leader(self, group: _Group, term: Term) -> ServiceOrder:
-        _log_line(f"Acquired leadership, starting {self._noun}s")
+    def _make_order(self, group: _Group, term: Term) -> ServiceOrder:
+        is_on_leader = group is self._on_leader
+        if is_on_leader:
+            _log_line(f"Acquired leadership, starting {self._noun}s")
         return ServiceOrder(
             group.services,
             term,
             clock=self._host.clock,
             start_s=self._start_s,
             stop_by=partial(self._stop_by, term),
-            note_ending=self._note_ending,
+            note_ending=self._note_ending if is_on_leader else lambda: None,
         )
 
     def _stop_by(self, term: Term, asked_at: float) -> float:
-        """Return when all services must have stopped: while no other can lead, and while a hand-over waits."""
+        """Return when all services must have stopped: while no other can lead, and while a hand-over waits.
+
+        Without a lease, as on a node, ``stop_s`` after the request.
+        """
         known = [at for at in (term.hand_over_at, term.trusted_until) if at is not None and not math.isinf(at)]
         return min(known, default=asked_at + self._stop_s)
 
@@ -281,16 +288,6 @@ class LeaderServices:
             if failure.name in required:
                 raise failure
 
-    def _order_on_node(self, group: _Group, term: Term) -> ServiceOrder:
-        return ServiceOrder(
-            group.services,
-            term,
-            clock=self._host.clock,
-            start_s=self._start_s,
-            stop_by=lambda asked_at: asked_at + self._stop_s,
-            note_ending=lambda: None,
-        )
-
     # --- Reports -----------------------------------------------------------------------------------------------
 
     def _report(self, event: str, failure: ServiceFailed) -> None:
@@ -304,9 +301,3 @@ class LeaderServices:
 def _log_line(line: str) -> None:
     """Log the line as it was specified, without the fields of other log events."""
     _logger.info("%s", line, extra={"event": line, "fields": dict[str, Any]()})
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    waiting = asyncio.ensure_future(event.wait())
-    await asyncio.wait({waiting}, timeout=timeout_s)
-    waiting.cancel()
