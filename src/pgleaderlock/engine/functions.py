@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["Work", "is_async", "takes_argument", "to_the_end"]
+__all__ = ["Work", "is_async", "is_on_a_loop", "takes_argument", "to_the_end"]
 
 Work = Callable[..., Any]
 """``fn(term)`` or ``fn()``; ``async``, or plain and then run in a thread."""
@@ -16,6 +16,15 @@ def is_async(fn: Work) -> bool:
     while hasattr(fn, "func"):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def is_on_a_loop() -> bool:
+    """Return whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def takes_argument(fn: Work, name: str, what: str) -> bool:
