@@ -135,14 +135,14 @@ fuzz: setup ## Feed hostile material to whatever reads something, other examples
 	$(RUN) python -m proofs.fuzz $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
-	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/test_kubernetes_contract.py \
-		tests/test_kubernetes_interop.py $(ARGS)
+	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/stores/test_kubernetes_contract.py \
+		tests/stores/test_kubernetes_interop.py $(ARGS)
 
 # In kernels of their own, with a server and hosts (tools/nfs_hosts.py): the contract, what goes wrong on NFS, the torture.
 test-nfs: setup ## Run the NFS tests with a real server and two hosts (Debian, root; ARGS="--seconds 900" for the torture)
 	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- nfs-on nfs-host-a python -m pytest --numprocesses=2 \
-		--dist=loadscope tests/test_nfs_hosts.py
-	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- python -m pytest tests/test_nfs_faults.py
+		--dist=loadscope tests/stores/test_nfs_hosts.py
+	$(RUN) python tools/nfs_hosts.py run --timeout-s 180 -- python -m pytest tests/stores/test_nfs_faults.py
 	$(RUN) python -m proofs.nfs_hosts_torture $(ARGS)
 
 test-pg-matrix: setup ## Run the PostgreSQL tests with versions 14 to 18, fetched by npm (ARGS="--versions 14,18")

@@ -30,8 +30,8 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.exec import family
 from tests.conftest import free_port
-from tests.silent_proxy import SilentProxy
-from tests.terminals import until
+from tests.support.silent_proxy import SilentProxy
+from tests.support.terminals import until
 
 LEASE_S = 1.5
 _FAMILY = Path(__file__).with_name("exec_family.py")

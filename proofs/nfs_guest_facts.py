@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.nfs_guest import EXPORT, HOSTS, V3, V4, Host, cut_off, seconds_until
+from tests.support.nfs_guest import EXPORT, HOSTS, V3, V4, Host, cut_off, seconds_until
 
 TIMES = 5
 LATEST_S = 65.0  # acdirmax, and a little

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.nfs_guest import EATER, EXPORT, FAULTY_HOST, HOSTS, V3, V4, Host, cut, errno_of, restore
-from tests.nfs_reply_eater import Eater
+from tests.support.nfs_guest import EATER, EXPORT, FAULTY_HOST, HOSTS, V3, V4, Host, cut, errno_of, restore
+from tests.support.nfs_reply_eater import Eater
 
 ROUNDS = 100
 

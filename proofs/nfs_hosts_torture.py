@@ -33,7 +33,7 @@ from pathlib import Path
 
 from proofs.file_torture import overlaps_in, say, tokens_out_of_order
 from proofs.nfs_candidates import KINDS, NOTES_SIZE, read_notes
-from tests.nfs_guest import EXPORT, HOSTS, V3, V4, cut, restore
+from tests.support.nfs_guest import EXPORT, HOSTS, V3, V4, cut, restore
 
 HARNESS = Path(__file__).resolve().parents[1] / "tools" / "nfs_hosts.py"
 CALM_S = 10.0  # within which, without harm, somebody must have had each lock

@@ -5,7 +5,7 @@
 
 Four rounds, each of which can be had alone (``--only``):
 
-- ``simulate``: candidates in threads that take turns at every single step; see ``tests/nfs_simulation.py``.
+- ``simulate``: candidates in threads that take turns at every single step; see ``proofs/nfs_simulation.py``.
 - ``local``: so many processes, a few for each of some locks, which live for 0.3 to 1 s. Each locks, does next to
   nothing, and unlocks; now and then it overstays, drops its lock without a word, or naps between any two steps.
   Meanwhile processes are frozen and killed -9, those in possession in particular. No two may believe at once that they
@@ -35,8 +35,8 @@ from pathlib import Path
 from pgleaderlock.stores.nfs import Lock
 from pgleaderlock.stores.nfs._folder import Folder
 from proofs.file_torture import kill, overlaps_in, say
+from proofs.nfs_simulation import simulate
 from proofs.nfs_torture_candidates import FLUFL_LIFETIME_S, NOTES_SIZE, RECORD, Note, Task, read_notes
-from tests.nfs_simulation import simulate
 
 LIFETIMES_S = (0.3, 1.0)
 _HARM_EVERY_S = 0.05

@@ -10,7 +10,7 @@ the other, and what was silent stays so after the network is back. The stores th
 costs a quiet period of one lease more, which is another matter.
 
 Exit code 1 when a leader led later than a third of the lease and one second after the return. No allowance is made for
-a busy machine; the load is printed beside the figures. In virtual time: ``tests/test_outages.py``.
+a busy machine; the load is printed beside the figures. In virtual time: ``tests/postgres/test_outages.py``.
 """
 
 import argparse

@@ -33,7 +33,7 @@ from pgleaderlock._base.clock import suspend_aware_clock as clock
 from pgleaderlock.testing.embedded import Server
 from proofs import soak_judge as judge
 from proofs.soak_pages import Page, dashboard, pages
-from tests.registry_rows import fill_registry
+from tests.support.registry_rows import fill_registry
 
 LEASE_S = 3.0
 HEARTBEAT_S = 1.0

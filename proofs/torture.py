@@ -37,7 +37,7 @@ from pgleaderlock.testing._claim import make_claim_file, read_claims
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.torture import Claim, Overlap
 from tests.conftest import free_port
-from tests.pooler import Pooler
+from tests.support.pooler import Pooler
 
 __all__ = ["Overlap", "Torture", "find_overlaps", "torture"]
 

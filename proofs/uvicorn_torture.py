@@ -24,8 +24,8 @@ from pathlib import Path
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.torture import Claim, Overlap
 from proofs.torture import find_overlaps
-from tests import event_loops
 from tests.conftest import free_port
+from tests.support import event_loops
 
 WORKERS = 4
 KILL_EVERY_S = 0.7

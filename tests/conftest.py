@@ -21,9 +21,9 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.testing import VirtualTimeLoop
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.exec import family
-from tests import event_loops
-from tests.programs import find_program, skip_without, summary
-from tests.servers import QuickServer
+from tests.support import event_loops
+from tests.support.programs import find_program, skip_without, summary
+from tests.support.servers import QuickServer
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Postgres:
 # What needs a Kubernetes API server of its own (make test-k8s), or hosts that share an NFS server (make test-nfs), is
 # not skipped elsewhere, but not there at all.
 collect_ignore = [
-    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else ["test_kubernetes_interop.py"]),
-    *([] if os.environ.get("PGLEADERLOCK_NFS_HOSTS") else ["test_nfs_hosts.py", "test_nfs_faults.py"]),
+    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else ["stores/test_kubernetes_interop.py"]),
+    *([] if os.environ.get("PGLEADERLOCK_NFS_HOSTS") else ["stores/test_nfs_hosts.py", "stores/test_nfs_faults.py"]),
 ]
 
 
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-transcripts",
         action="store_true",
-        help="write what the simulated clusters say under the scripts in tests/transcripts, instead of comparing it",
+        help="write what the simulated clusters say under the scripts in tests/testing/transcripts, not compare it",
     )
 
 

@@ -12,7 +12,7 @@ mounts, host name and boot id are each one's own. All of them see the same folde
 options that a plain ``mount`` gives (v3: ``nolock``). The command runs on the server, and finds:
 
     $PGLEADERLOCK_NFS_HOSTS        nfs-host-a nfs-host-b
-    $PGLEADERLOCK_NFS_FAULTY_HOST  nfs-host-f: its way to the server leads through tests/nfs_reply_eater.py
+    $PGLEADERLOCK_NFS_FAULTY_HOST  nfs-host-f: its way to the server leads through tests/support/nfs_reply_eater.py
     $PGLEADERLOCK_NFS_V3, _V4      the folder on the hosts, by either version
     $PGLEADERLOCK_NFS_EXPORT       the folder on the server
     $PGLEADERLOCK_NFS_EATER        the socket on which the reply eater takes its orders

@@ -10,7 +10,7 @@ import pytest
 from pgleaderlock.models import Grant
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.file.backend import open_file
-from tests.processes import Process
+from tests.support.processes import Process
 
 LEASE_S = 1.5
 

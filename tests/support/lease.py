@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
-from tests.doubles import Witness
+from tests.support.doubles import Witness
 from tests.support.postgres import make
 
 LEASE_S = 1.5

@@ -11,7 +11,7 @@ from pgleaderlock import (
     LockKey,
 )
 from pgleaderlock.options import SETTINGS, LockOptions
-from tests.doubles import Witness
+from tests.support.doubles import Witness
 
 QUICK = FixedInterval(0.05)
 

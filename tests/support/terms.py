@@ -1,7 +1,7 @@
 """What tests of terms share with others."""
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
-from tests.doubles import Witness
+from tests.support.doubles import Witness
 from tests.support.lease import make_leased
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from pgleaderlock import Term
 from pgleaderlock.models import Grant
-from tests.doubles import ScriptedBackend, make_election
+from tests.support.doubles import ScriptedBackend, make_election
 
 
 def now() -> float:

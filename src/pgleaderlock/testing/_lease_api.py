@@ -1,6 +1,6 @@
 """The rules of the Kubernetes API for Leases, without the network: what is answered to what.
 
-Written from what a real API server answers; ``tests/test_kubernetes_contract.py`` asks both the same questions.
+Written from what a real API server answers; ``tests/stores/test_kubernetes_contract.py`` asks both the same questions.
 """
 
 import copy

@@ -6,7 +6,7 @@ that each take their own path, so that one may still be executed long after its 
 server that refuses, or that executes a request and reports a failure; streams that end, fall silent, or are asked for
 a history that was compacted.
 
-Not modelled: HTTP itself, credentials, 429. ``tests/test_kubernetes.py`` has those, over sockets.
+Not modelled: HTTP itself, credentials, 429. ``tests/stores/test_kubernetes.py`` has those, over sockets.
 """
 
 import asyncio

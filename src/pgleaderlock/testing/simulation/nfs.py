@@ -5,7 +5,7 @@ whole, and is answered, each way with its own delay. So a heartbeat may arrive l
 still be done after its caller gave up. Work that has not begun when its process dies is not done, and that of a frozen
 process waits until it thaws. A server that is down keeps all clients waiting, as a hard mount does.
 
-``tests/nfs_simulation.py`` covers what can come between two system calls of one piece, what is sent before and done
+``proofs/nfs_simulation.py`` covers what can come between two system calls of one piece, what is sent before and done
 after a reading of the clock, and stale caches of an NFS client. This simulation covers leases, freezes, cuts, and the
 engine above.
 """

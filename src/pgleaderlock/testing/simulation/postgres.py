@@ -19,10 +19,10 @@ It receives the same statements as a real server (:mod:`._statements`), through 
 - the term table carries a note of the run in which it was made; another server may take the name over, with an empty
   table that is older than its start, or with none.
 
-``tests/test_modelled_postgres.py`` compares the model with a real server. Only the model is tested for what a real one
-does not do on demand: the race of a time-out with its grant, a loss of power, a promotion. Different on purpose: all
-durations, and that after a crash without a named victim all clients are notified. Not modelled: fenced transactions,
-a claim that times out, everything else.
+``tests/testing/test_modelled_postgres.py`` compares the model with a real server. Only the model is tested for what a
+real one does not do on demand: the race of a time-out with its grant, a loss of power, a promotion. Different on
+purpose: all durations, and that after a crash without a named victim all clients are notified. Not modelled: fenced
+transactions, a claim that times out, everything else.
 """
 
 import re

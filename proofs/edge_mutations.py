@@ -1,0 +1,185 @@
+"""Mechanisms at the edges (strangers, HTTP, asks, poolers, commands, files), each taken out of a copy of the source.
+
+The simulation knows nothing of these edges, so each mutation names the tests that must fail without the mechanism. It
+is a change of the text, in a copy of ``src/`` that comes first on the path: so it is missing in the processes too that
+a test starts, and nothing in the product knows of it. ``tests/testing/test_edge_mutations.py`` runs them.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCE = Path(__file__).parents[1] / "src"
+_PLANTED = "tests/postgres/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
+
+
+@dataclass(frozen=True)
+class EdgeMutation:
+    """A mechanism, the text that takes it out, and the tests of which one must fail then."""
+
+    name: str
+    path: str
+    """Under ``src/pgleaderlock``."""
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+    def write_source(self, folder: Path) -> Path:
+        """Copy the source without the mechanism, and return what is to come first on the path."""
+        copy = folder / "src"
+        shutil.copytree(_SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        changed = copy / "pgleaderlock" / self.path
+        text = changed.read_text(encoding="utf-8")
+        found = text.count(self.text)
+        assert found == 1, f"{self.path} has {self.text!r} {found} times: this mutation mutates nothing, or too much"
+        changed.write_text(text.replace(self.text, self.instead), encoding="utf-8")
+        return copy
+
+
+EDGE_MUTATIONS = (
+    # No function of a stranger runs with our rights.
+    EdgeMutation(
+        "the search_path is pinned", "postgres/_search_path.py",
+        "'search_path', 'pg_catalog, pg_temp', {is_local}", "'search_path', current_setting('search_path'), {is_local}",
+        (f"{_PLANTED}[public first-a_lock_and_its_status]",),
+    ),
+    EdgeMutation(
+        "the tables of a stranger are refused", "postgres/_ownership.py",
+        "    return _PROBLEMS.format(schema=schema, tables=_listed(tables), owner=check_owner(owner) or \"\")",
+        "    return \"'{}'::text[]\"",
+        ("tests/postgres/test_ownership.py::test_a_foreign_key_from_a_stranger_s_table_is_refused",),
+    ),
+    # No HTTP client can depose a leader.
+    EdgeMutation(
+        "HTTP connections stay below the limit of descriptors", "ops/http/_limits.py",
+        "min(most_connections, available // _SHARE)", "most_connections",
+        ("tests/ops/test_http.py::test_a_server_leaves_most_descriptors_to_the_rest_of_the_process",),
+    ),
+    EdgeMutation(
+        "a connection without a request is closed in time", "ops/http/_waiting_room.py",
+        "                if visitor.since > ended:\n                    break\n", "                break\n",
+        ("tests/ops/test_http.py::test_bytes_that_come_one_by_one_extend_no_deadline",),
+    ),
+    EdgeMutation(
+        "what clients do is logged once a minute", "ops/http/_rare_log.py",
+        "            self._next_at[event] = now + EVERY_S\n", "",
+        ("tests/ops/test_http.py::test_a_log_line_about_clients_comes_once_a_minute_with_a_count",),
+    ),
+    EdgeMutation(
+        "an operator's request is answered before those of anonymous clients", "ops/http/_waiting_room.py",
+        "        if visit is Visit.OPERATOR:\n", "        if visit is None:\n",
+        ("tests/ops/test_http.py::test_without_processor_time_an_anonymous_request_waits_and_an_operators_does_not",),
+    ),
+    EdgeMutation(
+        "anonymous clients leave connections free for operators", "ops/http/_limits.py",
+        "        most_anonymous=most * 3 // 4,\n        most_streams=most // 2,\n",
+        "        most_anonymous=most,\n        most_streams=most,\n",
+        ("tests/ops/test_http.py::test_anonymous_streams_have_fewer_places_than_there_are_and_an_operator_has_one",),
+    ),
+    EdgeMutation(
+        "HTTP has a thread and an event loop of its own", "ops/http/_server.py",
+        """\
+        self._loop = asyncio.new_event_loop()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"pgleaderlock {name}", daemon=True)
+
+    def start(self) -> None:
+        \"""Begin to serve. The address listens already: no client that connects from now on is refused.\"""
+        self._thread.start()
+""",
+        """\
+        self._loop = asyncio.get_running_loop()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._task = self._loop.create_task(self._serve())
+        self._task.add_done_callback(lambda _: self._ended.set_result(None))
+""",
+        ("tests/ops/test_http.py::test_a_handler_that_blocks_does_not_keep_an_election_from_renewing",),
+    ),
+    # Only those who may, can ask a leader to step down.
+    EdgeMutation(
+        "one ask per lease is obeyed", "ops/registry/_asks.py",
+        "ask.since_obeyed_s is None or ask.since_obeyed_s >= lease_s", "True",
+        ("tests/ops/test_asks.py::test_verdicts",),
+    ),
+    EdgeMutation(
+        "an ask of a stranger is refused", "ops/registry/_asks.py",
+        "refusal = ask.objection or _refusal(", "refusal = _refusal(",
+        ("tests/ops/test_asks.py::test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are_not",),
+    ),
+    # A pooler that shares sessions is refused.
+    EdgeMutation(
+        "a second client shows that a pooler lends our session", "postgres/_pooler.py",
+        "if (lent := await _pid_of(rival, _BEGIN)) == pid:", "if (lent := await _pid_of(rival, _BEGIN)) == 0:",
+        ("tests/postgres/test_pooler.py::test_a_process_that_is_lent_to_a_second_client_is_not_ours",),
+    ),
+    # exec.
+    EdgeMutation(
+        "the guardian wakes a stopped command to ask it to end", "work/exec/guardian.py",
+        "        self._signal_group(signal.SIGCONT)  # a stopped process handles no other signal\n", "",
+        ("tests/work/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
+    ),
+    EdgeMutation(
+        "a wrapper whose terminal is gone ends", "work/exec/supervisor.py",
+        "is_hung_up = number is signal.SIGHUP and self._terminal.is_gone", "is_hung_up = False",
+        ("tests/work/test_exec_terminal.py::test_a_command_that_ignores_the_hang_up_is_killed_in_time",),
+    ),
+    EdgeMutation(
+        "a guardian may miss one renewal", "work/exec/guardian_client.py",
+        "_MOST_UNANSWERED = 2", "_MOST_UNANSWERED = 0",
+        ("tests/work/test_supervise.py::test_a_guardian_that_misses_one_renewal_goes_on",),
+    ),
+    # Back soon after an outage.
+    EdgeMutation(
+        "retries have a ceiling while the store is away", "retry.py",
+        "return _AWAY_MOST_S if lease_s is None else min(_AWAY_MOST_S, max(_AWAY_LEAST_S, lease_s * _AWAY_SHARE))",
+        "return math.inf",
+        ("tests/postgres/test_outages.py::test_a_leader_is_back_soon_after_the_network",),
+    ),
+    # Locks in files.
+    EdgeMutation(
+        "a leader renews in place on a full disk", "stores/file/_folder.py",
+        "        if record is None or not record.is_open:\n            return None\n", "        return None\n",
+        ("tests/stores/test_file_full_disk.py::test_a_leader_renews_and_releases_where_no_file_can_grow",),
+    ),
+    EdgeMutation(
+        "a far number counts only with its term", "stores/file/_folder.py",
+        "number <= COUNTED_BY_NAME or self._is_far_term(number)", "True",
+        ("tests/stores/test_stray_numbers.py::test_a_copy_of_a_term_is_no_term",),
+    ),
+    EdgeMutation(
+        "an epoch on NFS is looked at again before the next", "stores/nfs/backend.py",
+        "self._is_unchanged(replacing) and term.take", "term.take",
+        ("tests/stores/test_nfs_store.py::test_an_epoch_that_was_renewed_since_it_was_read_is_not_replaced",),
+    ),
+    # A lock is not pickled.
+    EdgeMutation(
+        "a lock refuses to be pickled", "_base/checks.py",
+        "    raise TypeError(\n        f\"{type(self).__name__} cannot be pickled or copied",
+        "    raise ValueError(\n        f\"{type(self).__name__} cannot be pickled or copied",
+        ("tests/engine/test_pickling.py::test_it_is_refused_with_what_to_do_instead",),
+    ),
+    # A group leads only what is held.
+    EdgeMutation(
+        "a group frees each lock once", "postgres/group.py",
+        "        leaving = dict(self._leaving)  # kept until done: a second release of a key waits for this one\n",
+        "        leaving, self._leaving = self._leaving, {}\n",
+        ("tests/postgres/test_group.py::test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free",),
+    ),
+    # The end of a session shows before its locks are free.
+    EdgeMutation(
+        "the announcement of an end is seen at the socket", "postgres/_hangup.py",
+        "bool(seen[0][1] & _END) or announce_end(_peek(number))", "bool(seen[0][1] & _END)",
+        ("tests/engine/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
+    ),
+    EdgeMutation(
+        "a lock session hears no notifications", "postgres/pair.py",
+        "            await prepare(ready.session)\n",
+        "            await prepare(ready.session)\n"
+        "            if self._channel is not None:\n                await ready.session.listen(self._channel)\n",
+        ("tests/postgres/test_group.py::test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session",),
+    ),
+)  # fmt: skip
