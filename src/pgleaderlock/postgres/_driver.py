@@ -10,6 +10,8 @@ Text is read as text. With ``client_encoding=SQL_ASCII``, from a connection stri
 connection, psycopg would return bytes, which cannot be compared with names.
 
 Another driver's call runs in a task of its own, which is abandoned when it does not end.
+
+What the fence needs to know of users' own psycopg connections is here too: their types, and whether one is idle.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ async def connect(conninfo: str) -> psycopg.AsyncConnection[Any]:
 
 
 def message_of(error: Exception) -> str:
-    """Return what the server said of a statement, without its own words that psycopg quotes; else the whole text."""
+    """Return the server's message without the statement that psycopg quotes after it; of another error, its text."""
     return (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
 
 
@@ -74,6 +74,7 @@ class Connection:
         self._survives_errors = survives_errors
         self._failure = failure
         self.user = connection.info.user
+        """The database role that we connected as; known also after the end."""
         self._facts = ServerFacts(connection.info.server_version, connection.info.backend_pid)
         self._is_pinned = False
         self._last_message: tuple[str, str] | None = None  # SQLSTATE and message
