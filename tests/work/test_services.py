@@ -580,6 +580,24 @@ async def test_what_makes_no_sense_is_refused():
     assert repr(services).startswith("<LeaderServices refresh of ")
 
 
+@pytest.mark.parametrize("leader_only", [True, False])
+def test_a_program_that_ends_does_not_wait_for_a_start_in_a_thread(*, leader_only: bool):
+    go_on, has_started = threading.Event(), threading.Event()
+
+    def start() -> None:
+        go_on.wait(30)
+        has_started.set()
+
+    async def main() -> None:
+        services, _, _, _ = made(leased(2.0), start_s=0.01)
+        services.add("slow", start=start, stop=lambda: None, leader_only=leader_only)
+        await services.start()
+
+    asyncio.run(main())  # which cancels all tasks at its end
+    assert not has_started.is_set()
+    go_on.set()
+
+
 @pytest.mark.virtual_time
 async def test_whoever_loses_patience_with_the_start_leaves_nothing_behind():
     services, diary, election, _ = made()

@@ -72,6 +72,8 @@ class WorkPolicy:
     drains: bool = False
     note_pause: Callable[[float], None] | None = None
     """Called with the seconds until the work is begun again, before each pause."""
+    ends_when_cancelled: bool = False
+    """For work outside an election, which is not cancelled a second time when the program ends."""
 
     def __post_init__(self) -> None:
         for name in ("on_return", "on_failure"):
@@ -211,7 +213,9 @@ class TaskRun:
         of the term, while the election goes on leading.
         """
         task = asyncio.current_task()
-        if self._is_ended or task is None:
+        if task is not self._task:  # a task that the work began is cancelled by the work
+            return False
+        if self._is_ended or self._work.policy.ends_when_cancelled:
             return False
         while task.cancelling():
             task.uncancel()

@@ -175,7 +175,7 @@ class LeaderServices:
         if leader_only:
             self._on_leader.add(task, WorkPolicy(on_failure="step_down" if required else "restart", drains=True))
         else:
-            self._on_node.add(task, WorkPolicy(drains=True))
+            self._on_node.add(task, WorkPolicy(drains=True, ends_when_cancelled=True))
 
     # --- Lifecycle ---------------------------------------------------------------------------------------------
 
