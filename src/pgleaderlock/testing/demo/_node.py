@@ -100,7 +100,6 @@ async def main(dsn: str, role: str, node: str, lease_s: float) -> None:
         dsn,
         role=role,
         lease_s=lease_s,
-        health_interval_s=lease_s / 3,
         settle_s=0,  # no earlier leader can exist: the demo's server is new
         retry_strategy=FixedInterval(min(1.0, lease_s / 3)),
     )

@@ -84,7 +84,6 @@ async def main(
         dsn,
         role=role,
         lease_s=lease_s,
-        health_interval_s=lease_s / 3,
         retry_strategy=FixedInterval(min(0.5, lease_s / 3)),
         takeover=takeover,
         term_table=takeover == "strict",
