@@ -156,6 +156,7 @@ class LockOptions:
         None,
         "After how long the server cancels a statement of the election.",
         otherwise="a second more than {lease_s}",
+        key=None,
         scope="sessions",
     )
     drain_s: float = _setting(10.0, "How long `before_release` callbacks and leader tasks may take before a hand-over.")

@@ -214,11 +214,12 @@ def test_a_loop_that_is_closed_under_a_leader_ends_the_term_of_its_threads(postg
 HARD = """
     import asyncio, sys, time
     from pgleaderlock import LeaderLock, LockKey
+    from pgleaderlock.options import LockOptions
 
     async def main():
         lock = LeaderLock(
             sys.argv[1], key=LockKey.parse(sys.argv[2]), settle_s=0, lease_s=1.5,
-            health_interval_s=0.3, hard_fence=True, drain_s=0.3
+            health_interval_s=0.3, options=LockOptions(hard_fence=True, drain_s=0.3)
         )
 
         @lock.while_leader

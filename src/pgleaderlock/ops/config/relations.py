@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["Conflict", "find_conflicts"]
 
 _ELECTION = ("cluster", "leader_election")
-_OF_SEPARATE_SESSIONS = tuple(str(each.key) for each in SETTINGS if each.key and not each.in_groups)
+_OF_SEPARATE_SESSIONS = tuple(each.key for each in SETTINGS if each.key and not each.in_groups)
 # A file may have lock_timeout for every store, as the specification's example does.
-_OF_SESSIONS = tuple(str(each.key) for each in SETTINGS if each.scope == "sessions" and each.key != "lock_timeout")
+_OF_SESSIONS = tuple(
+    each.key for each in SETTINGS if each.scope == "sessions" and each.key not in {None, "lock_timeout"}
+)
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 
 

@@ -152,9 +152,7 @@ async def main(*, role: str, lease_s: float, node: str | None = None, logs: str 
     """Take part until stdin ends: as a node of the demo or, with ``logs`` (a path without suffix), of a torture."""
     dsn = os.environ.pop(DSN_VARIABLE)
     retry_strategy = FixedInterval(min(0.5, lease_s / 3))
-    lock = LeaderLock(
-        dsn, role=role, lease_s=lease_s, health_interval_s=lease_s / 3, retry_strategy=retry_strategy, **settings
-    )
+    lock = LeaderLock(dsn, role=role, lease_s=lease_s, retry_strategy=retry_strategy, **settings)
     async with _in_the_demo(lock, dsn, node, lease_s) if logs is None else _under_torture(lock, logs):
         await lock.start()
         await until_stdin_ends()

@@ -42,7 +42,6 @@ class SimulatedGroup(LeaderGroup):
             _DSN,
             keys,
             lease_s=lease_s,
-            health_interval_s=lease_s / 3,
             poll_s=lease_s / _POLLS,
             options=LockOptions(clock=node.loop.time),
             **settings,
