@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgleaderlock import EventKind, FixedInterval, LeaderLock, LockKey, LockState
+from pgleaderlock import Event, EventKind, FixedInterval, LeaderLock, LockKey, LockState
 from pgleaderlock.models import LossCause
 from pgleaderlock.postgres._sql import LockStatements
 from pgleaderlock.postgres._status import look_at_lock
@@ -521,3 +521,20 @@ async def test_of_several_hosts_the_silent_ones_do_not_keep_a_lock_from_the_one_
 @pytest.mark.parametrize(("left_s", "level"), [(2.9, logging.INFO), (3.0, logging.WARNING)])
 def test_a_long_quiet_period_is_logged_as_a_warning(left_s: float, level: int):
     assert quiet_period_log_level(left_s) == level
+
+
+def test_a_stopped_lock_that_starts_on_another_event_loop_renews_as_often_as_on_the_first(
+    postgres: Postgres, key: LockKey
+):
+    lock, _ = make_leased(postgres.dsn, key, lease_s=30.0, health_interval_s=5.0)
+    renewals: list[Event] = []
+    lock.subscribe(lambda event: renewals.append(event) if event.kind is EventKind.RENEWED else None)
+
+    async def lead() -> None:
+        async with lock:
+            assert await lock.wait_for_leadership(30)
+            await asyncio.sleep(0.3)
+
+    asyncio.run(lead())
+    asyncio.run(lead())
+    assert len(renewals) < 10

@@ -281,6 +281,7 @@ class SessionPair:
         await self.close_witness()
         self.held.clear()
         self.ended = None
+        self.witness_ended = asyncio.Event()  # the next sessions may belong to another event loop
 
     async def close_lock(self) -> None:
         """End the lock session. Validity ends first: the server frees the locks as soon as the session closes."""
