@@ -9,7 +9,7 @@ are told False at once. After a start of the server the one that holds the lock 
 latest: a leader from before the start, cut off from the server, may be valid for so long. Asked like that, nodes ask
 once: to take over from a leader that dies they must keep trying, which is :meth:`LeaderElectionService.start`.
 
-Underneath is the one engine, behind the blocking API: a lease that PostgreSQL enforces, a witness, a place in line.
+Underneath is the one engine, behind the blocking API: a lease that PostgreSQL enforces, a witness, a queue.
 ``is_leader()`` is therefore no flag, but a comparison with a clock, and False before another can lead. The lock itself
 is the plain ``pg_advisory_lock(LOCK_ID)`` of PostgreSQL's bigint space: a session of any program that holds it is
 respected, and respects us.
