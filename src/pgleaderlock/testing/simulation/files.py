@@ -61,7 +61,7 @@ class FolderNews(Watch):
         return True
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[asyncio.Event]:
+    def changes(self) -> Iterator[asyncio.Event]:
         """Yield an event that is set at every change."""
         news = asyncio.Event()
         self._shared.listeners.append(news.set)
