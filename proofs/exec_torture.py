@@ -123,6 +123,7 @@ class Wrapper:
 
 
 def _take_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, and the wrapper obey that
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
