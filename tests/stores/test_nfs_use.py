@@ -165,10 +165,16 @@ async def test_when_a_cancelled_coroutine_has_ended_neither_lock_nor_claim_is_le
 @pytest.mark.usefixtures("is_local")
 async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypatch):
     """Which might succeed."""
-    holder, lock = Lock(path), Lock(path)
+    holder, lock, waits = Lock(path), Lock(path), threading.Event()
+
+    def wait(*_: Any, is_cancelled: threading.Event, **__: Any) -> None:
+        waits.set()
+        is_cancelled.wait(30)
+
+    monkeypatch.setattr(Turnstile, "wait", wait)  # or it might be within a step, which goes on
     holder.lock()
     attempt = asyncio.create_task(lock.lock_async())
-    await until(lambda: claims_of(lock))
+    await until(waits.is_set)
     taken: list[str] = []
     monkeypatch.setattr(Candidate, "take", lambda self, epoch: taken.append(self._claimfile))
     attempt.cancel()
