@@ -36,6 +36,26 @@ async def test_work_is_finished_while_leading_and_only_then_the_lock_is_released
     await election.shutdown()
 
 
+@pytest.mark.parametrize("ask", ["shutdown", "step_down"])
+async def test_before_release_is_called_after_on_acquired_has_returned(ask: str):
+    """Or work would be finished that has not begun, and begin when the lock is free."""
+    election, backend, _ = make_election(health_interval_s=1.0)
+    told: list[str] = []
+
+    @election.on_acquired
+    async def begin() -> None:
+        await asyncio.sleep(2.5)
+        told.append("begun")
+
+    election.before_release(lambda: told.append("finished"))
+    await election.start()
+    await until_state(election, LockState.LEADER)
+    await getattr(election, ask)()
+    assert told == ["begun", "finished"]
+    assert backend.times("release") == pytest.approx([2.5])
+    await election.shutdown()
+
+
 async def test_plain_functions_are_told_too_and_all_of_them_at_once():
     election, backend, _ = await leading()
     told: list[str] = []

@@ -108,7 +108,8 @@ class Callbacks(Decorators):
     def before_release(self, fn: B) -> B:
         """Call ``fn()`` before leadership is released on request, and wait for it: to finish work and begin no more.
 
-        Leadership is renewed meanwhile. The election waits no longer than ``drain_s``. Not called before a loss.
+        Called once ``on_acquired`` has returned. Leadership is renewed meanwhile, and the election waits no longer than
+        ``drain_s``. Not called before a loss.
         """
         check_callable("the before_release callback", fn)
         self._drains.append(fn)

@@ -285,7 +285,7 @@ class Election(WhileLeader):
             return
         bound_s = self._drain_s if timeout_s is None else min(self._drain_s, timeout_s)
         if run.draining is None:
-            run.draining = run.loop.create_task(self._finish_work(bound_s), name="pgleaderlock drain")
+            run.draining = run.loop.create_task(self._finish_work(run, bound_s), name="pgleaderlock drain")
         draining = run.draining
         await asyncio.wait({draining, run.yielded, run.task}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
@@ -296,8 +296,15 @@ class Election(WhileLeader):
     def _has_to_drain(self) -> bool:
         return self.state.leads and (bool(self._drains) or not self._leader_tasks.is_idle)
 
-    async def _finish_work(self, bound_s: float) -> None:
-        work = [self._leader_tasks.drain(bound_s), *map(_call, self._drains)]
+    async def _finish_work(self, run: Run, bound_s: float) -> None:
+        announced = run.stream.drained()
+
+        async def call_after_on_acquired(fn: Callback) -> None:
+            # Before that, ``fn`` would finish work that on_acquired has yet to begin, and the lock would then be free.
+            await asyncio.wait({announced})
+            await _call(fn)
+
+        work = [self._leader_tasks.drain(bound_s), *map(call_after_on_acquired, self._drains)]
         for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, Exception):
                 self._logger.error("callback_failed", callback="before_release", error=error, exc_info=error)
