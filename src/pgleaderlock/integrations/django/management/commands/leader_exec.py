@@ -42,7 +42,9 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
             kind = {"action": "store_true"} if each.type is bool else {"metavar": "SECONDS" if each.is_seconds else "X"}
             parser.add_argument(each.flag, dest=each.name, help=each.flag_help, **kind)  # type: ignore[arg-type]
         parser.add_argument("--wait", metavar="SECONDS", help="wait for the lock for so long; 0 asks once")
-        parser.add_argument("--once", action="store_true", help="exit after a loss instead of waiting for the lock again")
+        parser.add_argument(
+            "--once", action="store_true", help="exit after a loss instead of waiting for the lock again"
+        )
         parser.add_argument("--restart", action="store_true", help="run the command again when it ends by itself")
         parser.add_argument("--call", metavar="package.module.function", help="run this instead of a command")
         parser.add_argument("--call-now", help=argparse.SUPPRESS)
