@@ -219,7 +219,7 @@ async def test_errors_of_the_system_say_what_to_do(path: Path, monkeypatch, numb
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    async with candidate(path) as backend:
+    async with candidate(path, lease_s=60.0) as backend:  # a store that a busy machine keeps waiting is not silent
         monkeypatch.setattr(os, "link", fail)
         with pytest.raises(ConnectionError, match=advice):
             await backend.try_acquire()

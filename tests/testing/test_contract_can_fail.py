@@ -460,7 +460,10 @@ async def test_a_broken_backend_is_noticed(
     if backend_type in (Hanging, HangingAtItsEnd):
         monkeypatch.setattr(_tools, "PATIENCE_S", 0.2)
     with pytest.raises(AssertionError, match=reason):
-        await getattr(Contract(backend_type), f"test_{promise}")()
+        for _ in range(
+            5
+        ):  # some wait for real milliseconds, which a busy machine may stretch beyond what they look for
+            await getattr(Contract(backend_type), f"test_{promise}")()
 
 
 def test_every_test_of_the_contract_has_something_to_notice():
