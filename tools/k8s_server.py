@@ -194,7 +194,7 @@ def _start(folder: Path, stack: contextlib.ExitStack) -> Path:
         "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
         f"--service-account-key-file={folder / 'server.key'}",
         f"--service-account-signing-key-file={folder / 'server.key'}",
-        "--disable-setup-plugins=ServiceAccount",
+        "--disable-admission-plugins=ServiceAccount",
     )  # fmt: skip
     kubeconfig = _write_kubeconfig(folder, port)
     _wait_until_ready(folder, port, server)
