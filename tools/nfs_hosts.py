@@ -61,7 +61,7 @@ COMPILER = {"gcc": "/usr/bin/gcc", "libc6-dev": "/usr/include/stdio.h"}
 UNWANTED_SERVICES = ("rpcbind.socket", "rpcbind.service", "nfs-server.service", "nfs-blkmap.service")
 NO_SERVICES = Path("/usr/sbin/policy-rc.d")
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-EATER = Path(__file__).resolve().parents[1] / "tests" / "nfs_reply_eater.py"
+EATER = Path(__file__).resolve().parents[1] / "tests" / "support" / "nfs_reply_eater.py"
 
 HOSTS = ("nfs-host-a", "nfs-host-b")
 FAULTY_HOST = "nfs-host-f"
