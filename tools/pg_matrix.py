@@ -139,7 +139,7 @@ def _make_links(native: Path) -> None:
 
 
 def _test_files() -> list[str]:
-    paths = sorted((ROOT / "tests").glob("test_*.py"))
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
     using = [path for path in paths if _NEEDS_A_SERVER.search(path.read_text(encoding="utf-8"))]
     return [str(path.relative_to(ROOT)) for path in using if not path.name.startswith(_ELSEWHERE)]
 
