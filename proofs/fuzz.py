@@ -1,7 +1,8 @@
 """A long run of the fuzz tests: ``make fuzz ARGS="--minutes 10 -k files"``.
 
-Rounds of all of ``tests/test_fuzz_*.py``, each with another seed and many times the examples of ``make test``, until
-the time is up or one of them fails. The seed that is printed repeats its round exactly; Hypothesis prints the example.
+Rounds of all of ``tests/testing/test_fuzz_*.py``, each with another seed and many times the examples of ``make test``,
+until the time is up or one of them fails. The seed that is printed repeats its round exactly; Hypothesis prints the
+example.
 """
 
 import argparse

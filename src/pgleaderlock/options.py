@@ -1,9 +1,9 @@
 """Every setting of an election, declared once: name, type, default, check, and what it means.
 
-One line here is a setting everywhere. From it come the parameters of :class:`~pgleaderlock.LeaderLock` and of the
-blocking API, the options of the command line, the keys of the configuration file, their environment variables, and the
-reference page (``make docs``). The common settings are keywords of ``LeaderLock``; the rare ones are fields of
-:class:`LockOptions`, which it takes as ``options``.
+One line here is a setting everywhere. From it come the options of the command line, the keys of the configuration file,
+their environment variables, the parameters of the blocking API, and the reference page (``make docs``). The rare
+settings are fields of :class:`LockOptions`, which :class:`~pgleaderlock.LeaderLock` takes as ``options``; the common
+ones are its keywords, written out in its signature for readers and type checkers, and a test compares them with this.
 
 In a text, ``{name}`` stands for another setting: each place writes the name that the setting has there.
 """

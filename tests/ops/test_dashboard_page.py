@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pgleaderlock.ops.dashboard import RegistrySource
 from pgleaderlock.ops.registry.asking import Target
 from tests.conftest import Postgres
+from tests.support.dashboard import until_true
 from tests.support.page_server import TOKEN, PageServer, Stage, StagedSource, many_roles, one_role
 from tests.support.processes import Process
 from tests.support.programs import find_program
@@ -463,6 +464,7 @@ def test_the_demo_counts_while_it_breaks_things_and_keeps_what_was_measured(serv
     expect(page.locator("#demo-log li").first).to_contain_text("node-b is back")
     expect(page.locator("#demo-text")).to_have_text("<b>node-c</b> leads")
     buttons.nth(1).click()
+    until_true(lambda: len(server.did) == 4)  # or the page may be answered before it was asked
     server.note("freeze", "failed", "no node took over")
     expect(page.locator("#demo-reason")).to_have_text("no node took over")
     expect(buttons.first).to_be_enabled()

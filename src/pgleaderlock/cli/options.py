@@ -213,7 +213,8 @@ def examined_options(command: F) -> F:
 def naming_options(command: F) -> F:
     """Add the options that say which lock, as an argument ``named``, and where."""
     return _naming_options(
-        command, url_option("Another store than --dsn: file:///path, k8s://namespace/name, postgresql+lease://...")
+        command,
+        url_option("Another store than --dsn: file:///path, nfs:///path, k8s://namespace/name, postgresql+lease://..."),
     )
 
 

@@ -5,6 +5,7 @@
 ``postgresql+lease://`` a row, for use behind a transaction pooler (``role``)
 ``k8s://namespace/name``a Kubernetes Lease; needs ``pgleaderlock[kubernetes]``
 ``file:///path``        a file, for the processes of one host
+``nfs:///path``         a folder on NFS, for several hosts
 ``memory://name``       a variable, for the tasks and threads of one process
 ======================= ==========================================================
 

@@ -1,4 +1,4 @@
-"""The seam between the engine and a store: six verbs, and three more that have a default.
+"""The seam between the engine and a store: six verbs, and four more that have a default.
 
 What the answers mean, for every verb of every store:
 
