@@ -14,6 +14,7 @@ So it implements the session port (:mod:`.session`), and a little more for table
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
 from typing import Any
 
 import psycopg
@@ -52,6 +53,31 @@ async def connect(conninfo: str) -> psycopg.AsyncConnection[Any]:
 def message_of(error: Exception) -> str:
     """Return the server's message without the statement that psycopg quotes after it; of another error, its text."""
     return (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
+
+
+class _Call:
+    """The block of one bounded call. A class, because a generator would cost a tenth of a round trip in each call."""
+
+    __slots__ = ("_bound_s", "_of", "_timeout")
+
+    def __init__(self, of: "Connection", bound_s: float) -> None:
+        self._of, self._bound_s, self._timeout = of, bound_s, asyncio.timeout(bound_s)
+
+    async def __aenter__(self) -> None:
+        self._of._begin_call(self._timeout, self._bound_s)  # noqa: SLF001 - this is a part of it, as below
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)  # raises TimeoutError if it is what cancelled the call
+            if error is not None:
+                self._of._fail_call(error)  # noqa: SLF001
+        except TimeoutError as late:
+            self._of._fail_call(late)  # noqa: SLF001
+        finally:
+            self._of._end_call()  # noqa: SLF001
 
 
 class Connection:
@@ -175,27 +201,29 @@ class Connection:
             pass
         return cursor
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self, bound_s: float) -> AsyncIterator[None]:
+    def _bounded(self, bound_s: float) -> "_Call":
         """Close the connection unless the block ends in time, uncancelled and without an error that it survives."""
+        return _Call(self, bound_s)
+
+    def _begin_call(self, timeout: asyncio.Timeout, bound_s: float) -> None:
         if self._error is not None:
             raise self._error
-        try:
-            async with asyncio.timeout(bound_s) as timeout:
-                self._bound = timeout, bound_s
-                yield
-        except TimeoutError:
+        self._bound = timeout, bound_s
+
+    def _fail_call(self, error: BaseException) -> None:
+        """Raise what the caller gets for an error in a call; return for an error that is the caller's own."""
+        if isinstance(error, TimeoutError):
             raise self._end(self._silence()) from None
-        except psycopg.Error as error:
+        if isinstance(error, psycopg.Error):
             explained = self._explain(self._failure, error, self._cause(error.sqlstate))
             if self._survives_errors and not self._connection.closed:
                 raise explained from error
             raise self._end(explained) from error
-        except asyncio.CancelledError:
+        if isinstance(error, asyncio.CancelledError):
             self._cut_short()
-            raise
-        finally:
-            self._bound = None
+
+    def _end_call(self) -> None:
+        self._bound = None
 
     # --- Notifications -------------------------------------------------------------------------------------------
 
