@@ -153,6 +153,11 @@ class Election(WhileLeader):
         return None if grant is None else grant.trusted_until
 
     @property
+    def place(self) -> str:
+        """This candidate's place in the succession, for display only: ``heir``, ``next heir``, or empty."""
+        return self._backend.place
+
+    @property
     def lease_s(self) -> float | None:
         """The lease duration: how long the store keeps the lock of a silent leader. None where it keeps it for ever."""
         return self._backend.lease_s

@@ -14,14 +14,10 @@ from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["CAPACITY", "FREE", "NEXT_TOKEN", "Statement", "columns", "take_all", "unlock_all"]
+__all__ = ["CAPACITY", "FREE", "Statement", "columns", "take_all", "unlock_all"]
 
 Statement = tuple[str, tuple[Any, ...]]
 """A statement and its parameters. Its answer begins with the indices, in the given keys, of those that succeeded."""
-
-# In a transaction of its own, after the grants: an id that was assigned before a grant could be older than that of a
-# leader in between. The message makes its commit reach the disk, or a crash would hand out the same number again.
-NEXT_TOKEN = "SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pgleaderlock', '')::text"  # noqa: S105 - a statement
 
 CAPACITY = """
 SELECT current_setting('max_locks_per_transaction')::bigint

@@ -4,11 +4,22 @@ Only numbers are ever filled in, because ``DO`` takes no parameters.
 """
 
 from pgleaderlock._base.server_settings import NO_FORMER_LEADER
+from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres._search_path import PINNED
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["END_BACKEND", "OLDEST_VERSION", "PING", "STUCK_HOLDERS", "LockStatements", "numbers", "set_up"]
+__all__ = [
+    "END_BACKEND",
+    "NEXT_TOKEN",
+    "OLDEST_VERSION",
+    "PING",
+    "STOP_LISTENING",
+    "STUCK_HOLDERS",
+    "LockStatements",
+    "numbers",
+    "set_up",
+]
 
 PING = "SELECT 1"
 
@@ -62,28 +73,43 @@ _FACTS = """
               extract(epoch FROM (SELECT stats_reset FROM pg_stat_bgwriter)))
 """
 
-# The transaction id is the token: assigned after the grant, it grows from leader to leader. The message makes its
-# commit reach the disk; without it a crash right after the grant would hand out the same number again.
+# Nothing is written here: the token of a term comes from a statement of its own, after the grant (`NEXT_TOKEN`).
 _TRY = """
-SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY[
-    pg_current_xact_id()::text, {come_under_lease},
-    pg_logical_emit_message(true, 'pgleaderlock', '')::text] END
+SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY['{granted}', {come_under_lease}]{otherwise} END
 """
 
 # The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
-_STAND_IN_LINE = """
+# It may come at the same moment as the grant (SQLSTATE 55P03); the session then holds the lock, so the handler looks.
+_WAIT_SLICE = """
 DO $slice$ BEGIN
-    PERFORM set_config('pgleaderlock.token', '', false), {come_under_lease};
+    PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease};
     BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true);
         PERFORM pg_advisory_lock({numbers});
-        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false),
-                pg_logical_emit_message(true, 'pgleaderlock', '');
+        PERFORM set_config('pgleaderlock.granted', '{granted}', false);
     EXCEPTION WHEN lock_not_available THEN
+        PERFORM set_config('pgleaderlock.granted', CASE WHEN EXISTS (
+            SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted
+               AND classid::text::bigint = {classid} AND objid::text::bigint = {objid} AND objsubid = {objsubid})
+            THEN '{granted}'{otherwise} ELSE '' END, false);
     END;
 END $slice$;
-SELECT current_setting('pgleaderlock.token')
+SELECT current_setting('pgleaderlock.granted')
 """
+_OTHERWISE_TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
+
+# A commit that notifies others waits neither for the disk nor for a standby here. The unlock comes before it, or they
+# would look too early.
+_LEAVE_PLACE = """
+BEGIN; SELECT set_config('synchronous_commit', 'off', true), pg_advisory_unlock({numbers}), pg_notify('{channel}', '');
+COMMIT;
+"""
+
+# In a transaction of its own, after the grant: an id that was assigned before it could be older than that of a leader
+# in between. The message makes its commit reach the disk, or a crash would hand out the same number again.
+NEXT_TOKEN = "SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pgleaderlock', '')::text"  # noqa: S105 - a statement
+
+STOP_LISTENING = "UNLISTEN *;"
 
 
 def numbers(key: LockKey) -> str:
@@ -120,23 +146,48 @@ def _network_limits(lease: Lease) -> dict[str, int]:
 
 
 class LockStatements:
-    """The statements about one lock."""
+    """The statements about one lock. ``granted`` is the answer of those that acquire it; others answer nothing."""
 
-    def __init__(self, key: LockKey, lease: Lease, *, is_enforced: bool) -> None:
-        self._numbers = numbers(key)
+    def __init__(self, key: LockKey, lease: Lease, *, is_enforced: bool, granted: str = "lock") -> None:
+        self._key = key
         self._lease_ms = lease.lease_ms
         self._is_enforced = is_enforced
+        self.granted = granted
+
+    def attempt(self, otherwise: "LockStatements | None" = None) -> str:
+        """Return the statement that tries for the lock once; and if it is held, for another one."""
+        limit = self._idle_limit(self._lease_ms)
+        more = "" if otherwise is None else otherwise._second_try(f"ARRAY['{otherwise.granted}', {limit}]")  # noqa: SLF001 - its own class
+        return _TRY.format(numbers=numbers(self._key), granted=self.granted, come_under_lease=limit, otherwise=more)
+
+    def slice(self, slice_s: float, otherwise: "LockStatements | None" = None) -> str:
+        """Return the statement that queues for one wait slice, and at its end tries for another lock.
+
+        A limit of 0 would be none.
+        """
+        classid, objid, objsubid = lock_columns(self._key)
+        return _WAIT_SLICE.format(
+            numbers=numbers(self._key),
+            granted=self.granted,
+            slice_ms=max(1, round(slice_s * 1000)),
+            come_under_lease=self._idle_limit(self._lease_ms),
+            classid=classid,
+            objid=objid,
+            objsubid=objsubid,
+            otherwise="" if otherwise is None else otherwise._second_try(f"'{otherwise.granted}'"),  # noqa: SLF001
+        )
 
     @property
-    def attempt(self) -> str:
-        """The statement that tries for the lock once."""
-        return _TRY.format(numbers=self._numbers, come_under_lease=self._idle_limit(self._lease_ms))
+    def unlock(self) -> str:
+        """The statement that unlocks it, to be followed by another one."""
+        return f"SELECT pg_advisory_unlock({numbers(self._key)});"
 
-    def slice(self, slice_s: float) -> str:
-        """Return the statement that queues for one wait slice. 0 would be without a limit."""
-        slice_ms = max(1, round(slice_s * 1000))
-        limit = self._idle_limit(self._lease_ms)
-        return _STAND_IN_LINE.format(numbers=self._numbers, come_under_lease=limit, slice_ms=slice_ms)
+    def leave(self, channel: str) -> str:
+        """Return the statements that unlock it and notify the followers that wait for it to be free."""
+        return _LEAVE_PLACE.format(numbers=numbers(self._key), channel=channel)
+
+    def _second_try(self, answer: str) -> str:
+        return _OTHERWISE_TRY.format(numbers=numbers(self._key), answer=answer)
 
     def _idle_limit(self, limit_ms: int) -> str:
         return f"set_config('idle_session_timeout', '{limit_ms}', false)" if self._is_enforced else "''"

@@ -1,17 +1,22 @@
-"""One lock of one candidate: queueing for it, and the steps from a granted lock to a leadership.
+"""One lock of one candidate: trying for it, and the steps from a granted lock to a leadership.
 
-The protocol of its two sessions is in :mod:`.pair`. What is added here, for one key:
+The protocol of its two sessions is in :mod:`.pair`, how a follower waits in :mod:`.succession`. What holds for one key:
 
 **The queue** is a blocking ``pg_advisory_lock`` in wait slices shorter than ``deadlock_timeout``, with the time-out
 caught on the server: a follower is granted the lock in milliseconds, and neither holds back vacuum nor fills the log.
 ``idle_session_timeout`` is set only for a session that holds the lock or queues for it: the server would end a session
 that sleeps between two tries.
 
-**From grant to leadership**, in this order: the witness lock, which waits for the predecessor to stop; the quiet period
-after a server start; the term row (:mod:`.terms`), where there is one. A clean release ends the wait, and so does a
-table without any term that is older than the server's start; a promotion counts as a restart; ``takeover="strict"``
-waits after every end that was not clean. Then both sessions are renewed once, because the grant may be old by now, and
-validity counts from that renewal.
+**From grant to leadership**: one round trip on both sessions at once draws the token, or reads the term row
+(:mod:`.terms`) where there is one, and tries for the witness lock. It is the first renewal too, because the grant may
+be old by the time it is read: validity counts from when it was sent. Where the predecessor still holds the witness
+lock, the candidate waits for it; then for the end of the quiet period after a server start. With a term row, a clean
+release ends that wait, and so does a table without any term that is older than the server's start; a promotion counts
+as a restart; ``takeover="strict"`` waits after every end that was not clean. The claim of the term comes after all
+waiting. After any wait both sessions are renewed once more.
+
+**Nothing is announced before the token is on the disk**: the statement that draws it is answered after its commit was
+flushed. The grant itself writes nothing.
 
 Not promised, beyond what :mod:`.pair` does not promise: without the term row, a candidate that was not connected during
 a promotion does not notice it.
@@ -34,7 +39,8 @@ from pgleaderlock.postgres._session_setup import SessionSetup
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_key
 from pgleaderlock.postgres.pair import SessionPair
-from pgleaderlock.postgres.session import OpenSession, Session
+from pgleaderlock.postgres.session import OpenSession, Row, Session
+from pgleaderlock.postgres.succession import Succession
 from pgleaderlock.postgres.terms import Terms, past_s
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.times import retry_pause_s
@@ -66,7 +72,8 @@ class LeasedLockBackend(Backend):
         self._logger = get_logger().bind(**self.labels)
         setup = SessionSetup(open_session, lease, clock, f"lock {key.described}", where)
         self._pair = SessionPair(setup, lease, clock, where, self._logger, connect_s=connect_s)
-        self._granted: int | None = None  # the token of a lock that was granted in the queue, not yet confirmed
+        self._succession = Succession(key, self._pair, lease, clock)
+        self._is_granted = False  # whether the lock was granted while waiting, and is not yet confirmed
         self._terms = Terms(key, lease, where) if lease.term_table else None
         self._moved_until = -math.inf
         """Until then, term rows shorten no wait: they are those of another server than before."""
@@ -91,13 +98,18 @@ class LeasedLockBackend(Backend):
         """Whether the lock is held, by a leader or by a candidate that may not lead yet."""
         return self._key in self._pair.held
 
+    @property
+    def place(self) -> str:
+        """The place in the succession that the lock session holds."""
+        return self._succession.place.value
+
     # --- The verbs ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Open a lock session if none is open. A witness lock that another candidate waits for is released first."""
         await self._release_contested_witness()
         if not self._pair.is_open:
-            self._granted = None
+            self._is_granted = False
             await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
@@ -108,20 +120,20 @@ class LeasedLockBackend(Backend):
             self._moved_until = self._clock() + self._lease.lease_s
 
     async def try_acquire(self) -> Grant | None:
-        """Take the lock that was granted in the queue, or try for it once; then confirm it as a leadership."""
-        token, self._granted = self._granted, None
+        """Take the lock that was granted while waiting, or try for it once; then confirm it as a leadership."""
+        is_granted, self._is_granted = self._is_granted, False
         is_recovery = self._pair.has_witness
-        if token is None:
-            token = await self._try_lock()
-        if token is None and is_recovery:
-            token = await self._take_from_former_session()
-        if token is None:
+        if not is_granted:
+            is_granted = await self._try_lock()
+        if not is_granted and is_recovery:
+            is_granted = await self._take_from_former_session()
+        if not is_granted:
             self._is_contested = is_recovery
             await self._compare_with_holder()
             await self._pair.look_for_stuck([self._key])
             return None
         try:
-            return await self._confirm(token)
+            return await self._confirm()
         except BaseException:
             await self._pair.close_lock()
             if not is_recovery:  # in a recovery it keeps a successor out until our listeners are notified of the loss
@@ -172,18 +184,18 @@ class LeasedLockBackend(Backend):
 
     async def close(self) -> None:
         """End both sessions."""
-        self._granted, self._is_contested = None, False
+        self._is_granted = self._is_contested = False
         await self._pair.close()
 
     async def wait(self, timeout_s: float) -> None:
-        """Queue for the lock. In a recovery, renew the witness session instead, and leave the lock to try_acquire."""
+        """Wait for the lock. In a recovery, renew the witness session instead, and leave the lock to try_acquire."""
         await self._release_contested_witness()
         if self._pair.has_witness:
             await self._keep_witness(timeout_s)
         elif not self._pair.is_open or self._lease.wake == "poll":
             await asyncio.sleep(timeout_s)
         else:
-            await self._queue(timeout_s)
+            self._is_granted = await self._succession.wait(timeout_s)
 
     async def lost(self) -> PgLeaderLockError | None:
         """Wait for the end of either session. Return the reason of a loss; None if the witness session ended.
@@ -208,21 +220,25 @@ class LeasedLockBackend(Backend):
     def _statements(self, key: LockKey) -> _sql.LockStatements:
         return _sql.LockStatements(key, self._lease, is_enforced=self._pair.is_enforced)
 
-    async def _try_lock(self) -> int | None:
-        row = await self._pair.ask_lock(self._statements(self._key).attempt)
-        return int(row[0][0]) if row is not None and row[0] is not None else None
+    async def _try_lock(self) -> bool:
+        row = await self._pair.ask_lock(self._statements(self._key).attempt())
+        return row is not None and row[0] is not None
 
-    async def _take_from_former_session(self) -> int | None:
+    async def _take_from_former_session(self) -> bool:
         """In a recovery, take the lock from our own former session, which may still hold it: terminate that session.
 
         Otherwise the recovery would fail as if another candidate led. Ends when no former session is left.
         """
-        token, is_there = None, True
-        while token is None and is_there:
+        is_granted, is_there = False, True
+        while is_there and not is_granted:
             is_there = await self._pair.end_given_up()
-            token = await self._queue_once(self._pair.wait_slice_s if is_there else 0.001)
+            slice_s = self._pair.wait_slice_s if is_there else 0.001
+            row = await self._pair.ask_lock(
+                self._statements(self._key).slice(slice_s), bound_s=slice_s + self._lease.answer_bound_s
+            )
+            is_granted = row is not None and bool(row[0])
             await self._pair.keep_witness()  # a wait slice is a third of the lease at most, so this is in time
-        return token
+        return is_granted
 
     async def _compare_with_holder(self) -> None:
         """Warn if the holder's settings, which its application_name shows, differ from ours. Checks once a minute."""
@@ -246,19 +262,6 @@ class LeasedLockBackend(Backend):
             self._is_contested = False
             await self._pair.close_witness()
 
-    async def _queue(self, timeout_s: float) -> None:
-        deadline = self._clock() + timeout_s
-        while (left_s := deadline - self._clock()) > 0:
-            self._granted = await self._queue_once(min(self._pair.wait_slice_s, left_s))
-            if self._granted is not None:
-                return
-            await self._pair.look_for_stuck([self._key])
-
-    async def _queue_once(self, slice_s: float) -> int | None:
-        statement = self._statements(self._key).slice(slice_s)
-        row = await self._pair.ask_lock(statement, bound_s=slice_s + self._lease.answer_bound_s)
-        return int(row[0]) if row is not None and row[0] else None
-
     async def _keep_witness(self, timeout_s: float) -> None:
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
@@ -268,23 +271,31 @@ class LeasedLockBackend(Backend):
 
     # --- From grant to leadership ------------------------------------------------------------------------------
 
-    async def _confirm(self, token: int) -> Grant:
+    async def _confirm(self) -> Grant:
         """Turn a lock that is held into a leadership that is valid.
 
-        The order matters. The witness lock comes first, because a predecessor that has lost its lock session may act as
-        leader until it releases its witness lock. The waiting comes before the claim, because the row of the last term
-        says how long to wait, and the claim overwrites it. The renewal comes last: the grant may be old, because this
-        process may have been frozen in the queue, and validity must not count from a time before the waiting.
+        The order matters. The waiting comes after the witness lock, because a predecessor that has lost its lock
+        session may act as leader until it releases its witness lock. It comes before the claim, because the row of the
+        last term says how long to wait, and the claim overwrites it. After any wait a renewal comes last:
+        validity must not count from a time before the waiting.
         """
-        held_since = self._clock()
-        self._pair.held.add(self._key)
-        if await self._pair.take_witness_locks([self._key]):
-            await self._queue_for_witness(held_since + self._lease.lease_s)
-        await self._wait_out_predecessor(held_since)
-        if self._terms is not None:
-            token = await self._claim(self._terms, token)
         sent = self._clock()
-        await self._pair.ping_both()
+        self._pair.held.add(self._key)
+        statement = _sql.NEXT_TOKEN if self._terms is None else self._terms.read_sql()
+        row, has_witness = await self._pair.begin_term(self._key, self._succession.begin_sql() + statement)
+        ends_at, reason = self._predecessor_ends(row, sent)
+        waited = not has_witness or ends_at > self._clock()
+        if not has_witness:
+            await self._queue_for_witness(sent + self._lease.lease_s)
+        await self._wait_out_predecessor(ends_at, reason)
+        if self._terms is None:
+            token = _token(row)
+        else:
+            token, was_blocked = await self._claim(self._terms)
+            waited |= was_blocked
+        if waited:
+            sent = self._clock()
+            await self._pair.ping_both()
         self._pair.validity.extend(self._lease, sent)
         self._term = token
         return self._pair.validity.grant(token)
@@ -308,13 +319,16 @@ class LeasedLockBackend(Backend):
             f"{self._lease.lease_s:g} s ({self._where}): does another candidate have a longer lease_s? Releasing it."
         )
 
-    async def _wait_out_predecessor(self, held_since: float) -> None:
-        """Wait until no earlier term can be valid any more, and renew both sessions meanwhile."""
-        ends_at, reason = self._pair.quiet_until, "the server started less than a lease ago"
+    def _predecessor_ends(self, row: Row | None, held_since: float) -> tuple[float, str]:
+        """Return until when an earlier term may be valid, and why, for the log."""
         if self._terms is not None:
-            left_s = past_s(await self._terms.read(self._pair.lock_session), self._lease, ours=self._claimed)
+            left_s = past_s(self._terms.past(row), self._lease, ours=self._claimed)
             if left_s is not None:
-                ends_at, reason = max(held_since + left_s, self._moved_until), "the last leader may still be valid"
+                return max(held_since + left_s, self._moved_until), "the last leader may still be valid"
+        return self._pair.quiet_until, "the server started less than a lease ago"
+
+    async def _wait_out_predecessor(self, ends_at: float, reason: str) -> None:
+        """Wait until no earlier term can be valid any more, and renew both sessions meanwhile."""
         left_s = ends_at - self._clock()
         if left_s > 0:
             self._logger.log(quiet_period_log_level(left_s), "settling", seconds=left_s, reason=reason)
@@ -322,20 +336,27 @@ class LeasedLockBackend(Backend):
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             await self._pair.ping_both()
 
-    async def _claim(self, terms: Terms, token: int) -> int:
+    async def _claim(self, terms: Terms) -> tuple[int, bool]:
         """Write our term to the term table, after all transactions that the last leader fenced have ended.
 
-        If they do not end within ``fence_wait_s``, raise an error that names one; the lock is then released.
+        Return its token, and whether there were such transactions. If they do not end within ``fence_wait_s``, raise an
+        error that names one; the lock is then released.
         """
         session = self._pair.lock_session
         wait_s = self._lease.lease_s if self._lease.fence_wait_s is None else self._lease.fence_wait_s
-        deadline = self._clock() + wait_s
+        deadline, was_blocked = self._clock() + wait_s, False
         while True:
             slice_s = max(0.001, min(self._pair.wait_slice_s, deadline - self._clock()))
-            claimed = await terms.claim(session, token, slice_s)
+            claimed = await terms.claim(session, slice_s)
             if claimed is not None:
                 self._claimed = claimed
-                return claimed
+                return claimed, was_blocked
+            was_blocked = True
             await self._pair.ping_both()
             if self._clock() >= deadline:
                 raise await terms.refused(session, wait_s)
+
+
+def _token(row: Row | None) -> int:
+    assert row is not None  # noqa: S101 - it is a plain SELECT
+    return int(row[0])

@@ -32,7 +32,7 @@ from pgleaderlock._base.clock import Clock
 from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
-from pgleaderlock.postgres import _keys_sql
+from pgleaderlock.postgres import _keys_sql, _sql
 from pgleaderlock.postgres._session_setup import SessionSetup
 from pgleaderlock.postgres._unclaimed_roles import Unclaimed
 from pgleaderlock.postgres.keys import LockKey
@@ -476,7 +476,7 @@ class Group:
         if not taken:
             return {}
         pair.held.update(taken)
-        token = await pair.ask_lock(_keys_sql.NEXT_TOKEN)
+        token = await pair.ask_lock(_sql.NEXT_TOKEN)
         assert token is not None  # noqa: S101 - it is a plain SELECT
         refused = await self._take_witness_locks(taken)
         if refused:

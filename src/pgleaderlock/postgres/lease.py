@@ -1,4 +1,4 @@
-"""The settings that all candidates for one lock must share, and what is derived from them: lease times, two more keys.
+"""The settings that all candidates for one lock must share, and what is derived from them: lease times, more keys.
 
 All of a lease's times count from when a request was *sent*, never from when its answer came.
 """
@@ -13,7 +13,16 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.stores.base import leased_grant
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, answer_bound_s, choose_times
 
-__all__ = ["OF_BACKEND", "Lease", "fence_key", "quiet_period_log_level", "witness_key"]
+__all__ = [
+    "OF_BACKEND",
+    "Lease",
+    "fence_key",
+    "heir_key",
+    "next_heir_key",
+    "place_channel",
+    "quiet_period_log_level",
+    "witness_key",
+]
 
 OF_BACKEND = tuple(each.name for each in SETTINGS if each.scope != "every store")
 """The settings that the backend alone acts on: the other ones are the lease, and those of every election."""
@@ -30,6 +39,21 @@ def quiet_period_log_level(left_s: float) -> int:
 def witness_key(key: LockKey) -> LockKey:
     """Return the key of the second lock. Frozen for ever: candidates of all versions must agree on it."""
     return _derived(key, "witness")
+
+
+def heir_key(key: LockKey) -> LockKey:
+    """Return the key of the heir's place (S1). Frozen, like the witness key."""
+    return _derived(key, "heir")
+
+
+def next_heir_key(key: LockKey) -> LockKey:
+    """Return the key of the next heir's place (S2). Frozen, like the witness key."""
+    return _derived(key, "next-heir")
+
+
+def place_channel(key: LockKey) -> str:
+    """Return the channel on which followers are notified that a place is free."""
+    return f"pgleaderlock_{heir_key(key).numbers[0] % 2**64:016x}"
 
 
 def fence_key(key: LockKey) -> LockKey:

@@ -20,6 +20,10 @@ in flight by that call. The end of the lock session ends the validity of all key
 notified; :meth:`SessionPair.valid_until` looks at the socket itself, so it does not depend on the event loop. A lost
 witness session is replaced while the validity that was there before lasts: until it is replaced, nothing extends it.
 
+**One round trip leads.** A candidate that was granted its lock sends, at the same time, the statement that draws its
+token on the lock session and the try for the witness lock on a second session, which the heir has open already
+(:mod:`.warm_session`). Validity counts from before both were sent.
+
 **A slow session has not ended.** It still keeps a successor out, and closing it would free its locks. So the pair waits
 for an answer until leadership must be declared lost; then it ends validity first, and only then closes the silent
 session. The other session keeps a successor out until the listeners have been notified.
@@ -53,12 +57,14 @@ from pgleaderlock.postgres._session_setup import ReadySession, SessionSetup
 from pgleaderlock.postgres._stuck import StuckHolders
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, witness_key
-from pgleaderlock.postgres.session import Session
+from pgleaderlock.postgres.session import Row, Session
+from pgleaderlock.postgres.warm_session import LATE_S, WarmSession
 from pgleaderlock.stores.times import SOON_SHARE
 
 __all__ = ["SessionPair", "Validity"]
 
 T = TypeVar("T")
+U = TypeVar("U")
 Prepare = Callable[[Session], Awaitable[None]]
 """Prepares a new lock session before its first use."""
 
@@ -140,6 +146,8 @@ class SessionPair:
         self._channel = channel  # listened to on the witness session, which stays open for that purpose
         self._lock: ReadySession | None = None
         self._witness: ReadySession | None = None
+        self.warm = WarmSession(self._open_second, lease, logger, self._note_end)
+        """A second session that is open before it is needed, on request."""
         self.held: set[LockKey] = set()
         """Keys whose lock we hold; after the end of the lock session, those whose listeners are not notified yet."""
         self._witnessed: set[LockKey] = set()
@@ -232,6 +240,7 @@ class SessionPair:
             self._begin(self._lock)
             return
         await self.close_lock()
+        await self.warm.close()
         self.held.clear()
         ready = await self._setup.set_up(self._connect_bound_s)
         try:
@@ -279,6 +288,7 @@ class SessionPair:
         self.declare_lost(ConnectionError(f"the sessions of {self._setup.what} were closed ({self._where})"))
         await self.close_lock()
         await self.close_witness()
+        await self.warm.close()
         self.held.clear()
         self.ended = None
         self.witness_ended = asyncio.Event()  # the next sessions may belong to another event loop
@@ -423,18 +433,68 @@ class SessionPair:
 
     # --- Witness locks -------------------------------------------------------------------------------------------
 
+    async def begin_term(self, key: LockKey, statement: str) -> tuple[Row | None, bool]:
+        """Execute a statement on the lock session, and take the witness lock of this key at the same time.
+
+        Return the answer, and whether the witness lock was taken; if not, another session holds it. In a recovery,
+        which has it still, both are asked one after the other: to cut a call on the witness session short closes it,
+        and it keeps a successor out until listeners are notified.
+        """
+        if key in self._witnessed:
+            answer = await self.ask_lock(statement)
+            await self.ask_witness(_sql.PING)
+            return answer, True
+        answer, refused = await _together(self.ask_lock(statement), self.take_witness_locks([key]))
+        return answer, not refused
+
     async def take_witness_locks(self, keys: Iterable[LockKey]) -> set[LockKey]:
         """Take the witness locks of these keys, and return the keys whose witness lock another session holds."""
         wanted = [key for key in keys if key not in self._witnessed]
         if not self._lease.witness or not wanted:
             return set()
+        is_warm = not self.has_witness and self._adopt(await self.warm.take())
         if not self.has_witness:
             await self.open_witness()
         idle_ms = self._lease.lease_ms if self.is_enforced else None
-        row = await self.ask_witness(*_keys_sql.take_all([witness_key(key) for key in wanted], idle_ms))
+        statement = _keys_sql.take_all([witness_key(key) for key in wanted], idle_ms)
+        row = await (self._ask_warm(statement) if is_warm else self.ask_witness(*statement))
         taken = {wanted[place] for place in (row or ([],))[0]}
         self._witnessed |= taken
         return {key for key in wanted if key not in taken}
+
+    async def _ask_warm(self, statement: _keys_sql.Statement) -> Row | None:
+        """Execute it on the session that was warm; if that does not answer soon, on a fresh one, opened beside it.
+
+        The session may be dead without a notice. Its backend may run the statement nevertheless, and hold the witness
+        lock: it is terminated before the fresh session asks.
+        """
+        asked = asyncio.ensure_future(self.ask_witness(*statement))
+        await asyncio.wait({asked}, timeout=LATE_S)
+        if asked.done() and asked.exception() is None:
+            return asked.result()
+        fresh = asyncio.ensure_future(self._open_second())
+        try:
+            await asyncio.wait({fresh} if asked.done() else {asked, fresh}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and asked.exception() is None:
+                return asked.result()
+            ready = await fresh
+        finally:
+            await _end(asked)
+            await _end(fresh)
+        await self.close_witness()
+        self._adopt(ready)
+        await self._end_given_up(ready.session)
+        return await self._until_taken(statement)
+
+    async def _until_taken(self, statement: _keys_sql.Statement) -> Row | None:
+        """Ask again while our own former session, which was terminated, may still hold the lock."""
+        row = await self.ask_witness(*statement)
+        for _ in range(_RETRIES):
+            if row is None or row[0]:
+                break
+            await asyncio.sleep(_RETRY_S)
+            row = await self.ask_witness(*statement)
+        return row
 
     async def notified(self) -> None:
         """Wait for a notification on the channel; without a witness session, wait until cancelled."""
@@ -448,10 +508,23 @@ class SessionPair:
         self._witnessed.add(key)
 
     async def open_witness(self) -> None:
-        """Open a witness session, which listens to the channel if there is one.
+        """Open a witness session, which listens to the channel if there is one."""
+        self._adopt(await self._open_second())
 
-        The lock session never listens: any user of the database may send notifications, and unread notifications hide
-        the end of a session from a look at its socket.
+    def _adopt(self, ready: ReadySession | None) -> bool:
+        """Use this as the witness session. Return False for None."""
+        if ready is None:
+            return False
+        self._witness = ready
+        self.witness_ended.clear()
+        ready.session.watch(lambda error: self._note_witness_end(ready, error))
+        return True
+
+    async def _open_second(self) -> ReadySession:
+        """Open a session that can become the witness session.
+
+        The lock session of a leader never listens: any user of the database may send notifications, and unread
+        notifications hide the end of a session from a look at its socket.
         """
         ready = await self._setup.set_up(self._connect_bound_s, with_facts=False)
         try:
@@ -460,16 +533,16 @@ class SessionPair:
         except BaseException:
             await ready.session.close()
             raise
-        self._witness = ready
-        self.witness_ended.clear()
-        ready.session.watch(lambda error: self._note_witness_end(ready, error))
+        return ready
 
     async def free_witness_locks(self) -> None:
         """Unlock the witness locks of keys that are no longer held. A failure ends that session, and is noted there."""
+        await self._unlock_witness([key for key in self._witnessed if key not in self.held])
         if not self.held and self._channel is None:
             await self.close_witness()
-            return
-        keys = [key for key in self._witnessed if key not in self.held]
+
+    async def _unlock_witness(self, keys: Collection[LockKey]) -> None:
+        keys = self._witnessed.intersection(keys)
         self._witnessed.difference_update(keys)
         if keys and self.has_witness:
             statement = _keys_sql.unlock_all(
@@ -580,29 +653,57 @@ class SessionPair:
                 raise self.ended.result()
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # retrieved, or asyncio would log "exception was never retrieved"
+            await _end(task)
 
     # --- Release -------------------------------------------------------------------------------------------------
 
     async def free(self, keys: Iterable[LockKey], *, first: str = "", bound_s: float | None = None) -> set[LockKey]:
-        """Unlock these keys, then their witness locks. Return the keys whose lock was held on the server.
+        """Unlock these keys and, at the same time, their witness locks. Return the keys whose lock was held.
 
-        In this order: a successor that is granted the lock still waits for the witness lock, so it does not lead before
-        the unlock was answered here. ``first`` is sent before the unlock, in the same round trip; only where one key is
-        freed.
+        Their terms are over: the state that calls this is not that of a leader. So a successor may lead as soon as the
+        server has both unlocks, before they are answered here. ``first`` is sent before the unlock, in the same round
+        trip; only where one key is freed.
         """
         freed = [key for key in keys if key in self.held]
         if not freed:
             return set()
         are_all = len(freed) == len(self.held)
         statement, parameters = _keys_sql.unlock_all(freed, are_all=are_all, is_enforced=self.is_enforced)
-        row = await self.ask_lock(first + statement, parameters, bound_s=bound_s)
+        unlocking = asyncio.ensure_future(self._unlock_witness(freed))
+        try:
+            row = await self.ask_lock(first + statement, parameters, bound_s=bound_s)
+            await asyncio.wait({unlocking})
+        except PgLeaderLockError:
+            await asyncio.wait({unlocking})  # cancelled, it would close the session that protects the other keys
+            raise
+        finally:
+            await _end(unlocking)
+        unlocking.result()
         self.held.difference_update(freed)
         if are_all:
             self.validity = Validity()  # a later term has one of its own, and cannot extend grants of this term
         await self.free_witness_locks()
         return {freed[place] for place in (row or ([],))[0]}
+
+
+async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """Await both. When one fails or this is cancelled, cancel the other, and raise that."""
+    one, other = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    both: set[asyncio.Future[Any]] = {one, other}
+    try:
+        done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return one.result(), other.result()
+    finally:
+        await _end(one)
+        await _end(other)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task that is not done, wait for it, and retrieve what it raised, or asyncio would log it."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

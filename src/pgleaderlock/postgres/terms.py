@@ -53,7 +53,7 @@ from pgleaderlock.postgres._ownership import guard_sql, problems_sql, refusal
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, fence_key
-from pgleaderlock.postgres.session import Session
+from pgleaderlock.postgres.session import Row, Session
 
 __all__ = ["LIMIT_IDLENESS", "NOTED", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
 
@@ -114,10 +114,11 @@ _TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(3
 
 _READ = """
 SELECT t.token, t.lease_s, t.timeline, t.released_at IS NOT NULL, here.timeline
-  FROM (SELECT {timeline} AS timeline) AS here LEFT JOIN {table} AS t ON t.lock = %s
+  FROM (SELECT {timeline} AS timeline) AS here LEFT JOIN {table} AS t ON t.lock = '{lock}'
 """
 
-# The time-out is caught on the server, as in the queue. A token never decreases, even if transaction ids do.
+# The time-out is caught on the server, as in the queue. A token never decreases, even if transaction ids do. It is
+# drawn here, where its commit reaches the disk with the row.
 _CLAIM = """
 DO $claim$ DECLARE
     claimed bigint := NULL;
@@ -127,8 +128,8 @@ BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true);
         PERFORM pg_advisory_xact_lock({fence});
         INSERT INTO {table} AS t (lock, role, token, lease_s, timeline, holder, backend_pid, acquired_at)
-        VALUES ('{lock}', {role}, {token}, {lease_s}, {timeline}, current_setting('application_name'),
-                pg_backend_pid(), clock_timestamp())
+        VALUES ('{lock}', {role}, pg_current_xact_id()::text::bigint, {lease_s}, {timeline},
+                current_setting('application_name'), pg_backend_pid(), clock_timestamp())
         ON CONFLICT (lock) DO UPDATE SET
             role = coalesce(excluded.role, t.role), token = greatest(excluded.token, t.token + 1),
             lease_s = excluded.lease_s, timeline = excluded.timeline, holder = excluded.holder,
@@ -314,21 +315,21 @@ class Terms:
             raise refusal(schema, found, user, self._where)
         return exists, usable, creatable, user, database, may_tell_run
 
-    async def read(self, session: Session) -> Past:
+    def read_sql(self) -> str:
+        """Return the statement that reads the last term, for :meth:`past`."""
+        return _READ.format(timeline=_TIMELINE, table=self._table, lock=self._key)
+
+    def past(self, row: Row | None) -> Past:
         """Return what the row shows about the last term."""
-        statement = _READ.format(timeline=_TIMELINE, table=self._table)
-        row = await session.fetch(statement, (str(self._key),), bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the term of lock {self._key.described} could not be read ({self._where})")
         token, lease_s, timeline, was_released, timeline_here = row
         return Past(token, lease_s or 0.0, timeline or 0, bool(was_released), timeline_here, self._is_whole)
 
-    async def claim(self, session: Session, token: int, slice_s: float) -> int | None:
+    async def claim(self, session: Session, slice_s: float) -> int | None:
         """Write our term, and return its token; None while fenced transactions of the last leader are still open."""
         role = "NULL" if self._key.name is None else f"'{self._key.name}'"  # LockKey lets no quote in
-        statement = self._sql(
-            _CLAIM, token, role=role, lease_s=self._lease.lease_s, slice_ms=max(1, round(slice_s * 1000))
-        )
+        statement = self._sql(_CLAIM, role=role, lease_s=self._lease.lease_s, slice_ms=max(1, round(slice_s * 1000)))
         row = await session.fetch(statement, bound_s=slice_s + self._lease.answer_bound_s)
         return int(row[0]) if row is not None and row[0] else None
 
@@ -357,23 +358,22 @@ class Terms:
 
     def mark_released_sql(self, token: int) -> str:
         """Return the statements that mark a clean release, to be sent before the lock is unlocked."""
-        return self._sql(_MARK_RELEASED, token)
+        return self._sql(_MARK_RELEASED, token=token)
 
     def fence_sql(self, token: int) -> str:
         """Return the statement that fails its transaction unless this token is still the newest."""
         limit = LIMIT_IDLENESS.format(lease_ms=self._lease.lease_ms)
-        return self._sql(_FENCE, token, limit_idleness=limit, not_the_newest=NOT_THE_NEWEST)
+        return self._sql(_FENCE, token=token, limit_idleness=limit, not_the_newest=NOT_THE_NEWEST)
 
     @property
     def _table(self) -> str:
         return f"{_quoted(self._lease.schema)}.terms"
 
-    def _sql(self, statement: str, token: int, **more: object) -> str:
+    def _sql(self, statement: str, **more: object) -> str:
         """Fill in numbers and checked names, which is all that is ever filled in: DO takes no parameters."""
         return statement.format(
             table=self._table,
             lock=self._key,
-            token=token,
             fence=numbers(self._fence_key),
             timeline=_TIMELINE,
             **more,

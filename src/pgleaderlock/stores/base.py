@@ -71,6 +71,11 @@ class Backend(ABC):
     renews_itself = False
     """Whether grants are extended without :meth:`renew`; the engine then waits for :meth:`lost` alone."""
 
+    @property
+    def place(self) -> str:
+        """The place of this candidate in the succession, for display only: ``heir``, ``next heir``, or empty."""
+        return ""
+
     def look(self, grant: Grant) -> Grant:
         """Return the grant as it is at this moment: expired, once this process knows of its end, or extended.
 

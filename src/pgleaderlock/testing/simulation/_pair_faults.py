@@ -119,7 +119,7 @@ class PairFaults:
         promise covers this like any other end of both sessions: they must not hide the end of the lock session.
         """
         server, pair = self._server_here(), self._pair_of(node)
-        if server is None or pair is None or not any(session.channels for session in pair):
+        if server is None or pair is None or not server.has_listeners:
             return False
         if self._world.random.random() < _BUSY_SHARE:
             self.busy(node)

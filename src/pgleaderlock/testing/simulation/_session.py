@@ -17,6 +17,7 @@ __all__ = ["SimulatedSession"]
 
 _ANNOUNCED = (LossCause.SESSION_TERMINATED, LossCause.SILENCED)
 """Ends before which PostgreSQL sends an error that is FATAL. Before that of a crash it sends a warning, if anything."""
+_LISTEN_S = 5.0
 
 
 class SimulatedSession:
@@ -115,7 +116,8 @@ class SimulatedSession:
             on_end(error)
 
     async def listen(self, channel: str) -> None:
-        """Do nothing: this session receives no notifications."""
+        """Listen on a channel."""
+        await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
 
     async def notified(self) -> None:
         """Wait for ever, if the session does not listen."""

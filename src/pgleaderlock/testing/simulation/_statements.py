@@ -13,6 +13,13 @@ __all__ = ["Ask", "read"]
 
 _KEY = r"('-?\d+'::\w+(?:, '-?\d+'::\w+)?)"
 _TRY = re.compile(rf"pg_try_advisory_lock\({_KEY}\)")
+_TRY_FOR = re.compile(rf"pg_try_advisory_lock\({_KEY}\) THEN (?:ARRAY\[)?'([\w ]+)'")
+_GRANTED = re.compile(r"set_config\('pgleaderlock.granted', '([\w ]+)', false\)")
+_FIRST = re.compile(
+    rf"\s*(?:(UNLISTEN) \*;|SELECT pg_advisory_unlock\({_KEY}\);|"
+    rf"BEGIN; SELECT set_config\('synchronous_commit', 'off', true\), pg_advisory_unlock\({_KEY}\), "
+    rf"pg_notify\('(\w+)', ''\);\s*COMMIT;)"
+)
 _WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
 _UNLOCK = re.compile(rf"pg_advisory_unlock\({_KEY}\)")
 _IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
@@ -20,7 +27,8 @@ _SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
 _NOTIFY = re.compile(r"SELECT pg_notify\('(\w+)', ''\)")
 _LISTEN = re.compile(r'LISTEN "(\w+)"')
 _LOCAL = re.compile(r"set_config\('synchronous_commit', '(?:local|off)', (false|true)\)")
-_CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, (\d+), ([\d.e+-]+),")
+_CLAIM = re.compile(r"VALUES \('([^']+)', [^,]+, pg_current_xact_id\(\)::text::bigint, ([\d.e+-]+),")
+_READ_TERM = re.compile(r"AS t ON t.lock = '([^']+)'")
 _MARK = re.compile(r"UPDATE \S+ SET released_at .*?WHERE lock = '([^']+)' AND token = (\d+)", re.DOTALL)
 
 
@@ -33,6 +41,12 @@ class Ask:
     idle_ms: int | None = None
     """The new idle time-out of the session; None: unchanged."""
     wait_ms: int = 0
+    granted: str = ""
+    """The answer of a session that acquires the lock."""
+    otherwise: tuple[str, str] | None = None
+    """Another lock, for which the session tries if it does not get the first, and the answer if it acquires that."""
+    looks_for_race: bool = False
+    """Whether a wait slice that times out looks whether it was granted the lock nevertheless."""
     is_flushed: bool = False
     """Whether the transaction that assigns a token reaches the disk before it is answered."""
     commits_locally: bool | None = None
@@ -42,21 +56,38 @@ class Ask:
     counts_recovery: bool = False
     """Whether the server's age is asked for in a way that counts from the last crash recovery."""
     lock: str = ""
-    token: int = 0
     lease_s: float = 0.0
     marks: tuple[str, int] | None = None
     """The term that is marked as released cleanly."""
+    first: "tuple[Ask, ...]" = ()
+    """What the same message asks for before this."""
 
 
 @lru_cache(maxsize=4096)
 def read(statement: str) -> Ask:
     """Return what the statement asks for; LookupError if the model does not know it."""
+    first, statement = _read_first(statement)
     for reader in (_read_simple, _read_lock, _read_terms, _read_group):
         ask = reader(statement)
         if ask is not None:
             local = _LOCAL.search(statement)
-            return replace(ask, commits_locally=local[1] == "false") if local else ask
+            return replace(ask, first=first, commits_locally=local[1] == "false" if local else None)
     raise LookupError(f"the modelled PostgreSQL does not know this statement, teach it: {statement}")
+
+
+def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
+    """Return what the statements before the last one ask for, and the last one."""
+    first: list[Ask] = []
+    while found := _FIRST.match(statement):
+        statement = statement[found.end() :]
+        unlisten, unlocked, left, channel = found.groups()
+        if unlisten:
+            first.append(Ask("unlisten"))
+        else:
+            first.append(Ask("unlock", unlocked or left))
+        if channel:
+            first.append(Ask("notify", channel))
+    return tuple(first), statement
 
 
 def _read_simple(statement: str) -> Ask | None:
@@ -73,7 +104,7 @@ def _read_simple(statement: str) -> Ask | None:
         return Ask("end_backend")
     if "wait_event = 'SyncRep'" in statement:
         return Ask("stuck_holders")
-    if "FROM pg_locks" in statement and "unnest" not in statement:
+    if "FROM pg_locks AS l" in statement and "unnest" not in statement:
         return Ask("holder")
     return None
 
@@ -92,13 +123,22 @@ def _read_group(statement: str) -> Ask | None:
 
 
 def _read_lock(statement: str) -> Ask | None:
-    flushed = _is_flushed(statement)
-    if found := _TRY.search(statement):
-        verb = "try" if "pg_current_xact_id()" in statement else "try_one"
-        return Ask(verb, found[1], _idle_ms(statement), is_flushed=flushed)
     if found := _WAIT.search(statement):
-        wait = _SLICE_MS.search(statement)
-        return Ask("wait", found[1], _idle_ms(statement), int(wait[1]) if wait else 0, is_flushed=flushed)
+        wait, granted, second = _SLICE_MS.search(statement), _GRANTED.search(statement), _TRY_FOR.search(statement)
+        return Ask(
+            "wait",
+            found[1],
+            _idle_ms(statement),
+            int(wait[1]) if wait else 0,
+            granted[1] if granted else "",
+            (second[1], second[2]) if second else None,
+            "FROM pg_locks" in statement,
+        )
+    if tried := _TRY_FOR.findall(statement):
+        otherwise = tried[1] if len(tried) > 1 else None
+        return Ask("try", tried[0][0], _idle_ms(statement), granted=tried[0][1], otherwise=otherwise)
+    if found := _TRY.search(statement):
+        return Ask("try_one", found[1], _idle_ms(statement))
     if found := _UNLOCK.search(statement):
         mark = _MARK.search(statement)
         marks = (mark[1], int(mark[2])) if mark else None
@@ -115,9 +155,10 @@ def _read_terms(statement: str) -> Ask | None:
     if "pg_control_system()" in statement:
         return Ask("look_for_run")
     if "t.released_at IS NOT NULL, here.timeline" in statement:
-        return Ask("read_term")
+        found = _READ_TERM.search(statement)
+        return Ask("read_term", lock=found[1] if found else "")
     if "DO $claim$" in statement and (found := _CLAIM.search(statement)):
-        return Ask("claim", lock=found[1], token=int(found[2]), lease_s=float(found[3]))
+        return Ask("claim", lock=found[1], lease_s=float(found[2]))
     return None
 
 

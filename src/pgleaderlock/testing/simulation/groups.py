@@ -14,20 +14,11 @@ from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 
-__all__ = ["ListeningSession", "SimulatedGroup"]
+__all__ = ["SimulatedGroup"]
 
 _DSN = "host=simulated dbname=simulated"
-_LISTEN_S = 5.0
 _POLLS = 10
 """Polls per lease. The default of four a second would be most of the steps of a simulated hour."""
-
-
-class ListeningSession(SimulatedSession):
-    """A session that is notified of releases."""
-
-    async def listen(self, channel: str) -> None:
-        """Listen on a channel."""
-        await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
 
 
 class SimulatedGroup(LeaderGroup):
@@ -50,7 +41,7 @@ class SimulatedGroup(LeaderGroup):
         self._server = server
 
     async def _open_session(self) -> Session:
-        session = ListeningSession(self._node.name, self._node.cable, self._server)
+        session = SimulatedSession(self._node.name, self._node.cable, self._server)
         self._node.connect(session)
         await session.connect()
         return session

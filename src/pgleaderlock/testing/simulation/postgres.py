@@ -7,7 +7,8 @@ It receives the same statements as a real server (:mod:`._statements`), through 
   ends;
 - a session that waits for a lock reads nothing, so it does not notice that its client has gone;
 - a session that is idle for longer than its limit is ended, and only an idle one;
-- the time-out of a wait slice may race with the grant: the lock is then held by a session whose client was refused;
+- the time-out of a wait slice may race with the grant: the session then holds the lock, and the statement finds that
+  out only if it looks;
 - transaction ids grow; those that did not reach the disk are assigned again after a crash;
 - a commit that writes something waits for an absent synchronous standby, and its session keeps all its locks: neither
   the end of its client nor a time-out ends that wait, only the end of the session;
@@ -151,11 +152,12 @@ class ServerSession:
         self._waits_for = None
         if self._patience is not None:
             self._patience.call_off()
-        if self.server.draw_race():  # the time-out came in the same moment: refused, and yet it holds the lock
+        # The time-out came in the same moment: refused, and yet it holds the lock, for which the statement may look.
+        if self.server.draw_race() and not ask.looks_for_race:
             self._answer(("",))
             return
         self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} from the queue")
-        self._commit(ask, (str(self.server.next_token(is_flushed=ask.is_flushed)),), writes=ask.is_flushed)
+        self._answer((ask.granted,))
 
     @property
     def waits_for(self) -> str | None:
@@ -209,6 +211,8 @@ class ServerSession:
         self._go_on()
 
     def _execute(self, ask: Ask, parameters: Sequence[Any]) -> None:
+        for each in ask.first:
+            self.server.answer(self, each, ())
         if ask.commits_locally:
             self._commits_locally = True
         if ask.verb == "wait":
@@ -218,7 +222,7 @@ class ServerSession:
         if ask.verb == "set_up":
             self.limit_idleness(ask)
         row = self.server.answer(self, ask, parameters)
-        self._commit(ask, row, writes=_writes(ask, row))
+        self._commit(ask, row, writes=_writes(ask))
 
     def limit_idleness(self, ask: Ask) -> None:
         """Set or remove the idle time-out, if the statement asks for it. It counts from the next idle moment on."""
@@ -234,16 +238,16 @@ class ServerSession:
 
     def _lose_patience(self) -> None:
         if self._waits_for is not None:
-            key, _ = self._waits_for
+            key, ask = self._waits_for
             self._waits_for = None
             self.server.leave_queue(self, key)
-            self._answer(("",))
+            is_granted = ask.otherwise is not None and self.server.take(self, ask.otherwise[0])
+            self._answer((ask.otherwise[1] if ask.otherwise is not None and is_granted else "",))
 
 
-def _writes(ask: Ask, row: tuple[Any, ...] | None) -> bool:
-    """Whether the transaction writes to the disk: a refused attempt, a ping or an unlock does not."""
-    was_refused = ask.verb == "try" and row == (None,)
-    return ask.verb == "claim" or ask.marks is not None or (ask.is_flushed and not was_refused)
+def _writes(ask: Ask) -> bool:
+    """Whether the transaction writes to the disk: an attempt, a ping or an unlock does not."""
+    return ask.verb == "claim" or ask.marks is not None or ask.is_flushed
 
 
 def _columns(key: str) -> tuple[int, int, int]:
@@ -375,10 +379,11 @@ class ModelledPostgres:
         return (*known, DEADLOCK_S, self.wall_clock - since, run)
 
     def _try(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
-        if not self.take(session, ask.key):
-            return (None,)
-        session.limit_idleness(ask)
-        return ([str(self.next_token(is_flushed=ask.is_flushed))],)
+        for key, granted in ((ask.key, ask.granted), ask.otherwise or ("", "")):
+            if key and self.take(session, key):
+                session.limit_idleness(ask)
+                return ([granted, ""],)
+        return (None,)
 
     def _try_one(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
         session.limit_idleness(ask)  # which such a statement sets, whether the lock is free or not
@@ -475,6 +480,9 @@ class ModelledPostgres:
     def _listen(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> None:
         session.channels.add(ask.key)
 
+    def _unlisten(self, session: ServerSession, *_: Any) -> None:
+        session.channels.clear()
+
     def _notify(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
         for session in self.sessions.values():
             if ask.key in session.channels:
@@ -483,16 +491,15 @@ class ModelledPostgres:
 
     # --- Terms -------------------------------------------------------------------------------------------------
 
-    def _read_term(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        term = self._terms.get(parameters[0])
+    def _read_term(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
+        term = self._terms.get(ask.lock)
         if term is None:
             return None, None, None, False, self._timeline
         return term.token, term.lease_s, term.timeline, term.was_released, self._timeline
 
     def _claim(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
-        self.next_token(is_flushed=True)
-        former = self._terms.get(ask.lock)
-        token = ask.token if former is None else max(ask.token, former.token + 1)
+        drawn, former = self.next_token(is_flushed=True), self._terms.get(ask.lock)
+        token = drawn if former is None else max(drawn, former.token + 1)
         self._terms[ask.lock] = _Term(token, ask.lease_s, self._timeline)
         return (str(token),)
 
@@ -578,6 +585,11 @@ class ModelledPostgres:
         if moves_time_outs:
             for session in list(self.sessions.values()):
                 session.move_time_out(by_s)
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any session listens to a channel."""
+        return any(session.channels for session in self.sessions.values())
 
     def flood(self, size_bytes: int) -> None:
         """Let another user send so many bytes of notifications on every channel that a session listens to."""

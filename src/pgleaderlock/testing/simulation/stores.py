@@ -136,7 +136,7 @@ class Store:
 STORES = {
     store.name: store
     for store in (
-        Store("postgres", _SESSIONS | _KILLS | _PAIRS | _CLOCKS),
+        Store("postgres", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | {"flood_and_end_both"}),
         Store("postgres-poll", _SESSIONS | _KILLS | _PAIRS | _CLOCKS, {"wake": "poll"}),
         Store("postgres-terms", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS, {"term_table": True}),
         Store(

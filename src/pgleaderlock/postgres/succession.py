@@ -1,0 +1,176 @@
+"""Who leads next: how a follower waits, so that the next leader is ready before it is needed.
+
+Two more locks, the *places*, are derived from the key of the lock (frozen, like that of the witness lock):
+
+- **the heir** holds S1, is queued for the lock itself, and has its second session open (:mod:`.warm_session`);
+- **the next heir** holds S2 and is queued for S1; between two wait slices it tries for the lock;
+- **every other follower is quiet**: one idle session, which tries for the lock and then for S2 a few times per lease,
+  and when it is notified that a place is free.
+
+So two sessions wait for a lock, however many followers there are, and a failover is one grant and one round trip.
+
+**A place is never a precondition for the lock.** Every follower that wakes up tries for the lock first, so a frozen
+heir delays a failover by a wait slice, and a place that no one holds costs speed only. Nothing here decides who leads.
+
+**A session that holds a place is under the lease**, like one that holds the lock: the statement that may take a place
+sets ``idle_session_timeout``. A frozen heir loses its place after a lease.
+
+A notification proves nothing, and any user of the database can send one: it only makes a quiet follower try, and no
+more often than :data:`_HEED_EVERY_S`. The session of a leader does not listen (:mod:`.pair` says why): the statement
+that begins a term ends the listening, and leaves the place.
+
+On a server that cannot end silent sessions (PostgreSQL 13) there are no places: a frozen heir would keep its place for
+ever. There, every follower is queued for the lock.
+
+Not promised: that places are handed on in the order of arrival, or that a quiet follower leads in milliseconds when the
+leader, the heir and the next heir end at once: it leads within a third of the lease.
+"""
+
+import asyncio
+import enum
+import math
+import random
+
+from pgleaderlock._base.clock import Clock
+from pgleaderlock.postgres import _sql
+from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.pair import SessionPair
+from pgleaderlock.postgres.session import Session
+
+__all__ = ["Place", "Succession"]
+
+_JITTER = 0.25
+_HEED_EVERY_S = 0.2
+_SPREAD_S = 0.1
+"""Within this time after a notification the quiet followers try, one after the other and not all at once."""
+
+
+class Place(enum.Enum):
+    """A follower's place in the succession. The value is how it is shown to people."""
+
+    NONE = ""
+    NEXT_HEIR = "next heir"
+    HEIR = "heir"
+
+
+class Succession:
+    """The place of one follower, on the lock session of its pair."""
+
+    def __init__(self, key: LockKey, pair: SessionPair, lease: Lease, clock: Clock) -> None:
+        self._key = key
+        self._pair = pair
+        self._lease = lease
+        self._clock = clock
+        self._channel = place_channel(key)
+        self._session: Session | None = None  # the one that the rest of this state is about
+        self._place = Place.NONE
+        self._is_listening = False
+        self._leaves_next = False  # whether S2 is still held and is left with the next statement
+        self._tried_at = self._try_at = -math.inf
+
+    @property
+    def place(self) -> Place:
+        """The place that the present lock session holds."""
+        is_ours = self._session is not None and self._pair.is_open and self._session is self._pair.lock_session
+        return self._place if is_ours else Place.NONE
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the lock for so long at most. Return whether it was granted.
+
+        Raises ConnectionError when the session ends.
+        """
+        await self._meet_session()
+        deadline = self._clock() + timeout_s
+        while (left_s := deadline - self._clock()) > 0:
+            granted = await self._wait_once(left_s)
+            if granted == "lock":
+                return True
+            if granted:
+                self._advance(Place(granted))
+            elif self._place is not Place.NONE or not self._pair.is_enforced:
+                await self._pair.look_for_stuck([self._key])
+        return False
+
+    def begin_sql(self) -> str:
+        """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
+        place, is_listening, self._is_listening = self.place, self._is_listening, False
+        self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
+        parts = [_sql.STOP_LISTENING if is_listening else ""]
+        if leaves_next or place is Place.NEXT_HEIR:
+            parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
+        if place is Place.HEIR:
+            parts.append(
+                self._statements(Place.HEIR).unlock
+            )  # the next heir is queued for it, and needs no notification
+        return "".join(parts)
+
+    async def _meet_session(self) -> None:
+        """Begin without a place on a session that is new, and listen on it for notifications of free places."""
+        session = self._pair.lock_session
+        if session is not self._session:
+            self._session, self._place, self._is_listening = session, Place.NONE, False
+            self._leaves_next, self._tried_at, self._try_at = False, -math.inf, -math.inf
+        if self._pair.is_enforced and not self._is_listening:
+            await session.listen(self._channel)
+            self._is_listening = True
+
+    async def _wait_once(self, left_s: float) -> str:
+        """Wait for one step of the succession, and return what was granted: the lock, a place, or nothing."""
+        slice_s = min(self._pair.wait_slice_s, left_s)
+        lock = _sql.LockStatements(self._key, self._lease, is_enforced=self._pair.is_enforced)
+        if not self._pair.is_enforced:
+            return await self._ask(lock.slice(slice_s), slice_s)
+        if self._place is Place.HEIR:
+            return await self._wait_as_heir(lock, slice_s)
+        if self._place is Place.NEXT_HEIR:
+            return await self._ask(self._statements(Place.HEIR).slice(slice_s, lock), slice_s)
+        return await self._wait_quietly(lock, left_s)
+
+    async def _wait_as_heir(self, lock: _sql.LockStatements, slice_s: float) -> str:
+        """Queue for the lock at once; the second session is opened meanwhile, and never before."""
+        if self._lease.witness:
+            self._pair.warm.keep()
+        leave = self._statements(Place.NEXT_HEIR).leave(self._channel) if self._leaves_next else ""
+        granted = await self._ask(leave + lock.slice(slice_s), slice_s)
+        self._leaves_next = False
+        return granted
+
+    async def _wait_quietly(self, lock: _sql.LockStatements, left_s: float) -> str:
+        if self._clock() < self._try_at:
+            await self._rest(min(left_s, self._try_at - self._clock()))
+        if self._clock() < self._try_at:
+            return ""
+        self._tried_at = self._clock()
+        self._try_at = self._tried_at + self._lease.renew_every_s * random.uniform(1 - _JITTER, 1)  # noqa: S311 - it spreads load
+        row = await self._pair.ask_lock(lock.attempt(self._statements(Place.NEXT_HEIR)))
+        return "" if row is None or row[0] is None else str(row[0][0])
+
+    async def _rest(self, timeout_s: float) -> None:
+        """Sleep until a notification, which makes the next try earlier. Raise when the session ends."""
+        ended = self._pair.ended
+        assert ended is not None  # noqa: S101 - there is a lock session
+        heard = asyncio.ensure_future(self._pair.lock_session.notified())
+        either: set[asyncio.Future[object]] = {heard, ended}  # type: ignore[arg-type] # of results of any type
+        try:
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            is_notified = heard.done()
+        finally:
+            heard.cancel()
+        if ended.done():
+            raise ended.result()
+        if is_notified:
+            soon = max(self._tried_at + _HEED_EVERY_S, self._clock()) + random.uniform(0, _SPREAD_S)  # noqa: S311 - it spreads load
+            self._try_at = min(self._try_at, soon)
+
+    async def _ask(self, statement: str, slice_s: float) -> str:
+        row = await self._pair.ask_lock(statement, bound_s=slice_s + self._lease.answer_bound_s)
+        return "" if row is None else str(row[0] or "")
+
+    def _advance(self, place: Place) -> None:
+        self._leaves_next = place is Place.HEIR and self._place is Place.NEXT_HEIR
+        self._place = place
+
+    def _statements(self, place: Place) -> _sql.LockStatements:
+        key = heir_key(self._key) if place is Place.HEIR else next_heir_key(self._key)
+        return _sql.LockStatements(key, self._lease, is_enforced=True, granted=place.value)

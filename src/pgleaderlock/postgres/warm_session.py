@@ -1,0 +1,139 @@
+"""The warm session: the heir's second session, opened before it is needed.
+
+A candidate that is granted the lock needs a second session for its witness lock. To connect takes longer than all the
+rest of a failover, so the heir has that session open already. It holds nothing, is under no lease, and is never a
+condition for anything: without it a failover is slower by one connection.
+
+It is watched, and pinged as often as a leader renews: a session that a firewall dropped silently would be noticed only
+when it is needed. One that ended is replaced. Where the server has no room for it, that is logged once, and tried again
+later.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from pgleaderlock._logging import NDLogger
+from pgleaderlock.errors import ConnectionError, PgLeaderLockError
+from pgleaderlock.postgres import _sql
+from pgleaderlock.postgres._session_setup import ReadySession
+from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.session import Row
+
+__all__ = ["LATE_S", "WarmSession"]
+
+LATE_S = 0.1
+"""After this time without an answer on the warm session, a fresh one is opened beside it."""
+_PAUSE_JITTER = 0.25
+
+NoteEnd = Callable[[ReadySession, ConnectionError], None]
+"""Called with a warm session that ended, so that its backend can be terminated if it may still run."""
+
+
+class WarmSession:
+    """Opens a session, keeps it open, and gives it away once."""
+
+    def __init__(
+        self, open_ready: Callable[[], Awaitable[ReadySession]], lease: Lease, logger: NDLogger, note_end: NoteEnd
+    ) -> None:
+        self._open_ready = open_ready
+        self._lease = lease
+        self._logger = logger
+        self._note_end = note_end
+        self._task: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[ReadySession] | None = None
+        self._ready: ReadySession | None = None
+        self._ping: asyncio.Future[Row | None] | None = None
+        self._was_warned = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is such a session that is not known to have ended."""
+        return self._ready is not None and not self._ready.session.closed
+
+    def keep(self) -> None:
+        """Have a session opened and kept open, unless that is so already. Does not wait."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._keep(), name="pgleaderlock warm session")
+
+    async def take(self) -> ReadySession | None:
+        """Give the session away; None if there is none that answers. One that is being opened is waited for."""
+        ping, is_late = self._ping, False
+        if ping is not None:  # cancelled, it would close the session
+            await asyncio.wait({ping}, timeout=LATE_S)
+            is_late = not ping.done()
+        opening, self._opening = self._opening, None
+        ready = self._ready if self.is_open and not is_late else None
+        if ready is not None:
+            self._ready = None
+        await self.close()
+        try:
+            return ready if opening is None else await opening
+        except PgLeaderLockError:
+            return None
+
+    async def close(self) -> None:
+        """Stop keeping it, and close it if it was not given away."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            await ready.session.close()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._until_its_end(await self._open())
+            except PgLeaderLockError as error:
+                self._warn(error)
+            pause_s = self._lease.renew_every_s * random.uniform(_PAUSE_JITTER, 1)  # noqa: S311 - it spreads load
+            await asyncio.sleep(pause_s)
+
+    async def _open(self) -> ReadySession:
+        opening = self._opening = asyncio.ensure_future(self._open_ready())
+        try:
+            await asyncio.wait({opening})
+        finally:
+            if self._opening is opening:  # not given away
+                self._opening = None
+                opening.cancel()
+                await asyncio.wait({opening})
+        ready = opening.result()
+        self._was_warned = False
+        return ready
+
+    async def _until_its_end(self, ready: ReadySession) -> None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note_end(error: ConnectionError) -> None:
+            self._note_end(ready, error)
+            if not ended.done():
+                ended.set_result(None)
+
+        self._ready = ready
+        ready.session.watch(note_end)
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=self._lease.renew_every_s)
+            if not ended.done():
+                await self._send_ping(ready)
+        self._ready = None
+
+    async def _send_ping(self, ready: ReadySession) -> None:
+        ping = self._ping = asyncio.ensure_future(ready.session.fetch(_sql.PING, bound_s=self._lease.answer_bound_s))
+        try:
+            await asyncio.wait({ping})
+            ping.exception()  # retrieved: the session has reported its end
+        finally:
+            ping.cancel()
+            self._ping = None
+
+    def _warn(self, error: PgLeaderLockError) -> None:
+        if not self._was_warned:
+            self._was_warned = True
+            self._logger.warning(
+                "warm_session_missing",
+                error=error,
+                advice="the next failover takes longer by one connection; nothing else depends on this session",
+            )
