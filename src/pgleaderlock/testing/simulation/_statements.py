@@ -91,7 +91,7 @@ def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
 
 
 def _read_simple(statement: str) -> Ask | None:
-    if statement == "SELECT 1":
+    if statement.strip() == "SELECT 1":
         return Ask("ping")
     if "pg_backend_pid() = %s::int" in statement:
         return Ask(

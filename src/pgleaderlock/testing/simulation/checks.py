@@ -8,6 +8,7 @@
   network has no fault. (A killed session and an unanswered renewal together leave no lock that could keep a successor
   waiting.)
 - While a node is healthy and no new fault occurs, a node leads before long.
+- Long after the last fault, one follower is the heir and another the next heir, where a store has places.
 - No lock stays with a session whose process is gone for longer than about two leases.
 - A user's code does not act as leader after a newer term began.
 - Nothing raises: no callback, no leader task, no other task. In production an exception is logged and the election goes
@@ -41,7 +42,7 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         self.what = what
         self.kind = kind
         """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``no_leader``, ``stuck``, ``unrest``,
-        ``acted`` or ``raised``."""
+        ``no_heir``, ``acted`` or ``raised``."""
         self.replay = replay
 
 
@@ -285,6 +286,13 @@ class Checker:
     def note_unrest(self) -> None:
         """Fail because leadership changed although there had been no fault for long."""
         self._fail("unrest", "leadership changed without a fault")
+
+    def check_places(self) -> None:
+        """Check that the next leaders are ready: of the followers, one is the heir and another the next heir."""
+        places = sorted(each.lock.place for each in self.nodes if each.lock.state.is_following)
+        wanted = sorted(["heir", "next heir"][: len(places)])
+        if [place for place in places if place] != wanted:
+            self._fail("no_heir", f"the followers' places are {places}, long after the last fault")
 
     def _fail(self, kind: str, what: str) -> None:
         if self.is_over:

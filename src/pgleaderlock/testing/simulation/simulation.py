@@ -216,6 +216,8 @@ class Simulation:
         self.run(_SETTLED * self.lease_s)
         if leader is not self.checker.leader or terms != self.checker.terms:
             self.checker.note_unrest()
+        if self.store.has_places:
+            self.checker.check_places()
         for loop in self._loops:
             loop.forget_finished()
         self.checker.raise_failure()
