@@ -23,8 +23,6 @@ from pgleaderlock.ops.alerts import (
 from pgleaderlock.ops.alerts.export import json_text, write, yaml_text
 from pgleaderlock.ops.alerts.model import parse
 
-__all__ = ["alerts"]
-
 
 @click.group(short_help=WORDS["alerts"].short)
 def alerts() -> None:

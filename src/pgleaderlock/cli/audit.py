@@ -20,8 +20,6 @@ from pgleaderlock.ops.registry.audit import Line, PastTerm, RoleAudit
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus
 
-__all__ = ["show_audit"]
-
 _HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Failovers", "Missing", "Overlaps")
 
 

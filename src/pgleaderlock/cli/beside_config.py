@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.config.sources import Option
 
-__all__ = ["config_for_lock", "config_for_node"]
-
 _ELECTION = "cluster.leader_election"
 
 

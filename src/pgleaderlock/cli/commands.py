@@ -56,8 +56,6 @@ from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.retry import ExponentialBackoff
 
-__all__ = ["cli", "invoke"]
-
 
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. User errors become a message, without secrets, never a traceback."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import InForce, Loaded, Problem
     from pgleaderlock.ops.config.sources import Option
 
-__all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CONFIG_VARIABLE = "PGLEADERLOCK_CONFIG"

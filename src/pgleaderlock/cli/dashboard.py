@@ -18,8 +18,6 @@ from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, Source, StoreS
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.stores import open_backend
 
-__all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source", "watched_at"]
-
 TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
 _LOOK_EVERY_S = 1.0
 

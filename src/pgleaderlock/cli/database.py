@@ -12,8 +12,6 @@ from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.errors import ConnectionError, EmbeddedServerError
 from pgleaderlock.testing import embedded
 
-__all__ = ["CHECK_DSN", "CHECK_REGISTRY", "Database", "UnreachableError", "explained", "need_store", "open_database"]
-
 CHECK_DSN = "check --dsn or $PG_DSN, and that the server is up and accepts this user."
 """The advice for a PostgreSQL that did not answer."""
 CHECK_REGISTRY = "check --dsn, $PG_DSN or --config, and that the server is up and accepts this user."

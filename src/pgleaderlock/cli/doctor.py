@@ -26,8 +26,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["show_doctor"]
-
 _COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 _VERDICT_WIDTH = max(map(len, Verdict))
 

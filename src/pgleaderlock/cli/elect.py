@@ -23,8 +23,6 @@ from pgleaderlock.stores.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
 
-__all__ = ["as_dsn", "check_url", "chosen_times", "elected"]
-
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
     """Return URL and DSN with a ``postgresql://`` URL moved to the DSN: it is a connection string."""

@@ -12,16 +12,6 @@ from click.core import ParameterSource
 
 from pgleaderlock.options import BY_NAME, SETTINGS, Setting
 
-__all__ = [
-    "allow_pooler_option",
-    "allows_pooler",
-    "auto_reacquire_option",
-    "election_options",
-    "given_settings",
-    "schema_owner",
-    "schema_owner_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GIVEN = "pgleaderlock.settings"

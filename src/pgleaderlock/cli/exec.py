@@ -33,8 +33,6 @@ from pgleaderlock.work.exec.guardian_client import GuardedCommand
 from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.work.exec.timing import KillTimes
 
-__all__ = ["exec_command"]
-
 _LONGEST_RETRY_S = 5.0  # the command should run soon after its database is up again
 _NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
 _Complain = Callable[[int, str], int]

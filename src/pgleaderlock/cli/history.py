@@ -14,8 +14,6 @@ from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
 from pgleaderlock.cli.times import Since, iso
 from pgleaderlock.ops.registry.audit import Line
 
-__all__ = ["show_history"]
-
 _HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Token", "Why")
 _SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
 """Causes that are not printed, because the event says the same."""

@@ -10,8 +10,6 @@ import click
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import MissingExtra
 
-__all__ = ["served_metrics"]
-
 
 @contextlib.contextmanager
 def served_metrics(election: Election, role: str, port: int | None) -> Iterator[None]:

@@ -15,8 +15,6 @@ from pgleaderlock.stores import place
 from pgleaderlock.stores.nfs import _inspect
 from pgleaderlock.stores.nfs._inspect import Inspection
 
-__all__ = ["nfs"]
-
 T = TypeVar("T")
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

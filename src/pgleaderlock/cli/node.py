@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.node import Node
 
-__all__ = ["run_configured"]
-
 _GRACEFUL_S = 10.0
 _FORCED_S = 0.5
 

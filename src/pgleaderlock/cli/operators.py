@@ -24,8 +24,6 @@ from pgleaderlock.cli.words import texts
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["COMMANDS", "show_all_roles"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

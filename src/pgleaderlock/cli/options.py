@@ -15,21 +15,6 @@ from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey, is_written_as_key
 
-__all__ = [
-    "LockName",
-    "dsn_option",
-    "examined_options",
-    "is_given",
-    "json_option",
-    "lock_options",
-    "naming_options",
-    "refuse_key_as_role",
-    "schema_option",
-    "seconds_option",
-    "url_option",
-    "wants_embedded",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.config.model import RoleConfig
 
-__all__ = [
-    "Place",
-    "config_in_force",
-    "find_place",
-    "is_configured",
-    "is_database_said",
-    "key_in",
-    "lock_in",
-    "role_of",
-    "target_of",
-]
-
 _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
 

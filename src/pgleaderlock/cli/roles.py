@@ -23,19 +23,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = [
-    "find_role",
-    "opened",
-    "print_record",
-    "registry_problem",
-    "role_fields",
-    "roles_picture",
-    "roles_table",
-    "show_roles",
-    "silence_s",
-    "unreachable",
-]
-
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _SHOWN_NAMES = 10
 _WHO_IS_IN_IT = (  # an empty registry does not mean that there is no leader: most locks are held without a registry

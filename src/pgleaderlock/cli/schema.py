@@ -11,8 +11,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.terms import schema_sql
 
-__all__ = ["apply_schema", "statements_of", "tell_applied"]
-
 
 def statements_of(schema: str) -> str:
     """Return the statements that create the tables; an invalid name of a schema is wrong usage."""

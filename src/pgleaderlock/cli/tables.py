@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["PIPE_CELLS", "console_for", "fitting_table"]
-
 PIPE_CELLS = 1000
 """The width for a pipe, in which nothing is folded."""
 _GAP_CELLS = 2  # between two columns

@@ -20,8 +20,6 @@ from pgleaderlock.stores import open_backend
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.record import RecordBackend
 
-__all__ = ["Sight", "Target", "in_postgres", "in_store", "is_postgres", "store_options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sight:

@@ -16,8 +16,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.work.schedule.reading import RecordedTick, open_ledger
 
-__all__ = ["show_ticks"]
-
 _HEADINGS = ("Slot (UTC)", "Job", "State", "Attempt", "Late", "Took", "Token", "Holder", "Detail")
 _STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "yellow"}
 

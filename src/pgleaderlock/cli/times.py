@@ -9,8 +9,6 @@ import click
 
 from pgleaderlock._base.checks import quoted
 
-__all__ = ["SINCE_FORMS", "Since", "duration", "iso", "parse_since"]
-
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOLERANCE_S = 60.0  # of a time that a script took from its own host's clock

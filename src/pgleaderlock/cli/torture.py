@@ -13,8 +13,6 @@ from pgleaderlock.cli.database import need_store
 from pgleaderlock.cli.options import dsn_option, seconds_option
 from pgleaderlock.cli.words import texts
 
-__all__ = ["find_forbidden", "parse_faults", "torture"]
-
 _SHORTEST_LEASE_S = 0.5
 _MOST_NODES = 26  # one for each letter
 _MOST_MINUTES = 7 * 24 * 60

@@ -37,8 +37,6 @@ from pgleaderlock.testing.torture import (
     why_clocks_cannot_jump,
 )
 
-__all__ = ["Request", "run_torture"]
-
 _PROGRESS_S = 10.0
 
 

@@ -28,8 +28,6 @@ from pgleaderlock.ops.dashboard._board import Board
 from pgleaderlock.ops.dashboard._sources import RegistrySource
 from pgleaderlock.ops.registry.reading import RoleStatus
 
-__all__ = ["watch"]
-
 _WINDOW_S = 3600.0
 _SHOWN_ALERTS = 5
 _SHOWN_EVENTS = 5

@@ -11,8 +11,6 @@ import click
 
 from pgleaderlock.cli import exit_codes as codes
 
-__all__ = ["WORDS", "CommandGroup", "Texts", "texts"]
-
 _UNWRITTEN = "the answer could not be written to stdout"
 _USAGE = {codes.USAGE: "wrong usage: nothing was started"}
 _STORE = {codes.UNREACHABLE: "the store cannot be reached, or the embedded PostgreSQL failed"}

@@ -18,7 +18,6 @@ Not promised: that work which was started as a leader stops by itself. ``on_lost
 """
 
 import threading
-from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from pgleaderlock._base.checks import check_callable, check_seconds
@@ -180,9 +179,7 @@ class LeaderElectionService:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ when its process dies. More than eight roles, and those of a node with ``max_rol
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pgleaderlock._base.checks import refuse_plain_with
@@ -200,9 +199,7 @@ class Node:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         await self.shutdown(None if exc_type is None else _GIVE_UP_S)
 
 

@@ -14,8 +14,6 @@ from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["ConnectFn", "Connector", "ForeignConnection"]
-
 ConnectFn = Callable[[], Awaitable[Any]]
 """A caller's factory of connections."""
 

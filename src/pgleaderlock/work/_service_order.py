@@ -21,8 +21,6 @@ from pgleaderlock.engine.functions import is_async, to_the_end
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import ServiceFailed
 
-__all__ = ["Report", "Service", "ServiceOrder", "ServiceTask", "Step"]
-
 Step = Callable[[], Any]
 """``start()`` or ``stop()``; ``async``, or plain and then run in a thread."""
 Report = Callable[[str, ServiceFailed], None]

@@ -31,8 +31,6 @@ from pgleaderlock.ops.dashboard._streams import Streams
 from pgleaderlock.ops.registry.audit import Line
 from pgleaderlock.ops.registry.reading import RoleStatus
 
-__all__ = ["Board", "dumps", "message"]
-
 _MOST_NEW_EVENTS = 200
 _MOST_NOTES = 400
 _JUDGED_FOR_S = 10.0

@@ -14,17 +14,6 @@ from pgleaderlock.ops.registry.audit import Line, PastTerm
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RoleStatus
 
-__all__ = [
-    "Json",
-    "Look",
-    "event_record",
-    "newest_lines",
-    "node_records",
-    "past_record",
-    "shown_events",
-    "standing_record",
-]
-
 Json = dict[str, Any]
 
 _MOST_TERMS = 300

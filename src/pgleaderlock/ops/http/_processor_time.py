@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["ProcessorTime"]
-
 _SAVED_S = 0.5  # what an idle second or two saves for a burst, such as a page with all its files
 
 

@@ -15,8 +15,6 @@ from prometheus_client.core import (
 
 from pgleaderlock.ops.metrics._tally import BUCKETS_S, Reading
 
-__all__ = ["Families", "WatchedRegistry"]
-
 _LABELS = ("role", "node")
 _BUCKETS = (*map(str, BUCKETS_S), "+Inf")
 

@@ -15,19 +15,6 @@ from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._sql import CHANGE_CHANNEL
 from pgleaderlock.postgres.terms import create_sql
 
-__all__ = [
-    "LONGEST_CLAIM",
-    "MARK",
-    "MAX_WAIT_S",
-    "Ask",
-    "AskInbox",
-    "AskNotice",
-    "SessionInbox",
-    "TableInbox",
-    "by_session",
-    "read_claim",
-]
-
 MARK = "pgleaderlock ask "
 """The beginning of the application_name of a session that asks; the rest cannot be guessed."""
 MAX_WAIT_S = 3600.0

@@ -51,8 +51,6 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.stores.nfs._claim import Claimant, decode, is_beginning, is_name, is_note
 from pgleaderlock.stores.nfs._errors import LockError, MissingFolder
 
-__all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
-
 _NUMBER = re.compile("0|[1-9][0-9]*")
 _ODD_NUMBER = re.compile(r"[+-]?\d+")  # of any script
 _FAR = 10**18 - 1

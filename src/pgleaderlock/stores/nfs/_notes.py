@@ -27,8 +27,6 @@ from pgleaderlock.stores import place
 from pgleaderlock.stores.nfs._claim import is_note
 from pgleaderlock.stores.nfs._folder import Seen, remove
 
-__all__ = ["leave", "read", "remove_all"]
-
 _TIME_OFFSETS = Path("/proc/self/timens_offsets")
 _LARGEST = 4096
 

@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from pgleaderlock._base import threads
 
-__all__ = ["Threads", "Undoable", "run"]
-
 T = TypeVar("T")
 
 _NAME = "pgleaderlock-nfs"

@@ -17,8 +17,6 @@ from pgleaderlock.testing.contract._tools import (
     token_of,
 )
 
-__all__ = ["TrustTests"]
-
 _STAGGERED_S = (0.001, 0.0005, 0.0005, 0.0, 0.0, 0.0)
 """How long after each of several attempts the next one begins; after the last, the event loop blocks."""
 

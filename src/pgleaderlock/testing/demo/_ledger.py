@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
-__all__ = ["Ledger", "ReportedClaim"]
-
 _REMEMBERED = 50
 
 

@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._base.clock import suspend_aware_clock as clock
@@ -24,8 +23,6 @@ from pgleaderlock.testing.demo._actor import Actor
 from pgleaderlock.testing.demo._ledger import Ledger, ReportedClaim
 from pgleaderlock.testing.demo._relay import Relay
 from pgleaderlock.testing.embedded import Server
-
-__all__ = ["ACTIONS", "ROLE", "Failover", "Said", "Stage"]
 
 ROLE = "demo"
 """The role for which all nodes are candidates."""
@@ -175,9 +172,7 @@ class Stage:
             raise
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def wait_until_whole(self, timeout_s: float = 30.0) -> None:

@@ -15,8 +15,6 @@ from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["ClockFaults"]
-
 _STEP_S = 120.0
 _STEP = 20.0
 """Seconds, or leases if that is more, by which a clock is set at most: longer than any wait."""

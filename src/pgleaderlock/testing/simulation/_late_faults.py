@@ -11,8 +11,6 @@ from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Connection, SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["LateFaults"]
-
 _LATE = 0.33
 """Leases by which answers are late, at most: later ones would not renew anything."""
 _LATE_SHARE = 0.5

@@ -6,8 +6,6 @@ from typing import Any
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["LifecycleFaults"]
-
 _HASTE = 0.05
 """Leases after which a hurried caller gives up waiting, at most."""
 _AGAIN = 0.3

@@ -11,8 +11,6 @@ from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["PairFaults"]
-
 _APART = (0.0, 0.004, 0.17)
 """Leases between the two ends, at most: at once, while the first is being read, while a session is replaced."""
 _PAIR = 2

@@ -7,8 +7,6 @@ from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["StandbyFaults"]
-
 _LASTS = 4.0
 """How many times as long as other faults it lasts: a lock that a dead process keeps is detected only after leases."""
 

@@ -28,8 +28,6 @@ from pathlib import Path
 
 from pgleaderlock.testing.demo._relay import CHUNK_BYTES, Relay, Stream, first_of
 
-__all__ = ["Allowance", "FaultyRelay", "Target"]
-
 _SIDES = 2
 _HANG_UP_AT_ONCE = struct.pack("ii", 1, 0)
 

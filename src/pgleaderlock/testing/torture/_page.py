@@ -12,8 +12,6 @@ from pgleaderlock.testing.torture._plan import FAULTS
 from pgleaderlock.testing.torture._style import STYLE
 from pgleaderlock.testing.torture._summary import PERCENTS, Setting, failed_terms_words, ms, seconds
 
-__all__ = ["page"]
-
 
 def page(verdict: Verdict, setting: Setting) -> str:
     """Return the report as one HTML page."""

@@ -8,8 +8,6 @@ from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.testing.torture._checker import Gap, ObservedTerm, Verdict
 from pgleaderlock.testing.torture._logs import Claim, Fault
 
-__all__ = ["legend", "strips"]
-
 _WIDTH = 1180
 _LABELS = 78
 _LANE = 36

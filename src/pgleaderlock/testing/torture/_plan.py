@@ -10,8 +10,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "Deed", "draw"]
-
 FAULTS = {
     "kill": "a node is killed with -9, and started again",
     "freeze": "a node is stopped (SIGSTOP), and goes on later",

@@ -6,8 +6,6 @@ from typing import Any
 from pgleaderlock.testing._claim import GAP_S
 from pgleaderlock.testing.torture._checker import Verdict, percentile
 
-__all__ = ["PERCENTS", "Setting", "as_record", "failed_terms_words", "ms", "seconds"]
-
 PERCENTS = (50, 90, 99, 100)
 """The percentiles that are shown of the failover times; the last is the longest."""
 _MINUTE_S = 60
