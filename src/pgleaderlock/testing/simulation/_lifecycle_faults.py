@@ -3,8 +3,8 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from pgleaderlock.testing.simulation._late_faults import LateFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
-from pgleaderlock.testing.simulation.world import World
 
 _HASTE = 0.05
 """Leases after which a hurried caller gives up waiting, at most."""
@@ -15,17 +15,8 @@ _LATE = 0.5
 _ALL = 1.0
 
 
-class LifecycleFaults:
+class LifecycleFaults(LateFaults):
     """The part of the fault injector for hurried callers."""
-
-    _world: World
-    _lease_s: float
-
-    def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
-        raise NotImplementedError
-
-    def _note(self, node: SimulatedNode, what: str) -> None:
-        raise NotImplementedError
 
     # --- The faults --------------------------------------------------------------------------------------------
 
