@@ -254,8 +254,8 @@ def status(
         asyncio.run(show_status(in_store(str(url), named.role, schema, schema_owner()), as_json=as_json))
         return
     key = lock_in(configured, named)
-    with open_database(dsn) as database:
-        asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
+    with open_database(dsn) as database_dsn:
+        asyncio.run(show_status(in_postgres(database_dsn, key), as_json=as_json))
 
 
 @cli.command(**texts("doctor"))
@@ -300,8 +300,8 @@ def doctor(
     key = lock_in(configured, named) if named.is_given else None
     statements_of(str(settings["schema"]))  # raises if this cannot be the name of a schema
     show_logs("ERROR")
-    with open_database(dsn) as database:
-        is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, **settings))
+    with open_database(dsn) as database_dsn:
+        is_fit = asyncio.run(show_doctor(database_dsn, key, lease_s, as_json=as_json, **settings))
     context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
 
 
@@ -347,8 +347,8 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator:
     Run it as a user who may create a schema in this database.
     """
     statements_of(schema)
-    with open_database(dsn) as database:
-        asyncio.run(apply_schema(database.dsn, schema, grantee, operator, owner=schema_owner()))
+    with open_database(dsn) as database_dsn:
+        asyncio.run(apply_schema(database_dsn, schema, grantee, operator, owner=schema_owner()))
     if as_json:
         print_json({"schema": schema, "granted_to": grantee, "asks_granted_to": operator})
     else:

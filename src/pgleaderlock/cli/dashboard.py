@@ -30,12 +30,6 @@ class Serving:
     port: int
     token: str | None
     hosts: tuple[str, ...]
-    watched: Watched | None = None
-
-
-def watched_at(place: Place) -> Watched:
-    """Return the alerts of the configuration."""
-    return Watched(place.alerts, place.prefix)
 
 
 def choose_token(*, allow_actions: bool) -> str | None:
@@ -70,8 +64,8 @@ def store_source(urls: Iterable[str], window_s: float) -> Source:
     return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
 
 
-async def serve(source: Source, serving: Serving) -> None:
-    """Serve the page until a signal comes."""
+async def serve(source: Source, serving: Serving, place: Place | None = None) -> None:
+    """Serve the page until a signal comes, with the alerts of the place that it shows."""
     ended = asyncio.Event()
 
     def end(_signal: signal.Signals) -> None:
@@ -83,7 +77,7 @@ async def serve(source: Source, serving: Serving) -> None:
         port=serving.port,
         token=serving.token,
         hosts=serving.hosts,
-        watched=serving.watched,
+        watched=None if place is None else Watched(*place.alerting),
     )
     with call_on_signal(end):
         try:

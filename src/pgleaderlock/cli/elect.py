@@ -102,8 +102,8 @@ def elected(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     show_logs(log_level)
-    with open_database(dsn) as database:
-        yield LeaderLock(database.dsn, key=key, **keywords), in_postgres(database.dsn, key)
+    with open_database(dsn) as database_dsn:
+        yield LeaderLock(database_dsn, key=key, **keywords), in_postgres(database_dsn, key)
 
 
 @contextlib.contextmanager
@@ -115,9 +115,9 @@ def _elected_as_configured(
     settings, role = config.election, role_of(config, named)
     show_logs(log_level)
     if settings.on_sessions:
-        with open_database(settings.url) as database:
+        with open_database(settings.url) as database_dsn:
             key = role if isinstance(role, LockKey) else role.lock_key
-            yield make_election(settings, role, database.dsn, **own), in_postgres(database.dsn, key)
+            yield make_election(settings, role, database_dsn, **own), in_postgres(database_dsn, key)
         return
     _warn_of_memory(str(settings.url))
     try:

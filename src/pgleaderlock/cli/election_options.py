@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from pgleaderlock.cli.options import with_options
 from pgleaderlock.options import BY_NAME, SETTINGS, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,10 +36,7 @@ def allows_pooler() -> bool:
 
 def election_options(command: F) -> F:
     """Add an option for each setting that a configuration may have too."""
-    for each in reversed(SETTINGS):
-        if each.key is not None:
-            command = _option(each)(command)
-    return command
+    return with_options(command, *(_option(each) for each in SETTINGS if each.key is not None))
 
 
 def _option(setting: Setting) -> Callable[[F], F]:

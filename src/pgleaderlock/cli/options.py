@@ -20,6 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}
 
 
+def with_options(command: F, *options: Callable[[Any], Any]) -> F:
+    """Add these options, in the order in which ``--help`` lists them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def is_given(name: str) -> bool:
     """Return whether the command line gives this option; its value may have been moved to the environment since."""
     context = click.get_current_context()
@@ -203,8 +210,15 @@ def naming_options(command: F) -> F:
     )
 
 
-def _naming_options(command: F, url: Callable[[F], F]) -> F:
-    options = (
+def _naming_options(command: F, url: Callable[[Any], Any]) -> F:
+    @functools.wraps(command)
+    def with_name(
+        *args: Any, role: str | None, key: str | None, key1: int | None, key2: int | None, **others: Any
+    ) -> Any:
+        return command(*args, named=LockName(role, key, key1, key2), **others)
+
+    return with_options(
+        cast("F", with_name),
         dsn_option,
         url,
         click.option("--role", metavar="NAME", help="The lock by name, as LeaderLock(role=...)."),
@@ -212,14 +226,3 @@ def _naming_options(command: F, url: Callable[[F], F]) -> F:
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
     )
-
-    @functools.wraps(command)
-    def with_name(
-        *args: Any, role: str | None, key: str | None, key1: int | None, key2: int | None, **others: Any
-    ) -> Any:
-        return command(*args, named=LockName(role, key, key1, key2), **others)
-
-    decorated: Any = with_name
-    for option in reversed(options):
-        decorated = option(decorated)
-    return cast("F", decorated)

@@ -35,28 +35,33 @@ class Place:
     dsn: str | None
     """None means the embedded PostgreSQL."""
     schema: str
-    roles: tuple[str, ...] | None = None
-    """Only these; None is all of them."""
-    owner: str | None = None
+    owner: str | None
     """The role whose tables are used, besides those of the connecting user and of superusers."""
-    alerts: "tuple[Alert, ...]" = ()
-    """The alerts of the configuration."""
-    prefix: str = "pgleaderlock"
-    """The prefix of the metrics in their conditions."""
+    config: "Config | None" = None
+    """The configuration that applies, if any."""
+
+    @property
+    def alerting(self) -> "tuple[tuple[Alert, ...], str]":
+        """The alerts of the configuration, and the prefix of the metrics in their conditions."""
+        config = self.config
+        return ((), "pgleaderlock") if config is None else (config.alerting.alerts, config.metrics.prefix)
+
+    @property
+    def roles(self) -> tuple[str, ...] | None:
+        """Only these; None is all of them."""
+        return (self.config and tuple(role.name for role in self.config.election.roles)) or None
 
 
 def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
     """Return the registry that the options name. Contradictory options are wrong usage."""
     config = config_in_force(config_file)
     if config is None:
-        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), owner=schema_owner())
+        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), schema_owner())
     if wants_embedded() and config.registry_dsn is not None:
         raise click.UsageError("--embedded and registry.dsn of the configuration name the registry twice: give one.")
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
-    roles = tuple(role.name for role in config.election.roles) or None
     owner = schema_owner() or config.registry.schema_owner
-    where = found, _checked(schema or config.registry.schema_name), roles, owner
-    return Place(*where, config.alerting.alerts, config.metrics.prefix)
+    return Place(found, _checked(schema or config.registry.schema_name), owner, config)
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":

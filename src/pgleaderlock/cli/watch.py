@@ -68,7 +68,7 @@ async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", 
         look_every_s=interval_s,
         schema_owner=place.owner,
     )
-    watched = Watched(place.alerts, place.prefix)
+    watched = Watched(*place.alerting)
     board = Board(kind=source.kind, where=source.where, can={}, watched=watched)
     async with contextlib.aclosing(source.follow()) as looks:
         async for look, new_lines in looks:
