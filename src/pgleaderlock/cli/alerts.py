@@ -142,13 +142,7 @@ def _cluster(config: Path | None) -> _Cluster:
 
 
 def _chosen(
-    config: Path | None,
-    prefix: str,
-    asked: tuple[str, ...],
-    known: tuple[str, ...],
-    lease_s: float,
-    *,
-    defaults: bool,
+    config: Path | None, prefix: str, asked: tuple[str, ...], known: tuple[str, ...], lease_s: float, *, defaults: bool
 ) -> tuple[list[Alert], Config]:
     """Return the file's alerts, then the default alerts that it does not define itself; each with its receivers."""
     settings = _load(config)

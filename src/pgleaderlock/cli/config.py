@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CONFIG_VARIABLE = "PGLEADERLOCK_CONFIG"
-_SECRETS = {
-    "cluster.leader_election.backend": "PGLEADERLOCK_BACKEND",
-    "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN",
-}
+_SECRETS = {"cluster.leader_election.backend": "PGLEADERLOCK_BACKEND", "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN"}
 _STORE_OF_NODE = (DSN_VARIABLE, URL_VARIABLE, _SECRETS["cluster.leader_election.backend"])
 _WIDEST_VALUE = 48
 

@@ -69,13 +69,7 @@ def chosen_times(configured: "Config | None" = None) -> LeaseTimes:
 
 @contextlib.contextmanager
 def elected(
-    dsn: str | None,
-    url: str | None,
-    named: LockName,
-    *,
-    configured: "Config | None" = None,
-    log_level: str,
-    **own: Any,
+    dsn: str | None, url: str | None, named: LockName, *, configured: "Config | None" = None, log_level: str, **own: Any
 ) -> Iterator[tuple[Election, Target]]:
     """Yield the election that the options describe, not yet started, and its target.
 

@@ -118,15 +118,7 @@ def show_all_roles(place: Place, *, as_json: bool) -> None:
 @_role_options
 @_since_option
 @_limit_option
-def history(
-    *,
-    place: Place,
-    as_json: bool,
-    role: str | None,
-    lock: str | None,
-    since: Since,
-    limit: int,
-) -> None:
+def history(*, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since, limit: int) -> None:
     """Show the events of each role, the oldest first: who led, how each term ended, and why.
 
     Times are by the database's clock, in UTC. Events that a node could not write are counted where they are missing.
@@ -149,14 +141,7 @@ def _only_role(place: Place) -> str:
 @_since_option
 @_limit_option
 def ticks(
-    *,
-    place: Place,
-    as_json: bool,
-    job: str | None,
-    role: str | None,
-    lock: str | None,
-    since: Since,
-    limit: int,
+    *, place: Place, as_json: bool, job: str | None, role: str | None, lock: str | None, since: Since, limit: int
 ) -> None:
     """Show the runs of scheduled jobs, the oldest first: the slot, the node that ran it, and how the run ended.
 
@@ -220,12 +205,7 @@ def step_down(
 @click.command("watch", **texts("watch"))
 @_registry_options
 @seconds_option("--interval", "Read the registry at least this often, even without a notification.", default=1.0)
-def watch(
-    *,
-    place: Place,
-    as_json: bool,
-    interval_s: float,
-) -> None:
+def watch(*, place: Place, as_json: bool, interval_s: float) -> None:
     """Show all roles as status does, and update them until interrupted.
 
     A terminal gets one table that is updated in place, a pipe a new table per change. While the database cannot be
@@ -242,13 +222,7 @@ def watch(
 @_since_option
 @click.pass_context
 def audit(
-    context: click.Context,
-    *,
-    place: Place,
-    as_json: bool,
-    role: str | None,
-    lock: str | None,
-    since: Since,
+    context: click.Context, *, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since
 ) -> None:
     """Check the history: how long there was no leader, how terms ended, and whether two terms overlapped.
 

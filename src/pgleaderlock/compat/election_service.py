@@ -75,10 +75,7 @@ class LeaderElectionService:
         self._backend = make_backend(key, lease, clock, Connector(key, dsn=postgres_url, lease=lease))
         self._longest_wait_s = max(lease.lease_s, lease.settle_s or 0.0)
         engine = Election(
-            self._backend,
-            retry_strategy=retry_strategy,
-            health_interval_s=lease.renew_every_s,
-            clock=clock,
+            self._backend, retry_strategy=retry_strategy, health_interval_s=lease.renew_every_s, clock=clock
         )
         self._engine = engine
         self._key = key

@@ -135,12 +135,7 @@ class BlockingElection(Decorators, Generic[A]):
         return register if fn is None else register(fn)
 
     def run_while_leader(
-        self,
-        fn: Work,
-        *,
-        name: str | None = None,
-        on_return: AfterWork = "restart",
-        on_failure: AfterWork = "restart",
+        self, fn: Work, *, name: str | None = None, on_return: AfterWork = "restart", on_failure: AfterWork = "restart"
     ) -> object:
         """Take part, run ``fn`` in each term as :meth:`while_leader` does, and return when the election has stopped.
 

@@ -209,8 +209,7 @@ class ServiceTask:
     def _slow_start(self, start_s: float) -> ServiceFailed:
         name = self.service.name
         return ServiceFailed(
-            f"service {name} has not started within {start_s:g} s: the services after it start now",
-            name=name,
+            f"service {name} has not started within {start_s:g} s: the services after it start now", name=name
         )
 
     def _slow_stop(self, share_s: float, starting: asyncio.Task[object]) -> ServiceFailed:

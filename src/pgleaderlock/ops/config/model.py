@@ -237,12 +237,7 @@ class RegistryConfig(_Section):
         None, "secret", "The PostgreSQL of the registry.", otherwise="that of the backend"
     )
     schema_name: SchemaName = _setting(DEFAULT_SCHEMA, "text", "The schema of its tables.", alias="schema")
-    schema_owner: SchemaOwner | None = _setting(
-        None,
-        "text",
-        BY_NAME["schema_owner"].meaning,
-        otherwise="none",
-    )
+    schema_owner: SchemaOwner | None = _setting(None, "text", BY_NAME["schema_owner"].meaning, otherwise="none")
     heartbeat: Duration = _setting(5.0, "duration", "How often this node writes a sign of life to the registry.")
     keep_days: Annotated[int, between(1, 36500)] = _setting(30, "number", "For how many days the history is kept.")
     accept_asks: bool = _setting(True, "flag", "Whether operators may ask this node to step down.")  # noqa: FBT003

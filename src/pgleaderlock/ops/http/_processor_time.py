@@ -14,10 +14,7 @@ class ProcessorTime:
     """
 
     def __init__(
-        self,
-        share: float,
-        clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.thread_time,
+        self, share: float, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.thread_time
     ) -> None:
         self._share, self._clock, self._used = share, clock, used
         self._saved_s = _SAVED_S

@@ -89,11 +89,7 @@ class WaitingRoom:
     """All connections of one server. Used on the server's event loop only."""
 
     def __init__(
-        self,
-        limits: HttpLimits,
-        log: RareLog,
-        classify: Classify,
-        begin: Callable[[socket.socket, bytes], Answered],
+        self, limits: HttpLimits, log: RareLog, classify: Classify, begin: Callable[[socket.socket, bytes], Answered]
     ) -> None:
         self._limits, self._log = limits, log
         self._classify, self._begin = classify, begin

@@ -26,11 +26,7 @@ from pgleaderlock.postgres.doctor._clock import check_server_clock
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._lease import check_enforcement, check_line, check_token
 from pgleaderlock.postgres.doctor._lock import check_lock, check_term_table
-from pgleaderlock.postgres.doctor._network import (
-    check_keepalives,
-    check_own_clock,
-    check_round_trip,
-)
+from pgleaderlock.postgres.doctor._network import check_keepalives, check_own_clock, check_round_trip
 from pgleaderlock.postgres.doctor._room import check_connections, check_lock_table
 from pgleaderlock.postgres.doctor._server import (
     check_database,

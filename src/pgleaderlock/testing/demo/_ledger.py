@@ -71,9 +71,7 @@ class Ledger:
 
     def _compare(self) -> None:
         found = find_overlaps(
-            self._claims,
-            lambda claim: claim.seen_at,
-            lambda claim: claim.seen_at if claim.has_ceased else math.inf,
+            self._claims, lambda claim: claim.seen_at, lambda claim: claim.seen_at if claim.has_ceased else math.inf
         )
         for each in found:
             if each.first.process_id != each.second.process_id:

@@ -121,10 +121,7 @@ class SimulatedNode:
             seat.token = None  # a new process remembers nothing
         self.sessions.clear()
         self.loop = NodeLoop(  # type: ignore[abstract] # it has no socket methods, on purpose
-            self.world,
-            self.rate,
-            after_step=self._stepped,
-            failed=lambda context: self._watcher.failed(self, context),
+            self.world, self.rate, after_step=self._stepped, failed=lambda context: self._watcher.failed(self, context)
         )
         self.lock = self._make_election(self)
         self._watcher.note(self.name, "starts")
