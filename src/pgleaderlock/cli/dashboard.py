@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -20,16 +20,6 @@ from pgleaderlock.stores import open_backend
 
 TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
 _LOOK_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How the page is served."""
-
-    host: str
-    port: int
-    token: str | None
-    hosts: tuple[str, ...]
 
 
 def choose_token(*, allow_actions: bool) -> str | None:
@@ -64,21 +54,14 @@ def store_source(urls: Iterable[str], window_s: float) -> Source:
     return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
 
 
-async def serve(source: Source, serving: Serving, place: Place | None = None) -> None:
+async def serve(source: Source, place: Place | None = None, *, token: str | None, **serving: Any) -> None:
     """Serve the page until a signal comes, with the alerts of the place that it shows."""
     ended = asyncio.Event()
 
     def end(_signal: signal.Signals) -> None:
         ended.set()
 
-    dashboard = Dashboard(
-        source,
-        host=serving.host,
-        port=serving.port,
-        token=serving.token,
-        hosts=serving.hosts,
-        watched=None if place is None else Watched(*place.alerting),
-    )
+    dashboard = Dashboard(source, token=token, watched=None if place is None else Watched(*place.alerting), **serving)
     with call_on_signal(end):
         try:
             await dashboard.start()
@@ -86,8 +69,8 @@ async def serve(source: Source, serving: Serving, place: Place | None = None) ->
             raise click.UsageError(f"{error}; --port 0 is any free one.") from error
         try:
             # A token that the operator chose is known to its users, and must not appear in a service's log.
-            is_ours = serving.token is not None and TOKEN_VARIABLE not in os.environ
-            fragment = f"#token={serving.token}" if is_ours else ""
+            is_ours = token is not None and TOKEN_VARIABLE not in os.environ
+            fragment = f"#token={token}" if is_ours else ""
             click.echo(f"dashboard: {dashboard.url}{fragment}")
             click.echo(f"shows {visible(source.where)}; Ctrl-C ends it", err=True)
             await ended.wait()

@@ -269,18 +269,19 @@ def dashboard(
     from pgleaderlock.cli import dashboard as command  # noqa: PLC0415 - it needs an extra of its own
 
     show_logs("ERROR")
-    serving = command.Serving(host, port, command.choose_token(allow_actions=allow_actions), hosts)
+    token = command.choose_token(allow_actions=allow_actions)
+    serving: dict[str, Any] = {"host": host, "port": port, "token": token, "hosts": hosts}
     if url is not None and not is_postgres(url) and (is_given("url") or dsn is None):
         if is_given("config_file"):
             raise click.UsageError(
                 "--url of a store without a registry and --config name two things to show: give one."
             )
-        asyncio.run(command.serve(command.store_source([url], window_s), serving))
+        asyncio.run(command.serve(command.store_source([url], window_s), **serving))
         return
     place = find_place(dsn, url, schema, config_file)
     with open_database(place.dsn) as database_dsn:
         source = command.registry_source(database_dsn, place, window_s)
-        asyncio.run(command.serve(source, serving, place))
+        asyncio.run(command.serve(source, place, **serving))
 
 
 COMMANDS = (history, ticks, step_down, watch, audit, dashboard)

@@ -240,8 +240,6 @@ class Folder:
                 finally:
                     os.close(number)
 
-    # --- Helpers -----------------------------------------------------------------------------------------------
-
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 

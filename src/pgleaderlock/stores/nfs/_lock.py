@@ -284,8 +284,6 @@ class Lock:
             self._raise_unless(exc, error)
         return False
 
-    # --- How ---------------------------------------------------------------------------------------------------
-
     def _patience(self, timeout: Interval | None) -> Patience:
         timeout_s = self._default_timeout_s if timeout is None else _timeout_s("timeout", timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -36,8 +36,7 @@ _THREADS = Threads()
 
 async def run(work: Callable[[], T], threads: Threads = _THREADS) -> T:
     """Run work in a thread and return its result. When this coroutine is cancelled, the work goes on."""
-    answer = threads.begin(work)
-    return await answer
+    return await threads.begin(work)
 
 
 class Undoable:

@@ -122,8 +122,6 @@ class TrustTests(ContractTools):
             assert watch.cancelled(), "lost() went on after it was cancelled"
             await renewed(only, grant)
 
-    # --- Helpers -----------------------------------------------------------------------------------------------
-
     def _assert_within_the_lease(self, grant: Grant, before: float) -> None:
         end = suspend_aware_clock() + self.lease_s
         assert before < grant.lost_at < grant.trusted_until < end, f"validity must end within the lease: {grant}"

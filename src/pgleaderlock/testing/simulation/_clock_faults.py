@@ -24,8 +24,6 @@ _DOWN = 0.05
 class ClockFaults(BasicFaults):
     """The part of the fault injector for the server's wall clock."""
 
-    # --- The faults --------------------------------------------------------------------------------------------
-
     def step_clock(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Set the server's wall clock forward or back."""
         server = self._server_here()
@@ -80,8 +78,6 @@ class ClockFaults(BasicFaults):
             return False
         self._step(server, -2 * self._lease_s * self._world.random.random(), ends=True)
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _draw_step_s(self) -> float:
         return max(_STEP_S, _STEP * self._lease_s) * self._world.random.uniform(-1.0, 1.0)

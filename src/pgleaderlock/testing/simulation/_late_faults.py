@@ -22,8 +22,6 @@ _STRIKE = (0.3, 0.9)
 class LateFaults(PairFaults):
     """The part of the fault injector for late answers."""
 
-    # --- The faults --------------------------------------------------------------------------------------------
-
     def late_answers(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let answers come late for a while, on about half of the connections that a node has."""
         return self._delay_answers(node, lasts_s, _LATE_SHARE)
@@ -42,8 +40,6 @@ class LateFaults(PairFaults):
         self.slow_connects(node, lasts_s)
         self._strike_later(lambda: self.kill_session(node))
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
         random = self._world.random

@@ -18,8 +18,6 @@ _ALL = 1.0
 class LifecycleFaults(LateFaults):
     """The part of the fault injector for hurried callers."""
 
-    # --- The faults --------------------------------------------------------------------------------------------
-
     def hasty_step_down(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Ask a leader to step down, twice and with short time-outs, while its answers are late."""
         leading = [seat for seat in node.seats if seat.leads]
@@ -41,8 +39,6 @@ class LifecycleFaults(LateFaults):
         self._ask(node, service.shutdown(self._world.random.choice([None, _HASTE * self._lease_s])))
         self._ask_again(node, service.start)
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _ask(self, node: SimulatedNode, asked: Coroutine[Any, Any, None]) -> None:
         node.loop.create_task(asked)

@@ -32,8 +32,6 @@ _NEWCOMER_LATENCIES = 10
 class PairFaults(BasicFaults):
     """The part of the fault injector for session pairs."""
 
-    # --- The faults --------------------------------------------------------------------------------------------
-
     def slow_connects(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let new connections take long, up to a part of a lease, while those that exist are quick."""
         if not node.is_alive or node.cable.connect_s:
@@ -131,8 +129,6 @@ class PairFaults(BasicFaults):
 
         server.on_grant = look
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _pair_of(self, node: SimulatedNode) -> list[ServerSession] | None:
         """Return both sessions of a leader, if the notice of their end would reach its host in the usual time."""
