@@ -457,11 +457,7 @@ def setting(**changed: Any) -> Setting:
     values: dict[str, Any] = {
         "where": EVIL,
         "version": EVIL,
-        "seconds": 60.0,
-        "nodes": 2,
-        "lease_s": 1.0,
-        "takeover": "fast",
-        "seed": 7,
+        "options": Options(60.0, 2, 1.0, "fast", ("kill",), 7, 1.5),
         "command": EVIL,
         "done": {"kill": 2, EVIL: 1},
     }

@@ -68,6 +68,25 @@ def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.P
     return check
 
 
+# --- The demo and the torture ---
+
+_SHORTEST_LEASE_S = 0.5
+nodes_option = click.option(
+    "--nodes",
+    type=click.IntRange(2, 26),  # one for each letter
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How many candidates (processes) to start.",
+)
+
+
+def check_own_lease(lease_s: float) -> None:
+    """Refuse a lease that is too short for processes of one machine."""
+    if lease_s < _SHORTEST_LEASE_S:
+        raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
+
+
 # --- The store ---
 
 _EMBEDDED = "pgleaderlock.testing.embedded"

@@ -198,11 +198,7 @@ class _Run:
         setting = Setting(
             where=self._ground.where,
             version=self._ground.version,
-            seconds=options.seconds,
-            nodes=options.nodes,
-            lease_s=options.lease_s,
-            takeover=options.takeover,
-            seed=options.seed,
+            options=options,
             command=self._command(options),
             done=conductor.done,
             left_out=conductor.left_out,

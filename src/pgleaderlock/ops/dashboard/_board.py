@@ -153,12 +153,8 @@ class Board:
         self._snapshot = (-1, "")
         self.streams.say(message("demo", dumps(dated)))
 
-    def snapshot(self) -> str:
-        """Return the whole current content as JSON."""
-        return "".join(self.snapshot_parts())
-
     def snapshot_parts(self) -> tuple[str, str]:
-        """Return the same as two texts: the time, and the rest, which is encoded once for each change and shared."""
+        """Return the content as JSON, in two texts: the time, and the rest, which is encoded once per change."""
         if self._snapshot[0] != self._number:
             self._snapshot = (self._number, self._encode())
         return f'{{"at":{self.now!r},', self._snapshot[1]
