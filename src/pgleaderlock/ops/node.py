@@ -156,7 +156,9 @@ class Node:
             expected=[role.name for role in self.config.election.roles],
             schema_owner=self.config.registry.schema_owner,
         )
-        metrics = None if not self.config.metrics.enabled else self._metrics_registry()
+        metrics: Any = None
+        if self.config.metrics.enabled:
+            from prometheus_client import REGISTRY as metrics  # noqa: N811, PLC0415 - of an extra
         token = None if wanted.token is None else wanted.token.get_secret_value()
         dashboard = Dashboard(
             source,
@@ -169,12 +171,6 @@ class Node:
         )
         await dashboard.start()
         self._dashboard = dashboard
-
-    @staticmethod
-    def _metrics_registry() -> Any:
-        from prometheus_client import REGISTRY  # noqa: PLC0415 - of an extra
-
-        return REGISTRY
 
     async def _start(self) -> None:
         self.serve_metrics()

@@ -57,8 +57,10 @@ class Board:
         self._texts: dict[str, str] = {}
         self._pasts: dict[str, _Past] = {}
         self._nodes: list[_picture.Json] = []
-        self._alerts: list[_picture.Json] = []
-        self._events: list[_picture.Json] = []
+        self.alerts: list[_picture.Json] = []
+        """The records of all alerts: one per finding, or one per alert without any."""
+        self.events: list[_picture.Json] = []
+        """The newest events, the newest first."""
         self._notes: deque[_picture.Json] = deque(maxlen=_MOST_NOTES)
         self._snapshot: tuple[int, str] = (-1, "")
 
@@ -76,16 +78,6 @@ class Board:
     def roles(self) -> list[_picture.Json]:
         return list(self._roles.values())
 
-    @property
-    def alerts(self) -> list[_picture.Json]:
-        """The records of all alerts: one per finding, or one per alert without any."""
-        return self._alerts
-
-    @property
-    def events(self) -> list[_picture.Json]:
-        """The newest events, the newest first."""
-        return self._events
-
     def show(self, look: _picture.Look, new_lines: Iterable[Line] = ()) -> None:
         """Update the content from a look at the store, and send what changed."""
         was_stale, self._error, self._stale_since = self._error is not None, None, None
@@ -97,13 +89,13 @@ class Board:
         for lock in gone:
             del self._roles[lock], self._texts[lock], self._pasts[lock]
         if new_lines or changes or gone:
-            self._events = _picture.shown_events(_picture.newest_lines(look))
+            self.events = _picture.shown_events(_picture.newest_lines(look))
         parts: _picture.Json = {"gone": gone, "events": self._newest(new_lines), "roles": changes, "leases": leases}
         before, self._nodes = self._nodes, _picture.node_records(look.roles)
         if [_lasting(node) for node in self._nodes] != [_lasting(node) for node in before]:
             parts["nodes"] = self._nodes
-        if (alerts := self._judge_alerts(look.at)) != self._alerts:
-            self._alerts = parts["alerts"] = alerts
+        if (alerts := self._judge_alerts(look.at)) != self.alerts:
+            self.alerts = parts["alerts"] = alerts
         if was_stale or self._number == 0:
             parts["source"] = self._source()
         if any(parts.values()):
@@ -130,9 +122,9 @@ class Board:
             return
         self._error = error
         self._stale_since = self._stale_since or self.now
-        self._alerts = self._judge_alerts(self.now)
+        self.alerts = self._judge_alerts(self.now)
         empty: _picture.Json = {"gone": [], "events": [], "roles": [], "leases": []}
-        self._say_change({**empty, "alerts": self._alerts, "source": self._source()})
+        self._say_change({**empty, "alerts": self.alerts, "source": self._source()})
 
     def beat(self) -> None:
         """Send a heartbeat to all pages, so that they see that the server is alive."""
@@ -156,7 +148,7 @@ class Board:
         head = f'{{"at":{self.now!r},"source":{dumps(self._source())},"{name}":'
         if name == "roles":
             return head + "[", ",".join(self._texts.values()), "]}"
-        shown = {"nodes": self._nodes, "alerts": self._alerts, "events": self._events}[name]
+        shown = {"nodes": self._nodes, "alerts": self.alerts, "events": self.events}[name]
         return head, dumps(shown), "}"
 
     def _afresh(self) -> tuple[str, str, str]:
@@ -176,8 +168,8 @@ class Board:
                 "source": self._source(),
                 "can": self._can,
                 "nodes": self._nodes,
-                "alerts": self._alerts,
-                "events": self._events,
+                "alerts": self.alerts,
+                "events": self.events,
                 "demo": list(self._notes),
             }
         )

@@ -41,8 +41,9 @@ class FaultInjector(LifecycleFaults, ClockFaults, StandbyFaults):
 
         def strike() -> None:
             if not self._is_clear:
-                name = self._world.random.choices(names, weights)[0]
-                self.strike(name, self._draw_node(), self._draw_s())
+                name, node = self._world.random.choices(names, weights)[0], self._draw_node()
+                lasts_s = self._world.random.expovariate(1 / (self._profile.lasts * self._lease_s))
+                self.strike(name, node, lasts_s)
                 self._arrange_next(names, weights)
 
         self._world.later(pause_s, strike)
@@ -81,9 +82,6 @@ class FaultInjector(LifecycleFaults, ClockFaults, StandbyFaults):
         if leader is not None and self._world.random.random() < _LEADER_SHARE:
             return leader
         return self._world.random.choice(self._nodes)
-
-    def _draw_s(self) -> float:
-        return self._world.random.expovariate(1 / (self._profile.lasts * self._lease_s))
 
     # --- The server --------------------------------------------------------------------------------------------
 
