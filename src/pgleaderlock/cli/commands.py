@@ -43,6 +43,7 @@ from pgleaderlock.cli.options import (
     lock_options,
     schema_option,
     seconds_option,
+    wrong_usage,
 )
 from pgleaderlock.cli.place import find_place, is_configured, lock_in, role_of, target_of
 from pgleaderlock.cli.run import take_part
@@ -158,10 +159,8 @@ def run(
     configured = config_for_node(context, config_file, sets)
     if configured is not None:
         context.exit(run_configured(configured, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
-    try:
+    with wrong_usage(said="--retry-base and --retry-max: {}"):
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
-    except ValueError as error:
-        raise click.UsageError(f"--retry-base and --retry-max: {error}") from error
     level = "INFO" if quiet else "DEBUG"
     with (
         elected(dsn, url, named, log_level=level, retry_strategy=backoff) as (lock, target),

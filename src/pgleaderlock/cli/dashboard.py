@@ -11,6 +11,7 @@ import click
 
 from pgleaderlock._base.checks import check_token
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import PgLeaderLockError
@@ -27,10 +28,8 @@ def choose_token(*, allow_actions: bool) -> str | None:
     if not allow_actions:
         return None
     if TOKEN_VARIABLE in os.environ:
-        try:
+        with wrong_usage(said=f"${TOKEN_VARIABLE} {{}}; or unset it."):
             return check_token(os.environ[TOKEN_VARIABLE])
-        except ValueError as error:
-            raise click.UsageError(f"${TOKEN_VARIABLE} {error}; or unset it.") from error
     return secrets.token_urlsafe(24)
 
 
@@ -46,10 +45,8 @@ def store_source(urls: Iterable[str], window_s: float) -> Source:
     """Return a source that reads the holders of locks in any stores: each URL is one role."""
     backends = {}
     for url in urls:
-        try:
+        with wrong_usage((ValueError, PgLeaderLockError)):
             backend = open_backend(url)
-        except (ValueError, PgLeaderLockError) as error:
-            raise click.UsageError(str(error)) from error
         backends[" ".join(f"{name}={value}" for name, value in backend.labels.items())] = backend
     return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
 
@@ -63,10 +60,8 @@ async def serve(source: Source, place: Place | None = None, *, token: str | None
 
     dashboard = Dashboard(source, token=token, watched=None if place is None else Watched(*place.alerting), **serving)
     with call_on_signal(end):
-        try:
+        with wrong_usage((PgLeaderLockError,), said="{}; --port 0 is any free one."):
             await dashboard.start()
-        except PgLeaderLockError as error:
-            raise click.UsageError(f"{error}; --port 0 is any free one.") from error
         try:
             # A token that the operator chose is known to its users, and must not appear in a service's log.
             is_ours = token is not None and TOKEN_VARIABLE not in os.environ

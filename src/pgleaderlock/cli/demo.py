@@ -6,7 +6,7 @@ import os
 import click
 
 from pgleaderlock.cli.console import show_logs
-from pgleaderlock.cli.options import check_own_lease, nodes_option, seconds_option
+from pgleaderlock.cli.options import check_own_lease, nodes_option, seconds_option, wrong_usage
 from pgleaderlock.cli.words import texts
 from pgleaderlock.errors import MissingExtra
 
@@ -36,11 +36,9 @@ def _check_extras() -> None:
         raise MissingExtra(f"the demo needs pip install 'pgleaderlock[{','.join(missing)}]'")
 
 
-def _check_script(context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    try:
+def _check_script(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    with wrong_usage(said="--script: {}"):
         return () if value is None else parse_script(value)
-    except ValueError as error:
-        raise click.UsageError(f"--script: {error}", context) from error
 
 
 @click.command("demo", **texts("demo"))

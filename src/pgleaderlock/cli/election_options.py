@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pgleaderlock.cli.options import with_options
+from pgleaderlock.cli.options import with_options, wrong_usage
 from pgleaderlock.options import BY_NAME, SETTINGS, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,10 +62,8 @@ def _keeper(setting: Setting) -> Callable[[click.Context, click.Parameter, Any],
     def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
         if context.get_parameter_source(setting.name) is ParameterSource.DEFAULT:
             return
-        try:
+        with wrong_usage():
             replace(setting, name=setting.flag).check(value)
-        except ValueError as error:
-            raise click.UsageError(str(error), context) from error
         is_off = setting.default is True  # the flag is --no-witness
         context.meta.setdefault(_GIVEN, {})[setting.name] = not value if is_off else value
 

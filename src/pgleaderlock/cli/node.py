@@ -11,6 +11,7 @@ from loguru import logger
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.run import EventPrinter
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import MissingExtra, PgLeaderLockError
@@ -35,10 +36,8 @@ def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:
 
 
 def _make(make: "type[Node]", config: "Config", dsn: str) -> "Node":
-    try:
+    with wrong_usage((ValueError, PgLeaderLockError)):
         return make(config, dsn=dsn)
-    except (ValueError, PgLeaderLockError) as error:
-        raise click.UsageError(str(error)) from error
 
 
 async def _run(node: "Node", *, as_json: bool) -> int:

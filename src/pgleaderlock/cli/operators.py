@@ -24,6 +24,7 @@ from pgleaderlock.cli.options import (
     seconds_option,
     url_option,
     with_options,
+    wrong_usage,
 )
 from pgleaderlock.cli.place import Place, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
@@ -77,11 +78,9 @@ def _role_options(command: F) -> F:
     )
 
 
-def _check_option_since(context: click.Context, _option: click.Parameter, value: str | None) -> Since:
-    try:
+def _check_option_since(_context: click.Context, _option: click.Parameter, value: str | None) -> Since:
+    with wrong_usage(said="--since: {}"):
         return Since() if value is None else parse_since(value)
-    except ValueError as error:
-        raise click.UsageError(f"--since: {error}", context) from error
 
 
 _since_option = click.option(
@@ -158,12 +157,10 @@ def _key_of(role: str | None, lock: str | None, place: Place) -> LockKey | None:
         raise click.UsageError("--role and --lock name the lock twice: give one of them.")
     if role is not None:
         refuse_key_as_role(role, "--lock")
-    try:
+    with wrong_usage():
         if role is not None:
             return key_in(place.config, role) or LockKey.named(role)
         return None if lock is None else LockKey.parse(lock)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @click.command("step-down", **texts("step-down"))

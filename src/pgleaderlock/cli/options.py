@@ -1,8 +1,9 @@
 """The options that commands share, each defined once, and the checks that concern one option alone."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,15 @@ from pgleaderlock.postgres.keys import LockKey, is_written_as_key
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}
+
+
+@contextlib.contextmanager
+def wrong_usage(errors: tuple[type[Exception], ...] = (ValueError,), said: str = "{}") -> Iterator[None]:
+    """Turn these errors into wrong usage; ``said`` is its message, with a place for theirs."""
+    try:
+        yield
+    except errors as error:
+        raise click.UsageError(said.format(error)) from error
 
 
 def with_options(command: F, *options: Callable[[Any], Any]) -> F:
@@ -59,11 +69,9 @@ def seconds_option(
 def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Return a callback that refuses what is not a duration, in the library's words and under the option's name."""
 
-    def check(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-        try:
+    def check(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+        with wrong_usage():
             return None if value is None else check_seconds(option.opts[0], value, zero_ok=zero_ok)
-        except ValueError as error:
-            raise click.UsageError(str(error), context) from error
 
     return check
 
@@ -120,11 +128,9 @@ def _check_store(context: click.Context, option: click.Parameter, value: str | N
 
 def _check_option_dsn(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     value = _check_store(context, option, value)
-    try:
+    with wrong_usage():
         if value is not None:
             _dsn.check_dsn(value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from error
     return value
 
 
@@ -189,14 +195,12 @@ class LockName:
             refuse_key_as_role(self.role, "--key")
         if self.role is not None and "://" in self.role:  # never meant as a name, and every log line would show it
             raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
-        try:
+        with wrong_usage():
             if self.key is not None:
                 return LockKey.parse(self.key)
             if self.role is not None:
                 return LockKey.named(self.role)
             return LockKey.pair(self.key1, self.key2)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
 
 
 def refuse_key_as_role(role: str, flag: str) -> None:

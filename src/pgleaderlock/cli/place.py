@@ -14,7 +14,7 @@ import click
 
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.election_options import schema_owner
-from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded
+from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded, wrong_usage
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres import _dsn
@@ -136,10 +136,8 @@ def is_database_said() -> bool:
 
 
 def _checked(schema: str) -> str:
-    try:
+    with wrong_usage():
         return check_schema(schema)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _registry_of(config: "Config") -> str | None:
@@ -159,8 +157,6 @@ def _named_dsn(url: str | None, dsn: str | None) -> str | None:
         if dsn is not None and not is_given("url"):
             return dsn
         raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
-    try:
+    with wrong_usage():
         _dsn.check_dsn(url)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     return url

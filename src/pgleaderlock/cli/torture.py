@@ -10,7 +10,7 @@ import click
 
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import need_store
-from pgleaderlock.cli.options import check_own_lease, dsn_option, nodes_option, seconds_option
+from pgleaderlock.cli.options import check_own_lease, dsn_option, nodes_option, seconds_option, wrong_usage
 from pgleaderlock.cli.words import texts
 
 _MOST_MINUTES = 7 * 24 * 60
@@ -148,11 +148,9 @@ def torture(
     check_own_lease(lease_s)
     if restart_command is not None and dsn is None:
         raise click.UsageError("--restart-command needs --dsn: the embedded server is restarted anyway.")
-    try:
+    with wrong_usage(said="--faults: {}."):
         forbidden = find_forbidden(can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
         kinds = parse_faults(faults, forbidden)
-    except ValueError as error:
-        raise click.UsageError(f"--faults: {error}.") from error
     if logs is not None and logs.exists() and any(logs.iterdir()):
         raise click.UsageError(f"--logs: {logs} is not empty.")
     need_store(dsn)
