@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.testing.simulation.checks import Checker
@@ -11,19 +10,10 @@ from pgleaderlock.testing.simulation.kubernetes import ApiServer
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.stores import Server
-from pgleaderlock.testing.simulation.world import World
+from pgleaderlock.testing.simulation.world import ServerThatGoesDown, World
 
 _KILL_PAUSE = 1.15
 """Leases between two session kills of one node, where two at once are outside the promise."""
-
-
-@runtime_checkable
-class CanGoDown(Protocol):
-    is_up: bool
-
-    def go_down(self, down_s: float) -> None: ...
-
-    def come_back(self) -> None: ...
 
 
 class BasicFaults:
@@ -145,7 +135,7 @@ class BasicFaults:
 
     def down(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         """Let the store refuse connections for a while."""
-        if not isinstance(self._server, CanGoDown) or not self._server.is_up:
+        if not isinstance(self._server, ServerThatGoesDown) or not self._server.is_up:
             return False
         self._checker.note("fault", f"the store is down for {lasts_s:.1f} s")
         self._server.go_down(lasts_s)

@@ -1,11 +1,11 @@
 """Injects the faults of a profile: one after the other, each for a while, most of them into the leader."""
 
-from pgleaderlock.testing.simulation._basic_faults import CanGoDown
 from pgleaderlock.testing.simulation._clock_faults import ClockFaults
 from pgleaderlock.testing.simulation._lifecycle_faults import LifecycleFaults
 from pgleaderlock.testing.simulation._standby_faults import StandbyFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
+from pgleaderlock.testing.simulation.world import ServerThatGoesDown
 
 __all__ = ["FaultInjector"]
 
@@ -59,7 +59,7 @@ class FaultInjector(LifecycleFaults, ClockFaults, StandbyFaults):
     def clear(self) -> None:
         """End all faults: no node is frozen, cut off or gone any more, and no new fault is injected."""
         self._is_clear = True
-        if isinstance(self._server, CanGoDown):
+        if isinstance(self._server, ServerThatGoesDown):
             self._server.come_back()
         if isinstance(self._server, ModelledPostgres):
             self._server.find_standby()
