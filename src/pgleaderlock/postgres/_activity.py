@@ -11,8 +11,6 @@ from pgleaderlock.models import Holder
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.session import FetchAll
 
-__all__ = ["Candidate", "candidates", "holder_of", "holder_query", "lock_columns"]
-
 _UINT32 = 2**32 - 1
 
 _QUERY = """
