@@ -50,6 +50,7 @@ class Mutation:
     take_out: Patch
     store: Store = STORES["postgres"]
     profile: FaultProfile = STORM
+    nodes: int = 3
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -61,7 +62,7 @@ class Mutation:
         """Return how it ended, if it did."""
         with self.applied():
             try:
-                simulate(seed, profile=self.profile, store=self.store, hours=0.5)
+                simulate(seed, self.nodes, self.profile, store=self.store, hours=0.5)
             except SimulationFailed as failure:
                 return failure
         return None
@@ -168,11 +169,11 @@ def unlock_everything(self: _sql.LockStatements) -> str:
     return f"SELECT pg_advisory_unlock({_sql.numbers(self._key)});SELECT pg_advisory_unlock({_sql.numbers(_KEY)});"
 
 
-_idle_limit = _sql.LockStatements._idle_limit
+_lease_limit = _sql.LockStatements._lease_limit
 
 
-def limit_of_the_lock_alone(self: _sql.LockStatements, limit_ms: int) -> str:
-    return _idle_limit(self, limit_ms) if self.granted == "lock" else "''"
+def limit_of_the_lock_alone(self: _sql.LockStatements) -> str:
+    return str(_lease_limit.__get__(self)) if self.granted == "lock" else "''"
 
 
 def bare_state(self: Election) -> float:
@@ -330,7 +331,7 @@ SESSION_PROTOCOL = (
              without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"),
              profile=only("cut_and_crash", "crash", every=1.0)),
     Mutation("a silent session is ended", "no_leader",
-             both(replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
+             both(replaced(_sql.LockStatements, "_lease_limit", "''"),
                   replaced(_keys_sql, "_idle_limit", lambda *_: "")),
              profile=only("freeze", "host_crash", every=10.0, lasts=40.0)),
     Mutation("both sessions are watched while one is replaced", "two_leaders",
@@ -381,7 +382,7 @@ MUTATIONS = (
     *map(in_a_group, SESSION_PROTOCOL),
     Mutation("a group hands out no lock that is being left", "told_late",
              replaced(Group, "_hand_out", hand_out_what_is_being_left), STORES["group"],
-             only("hasty_step_down", "stop_and_start")),
+             only("hasty_step_down", "stop_and_start", every=0.3)),
     Mutation("a group's lock session hears no notifications", "two_leaders",
              replaced(SessionPair, "open", open_and_listen), STORES["group"],
              only("flood_and_end_both", every=3.0, slow_share=0.0)),
@@ -404,7 +405,7 @@ MUTATIONS = (
              profile=only("ambush", "kill_session")),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
              replaced(LeasedLockBackend, "_confirm", confirm_after_claim), STORES["postgres-strict"],
-             only("double_ambush", "kill_session", every=0.3)),
+             only("double_ambush", "kill_session", every=0.15), nodes=2),
     Mutation("leaving a place frees nothing else", "two_leaders",
              replaced(_sql.LockStatements, "unlock", property(unlock_everything)),
              profile=only("kill_session", "crash", every=1.0)),
@@ -415,7 +416,7 @@ MUTATIONS = (
              replaced(_sql, "_WAIT_SLICE", _sql._WAIT_SLICE.replace("FROM pg_locks", "FROM pg_class")),
              profile=only("crash", "step_down", race_share=0.3)),
     Mutation("a place is taken under the lease", "no_heir",
-             replaced(_sql.LockStatements, "_idle_limit", limit_of_the_lock_alone),
+             replaced(_sql.LockStatements, "_lease_limit", property(limit_of_the_lock_alone)),
              profile=only("host_crash", "crash", every=2.0)),
     Mutation("a promotion is a restart", "two_leaders", replaced(advisory, "past_s", forget_the_timeline),
              STORES["postgres-terms"], only("cut_and_promote", "crash", every=1.0)),

@@ -47,6 +47,7 @@ def of(key: LockKey, *, is_enforced: bool = True) -> _sql.LockStatements:
 
 HEIR = _sql.LockStatements(BIGINT, LEASE, is_enforced=True, granted="heir")
 WITHOUT_A_LOOK = of(PAIR).slice(1.0).replace("FROM pg_locks", "FROM pg_class")
+LAST_TRY = Ask("try", _sql.numbers(BIGINT), granted="heir")
 SLICE = Ask("wait", _sql.numbers(PAIR), 1500, 250, "lock", looks_for_race=True)
 
 
@@ -79,14 +80,14 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_TRY": (of(PAIR).attempt(), Ask("try", _sql.numbers(PAIR), 1500, granted="lock")),
     "another key space": (of(BIGINT).attempt(), Ask("try", _sql.numbers(BIGINT), 1500, granted="lock")),
     "no lease": (of(PAIR, is_enforced=False).attempt(), Ask("try", _sql.numbers(PAIR), None, granted="lock")),
-    "_OTHERWISE_TRY": (
+    "the same, and then another": (
         of(PAIR).attempt(HEIR),
-        Ask("try", _sql.numbers(PAIR), 1500, granted="lock", otherwise=(_sql.numbers(BIGINT), "heir")),
+        Ask("try", _sql.numbers(PAIR), 1500, granted="lock", otherwise=replace(LAST_TRY, idle_ms=1500)),
     ),
     "_WAIT_SLICE": (of(PAIR).slice(0.25), SLICE),
     "the same, with another try": (
         of(PAIR).slice(0.25, HEIR),
-        replace(SLICE, otherwise=(_sql.numbers(BIGINT), "heir")),
+        replace(SLICE, otherwise=LAST_TRY),
     ),
     "_LEAVE_PLACE": (
         HEIR.leave("channel") + of(PAIR).slice(0.25),
