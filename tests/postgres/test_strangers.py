@@ -17,7 +17,7 @@ from pgleaderlock.cli.commands import cli
 from pgleaderlock.ops.dashboard._sources import RegistrySource
 from pgleaderlock.ops.registry.asking import Target
 from pgleaderlock.ops.registry.reading import open_reader
-from pgleaderlock.postgres.terms import schema_sql
+from pgleaderlock.postgres.schema import schema_sql
 from pgleaderlock.testing.torture import Ground
 from tests.conftest import free_port
 from tests.support.cli import CLI

@@ -25,7 +25,7 @@ from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.options import check_owner
 
-__all__ = ["STRANGERS_TABLE", "guard_sql", "problems_sql", "refusal", "tables_sql"]
+__all__ = ["STRANGERS_TABLE", "guard_sql", "problems_sql", "refusal"]
 
 STRANGERS_TABLE = "PGL02"
 """The SQLSTATE of the refusal to create tables in a schema, or next to tables, of a role that is not trusted."""
@@ -102,11 +102,6 @@ _PROBLEMS = """
 SELECT coalesce(array_agg(problem ORDER BY problem), '{{}}') FROM problems)
 """
 
-_TABLES = """
-SELECT (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON c.relnamespace = n.oid
-         WHERE n.nspname = '{schema}' AND c.relname IN ({tables})) >= {number}, {problems}, current_user::text
-"""
-
 _GUARD = """
 DO $guard$ DECLARE
     problems text[] := {problems};
@@ -123,15 +118,6 @@ def problems_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:
     """Return an expression: what is wrong with these tables, as an array of texts. ``schema`` was checked."""
     # No role has the empty name.
     return _PROBLEMS.format(schema=schema, tables=_listed(tables), owner=check_owner(owner) or "")
-
-
-def tables_sql(schema: str, tables: Sequence[str], owner: str | None, *, optional: Sequence[str] = ()) -> str:
-    """Return a statement without parameters: whether all of them are there, what is wrong with them, and who asks.
-
-    ``optional`` tables need not be there, but nothing may be wrong with them.
-    """
-    problems = problems_sql(schema, [*tables, *optional], owner)
-    return _TABLES.format(schema=schema, tables=_listed(tables), number=len(tables), problems=problems)
 
 
 def guard_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:
