@@ -265,7 +265,7 @@ def test_the_version_is_read_without_any_grant(dsn: str):
 @pytest.mark.parametrize("part", ["--schema=pgleaderlock", "--table=pgleaderlock.*", "--format=plain"])
 def test_the_version_survives_a_dump(dsn: str, server: Server, part: str):
     execute(dsn, schema_sql())
-    command = [find_binaries() / "pg_dump", "--schema-only", "--no-owner", part, dsn]
+    command = [str(find_binaries() / "pg_dump"), "--schema-only", "--no-owner", part, dsn]
     dumped = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     name = f"restored_{next(_numbers)}"
     execute(server.dsn, f"CREATE DATABASE {name}")

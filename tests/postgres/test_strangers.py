@@ -251,6 +251,7 @@ async def the_schema_made_and_printed(dsn: str) -> None:
     by_hand = f"made_{next(_numbers)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(schema_sql(by_hand).encode())
+        connection.execute(schema_sql(by_hand, from_version=1).encode())
     async with open_reader(dsn, by_hand) as reader:  # which refuses a default or a check that a stranger's code is in
         await reader.status()
 

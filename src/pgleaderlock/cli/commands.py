@@ -310,7 +310,7 @@ def doctor(
 
 @cli.group(short_help=WORDS["schema"].short)
 def schema() -> None:
-    """Print or create the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn alone needs none.
+    """Print, create or upgrade the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn needs none.
 
     They are for --term-table, the registry (status, history, audit, step-down), scheduled jobs (ticks) and
     postgresql+lease://. A candidate creates the tables that it needs if its user may. If not, an owner of the
