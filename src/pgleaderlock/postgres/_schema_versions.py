@@ -29,13 +29,13 @@ _VERSION = """
                    ELSE coalesce(s.version, 1) END, coalesce(s.lowest, 1)]
    FROM (SELECT pg_catalog.substring(h.label, 'schema version ([0-9]{{1,9}}),')::integer AS version,
                 pg_catalog.substring(h.label, 'programs that know version ([0-9]{{1,9}}) ')::integer AS lowest, h.tables
-           FROM (SELECT pg_catalog.count(*) FILTER (WHERE c.relname OPERATOR(pg_catalog.=) ANY (
-                            ARRAY[{tables}]::pg_catalog.name[])) AS tables,
+           FROM (SELECT pg_catalog.count(*) FILTER (WHERE c.relname OPERATOR(pg_catalog.<>) '{label}') AS tables,
                         pg_catalog.max(pg_catalog.obj_description(c.oid, 'pg_class')) FILTER (
                             WHERE c.relname OPERATOR(pg_catalog.=) '{label}') AS label
                    FROM pg_catalog.pg_class AS c
                    JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-                  WHERE n.nspname OPERATOR(pg_catalog.=) '{schema}') AS h) AS s)
+                  WHERE n.nspname OPERATOR(pg_catalog.=) '{schema}'
+                    AND c.relname OPERATOR(pg_catalog.=) ANY (ARRAY[{tables}]::pg_catalog.name[])) AS h) AS s)
 """
 
 _OPENING = """\
@@ -97,8 +97,8 @@ def version_sql(schema: str, tables: Sequence[str]) -> str:
 
     The version is 0 where one of the tables is missing.
     """
-    listed = ", ".join(f"'{name}'" for name in tables)
-    known, number = known_version(), len(tables)
+    listed = ", ".join(f"'{name}'" for name in (*tables, LABEL))
+    known, number = known_version(), len(set(tables) - {LABEL})
     return _VERSION.format(schema=check_schema(schema), tables=listed, number=number, known=known, label=LABEL)
 
 
