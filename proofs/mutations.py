@@ -405,7 +405,7 @@ MUTATIONS = (
              profile=only("ambush", "kill_session")),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
              replaced(LeasedLockBackend, "_confirm", confirm_after_claim), STORES["postgres-strict"],
-             only("double_ambush", "kill_session", every=0.15), nodes=2),
+             STORM.but("killed while it waits", faults={"double_ambush": 1.0, "kill_session": 8.0}, every=0.1), nodes=2),
     Mutation("leaving a place frees nothing else", "two_leaders",
              replaced(_sql.LockStatements, "unlock", property(unlock_everything)),
              profile=only("kill_session", "crash", every=1.0)),
