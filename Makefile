@@ -110,6 +110,9 @@ torture-pairs: setup ## End both sessions of a leader while it replaces one: a l
 torture-succession: setup ## Kill and freeze the leader together with those who are next, and take the times (ROUNDS=25)
 	$(RUN) python -m proofs.succession_torture --rounds $(or $(ROUNDS),10) $(ARGS)
 
+torture-upgrade: setup ## Candidates of 0.1.0 and of this version in one election, under attack (ARGS="--seconds 300 --old-commit v0.1.0")
+	$(RUN) python -m proofs.upgrade_torture $(ARGS)
+
 torture-outages: setup ## Let PostgreSQL, lease rows and Kubernetes be away, and look when a leader is back (SECONDS="5 34 120")
 	$(RUN) python -m proofs.outage_torture $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 

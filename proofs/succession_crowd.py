@@ -33,7 +33,8 @@ _PATIENCE_S = 60.0
 
 _SESSIONS = """
 SELECT a.application_name, a.pid, a.state, a.query_start::text,
-       coalesce(array_agg(concat_ws(' ', l.classid, l.objid, l.objsubid, l.granted)) FILTER (WHERE l.pid IS NOT NULL), '{}')
+       coalesce(array_agg(concat_ws(' ', l.classid, l.objid, l.objsubid, l.granted))
+                FILTER (WHERE l.pid IS NOT NULL), '{}')
   FROM pg_stat_activity AS a LEFT JOIN pg_locks AS l ON l.pid = a.pid AND l.locktype = 'advisory'
  WHERE a.application_name LIKE %s GROUP BY 1, 2, 3, 4
 """
@@ -235,6 +236,13 @@ class Crowd:
         line = self._hear(source, lambda line: line.startswith("leads "), patience_s)
         _, pid, at, token, name = line.split()
         return Term(int(pid), float(at), int(token), name)
+
+    @property
+    def lines(self) -> list[str]:
+        """All that the candidates wrote until now, log lines too."""
+        for forker in self._forkers.values():
+            forker.drain()
+        return [line for forker in self._forkers.values() for line in forker.lines]
 
     def drop_reports(self) -> None:
         """Leave out the terms that were reported until now."""

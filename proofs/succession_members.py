@@ -2,7 +2,8 @@
 
     PYTHONPATH=/path/to/src python proofs/succession_members.py
 
-Each line of its input is a JSON object, :func:`contend` takes it: one candidate more. A candidate writes
+Each line of its input is a JSON object, :func:`contend` takes it: one candidate more. With such an object as its
+argument it is one candidate itself, which ends with its input. A candidate writes
 ``born PID NAME``, and ``leads PID TIME TOKEN NAME`` for each of its terms; it steps down on SIGUSR1 and releases and
 ends on SIGTERM. All of them end with this process.
 
@@ -106,7 +107,10 @@ async def contend(
 
 
 def main() -> None:
-    """Fork a candidate for each line."""
+    """Be a candidate, or fork one for each line."""
+    if len(sys.argv) > 1:
+        asyncio.run(contend(sys.stdin.fileno(), **json.loads(sys.argv[1])))
+        return
     lifeline, held = os.pipe()  # at an end when this process is gone, however that went
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process waits for none of them
     _say(f"ready {pgleaderlock.__file__}")

@@ -63,9 +63,7 @@ class _Link:
         self.is_mute = False
         self.loses_answers = False
 
-    async def pump(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool = False
-    ) -> None:
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool = False) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
                 if not (self.is_mute or (self.loses_answers and is_answer)):
