@@ -22,6 +22,7 @@ from pgleaderlock.cli.times import duration, iso
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Place as HeirPlace
 
 __all__ = [
     "find_role",
@@ -189,6 +190,7 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
         "node": candidate.node,
         "instance": candidate.instance,
         "state": candidate.state,
+        "place": candidate.place or None,
         "since": iso(candidate.since),
         "seen_at": iso(candidate.seen_at),
         "host": candidate.host,
@@ -236,9 +238,11 @@ def _no_leader(role: RoleStatus) -> Text:
 
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:
+    heirs = [visible(each.node) for each in candidates if each.place == HeirPlace.HEIR.value]
     dead = [visible(each.node) for each in candidates if not each.is_alive]
     silent = [visible(each.node) for each in candidates if each.is_alive and each.is_overdue]
     counted = [f"{len(candidates) - len(dead) - len(silent)} alive"]
+    counted += [f"heir: {', '.join(heirs)}"] if heirs else []
     for what, names in (("silent", silent), ("dead", dead)):
         counted += [f"{len(names)} {what}: {', '.join(names)}"] if names else []
     return ", ".join(counted)

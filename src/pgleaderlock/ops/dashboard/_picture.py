@@ -103,6 +103,7 @@ def _candidate(each: Candidate) -> Json:
         "node": each.node,
         "instance": each.instance,
         "state": each.state,
+        "place": each.place or None,
         "since": each.since,
         "host": each.host,
         "process_id": each.process_id,
