@@ -239,7 +239,8 @@ def status(
     reported them.
 
     Informational only: it may be outdated by the time you read it, so never decide by it which process leads.
-    Of the followers, the locks show the heir, the next heir and those that queue: all others are idle. Process ids are those of the server's sessions.
+    Of the followers, the locks show the heir, the next heir and those that queue: all others are idle. Process ids are
+    those of the server's sessions.
     """
     show_logs("ERROR")
     if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):
