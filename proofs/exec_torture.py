@@ -25,11 +25,11 @@ from pathlib import Path
 
 import psycopg
 
-from pgleaderlock.postgres._status import look_at_lock
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.exec import family
 from tests.conftest import free_port
+from tests.support.postgres import look_at_lock
 from tests.support.silent_proxy import SilentProxy
 from tests.support.terminals import until
 

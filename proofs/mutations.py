@@ -50,6 +50,7 @@ class Mutation:
     take_out: Patch
     store: Store = STORES["postgres"]
     profile: FaultProfile = STORM
+    nodes: int = 3
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -61,7 +62,7 @@ class Mutation:
         """Return how it ended, if it did."""
         with self.applied():
             try:
-                simulate(seed, profile=self.profile, store=self.store, hours=0.5)
+                simulate(seed, self.nodes, self.profile, store=self.store, hours=0.5)
             except SimulationFailed as failure:
                 return failure
         return None
@@ -123,22 +124,56 @@ async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
     return base.leased_grant(renewed.token, self._clock(), self._lease_s)
 
 
-async def confirm_at_once(self: LeasedLockBackend, token: int) -> Grant:
-    self._pair.held.add(self._key)
-    if await self._pair.take_witness_locks([self._key]):
-        await self._queue_for_witness(self._clock() + self._lease.lease_s)
+async def confirm_from_arrival(self: LeasedLockBackend) -> Grant:
+    grant = await _confirm(self)
     self._pair.validity.extend(self._lease, self._clock())
+    return self._pair.validity.grant(grant.token)
+
+
+async def begin_without_witness(self: SessionPair, _: LockKey, statement: str) -> tuple[Any, bool]:
+    """Hold the second session, but not the lock on it."""
+    if self._witness is None and self._lease.witness:
+        await self.open_witness()
+    return await self.ask_lock(statement), True
+
+
+async def confirm_after_claim(self: LeasedLockBackend) -> Grant:
+    """Write the term before the witness lock is held and the waiting is over."""
+    assert self._terms is not None
+    self._pair.held.add(self._key)
+    row = await self._pair.ask_lock(self._succession.begin_sql() + self._terms.read_sql())
+    ends_at, reason = self._predecessor_ends(row, self._clock())
+    token = await self._claim(self._terms)
+    _, has_witness = await self._pair.begin_term(self._key, _sql.PING)
+    if not has_witness:
+        await self._queue_for_witness(self._clock() + self._lease.lease_s)
+    await self._wait_out_predecessor(ends_at, reason)
+    sent = self._clock()
+    await self._pair.ping_both()
+    self._pair.validity.extend(self._lease, sent)
     self._term = token
     return self._pair.validity.grant(token)
 
 
-async def confirm_with_the_old_token(self: LeasedLockBackend, token: int) -> Grant:
+async def confirm_with_the_old_token(self: LeasedLockBackend) -> Grant:
     former, recovering = self._term, self._pair.has_witness
-    grant = await _confirm(self, token)
+    grant = await _confirm(self)
     if recovering and former is not None:
         self._term = former
         return replace(grant, token=former)
     return grant
+
+
+def unlock_everything(self: _sql.LockStatements) -> str:
+    """Free the lock with the place, as pg_advisory_unlock_all() would."""
+    return f"SELECT pg_advisory_unlock({_sql.numbers(self._key)});SELECT pg_advisory_unlock({_sql.numbers(_KEY)});"
+
+
+_lease_limit = _sql.LockStatements._lease_limit
+
+
+def limit_of_the_lock_alone(self: _sql.LockStatements) -> str:
+    return str(_lease_limit.__get__(self)) if self.granted == "lock" else "''"
 
 
 def bare_state(self: Election) -> float:
@@ -271,6 +306,7 @@ async def send_without_looking(self: LeaseStore, claim: Claim, replacing: Record
     return await _send(self, claim, replacing if there is None else read_lease(there))
 
 
+_KEY = LockKey.pair(42, 1)  # the lock of every simulation on PostgreSQL
 _EMIT = "pg_logical_emit_message(true, 'pgleaderlock', '')"
 _ALONE = replace(STORES["postgres"], name="postgres without a witness", lease={"witness": False})
 
@@ -295,7 +331,7 @@ SESSION_PROTOCOL = (
              without_words("_FACTS", "(SELECT stats_reset FROM pg_stat_bgwriter)"),
              profile=only("cut_and_crash", "crash", every=1.0)),
     Mutation("a silent session is ended", "no_leader",
-             both(replaced(_sql.LockStatements, "_idle_limit", lambda *_: "''"),
+             both(replaced(_sql.LockStatements, "_lease_limit", "''"),
                   replaced(_keys_sql, "_idle_limit", lambda *_: "")),
              profile=only("freeze", "host_crash", every=10.0, lasts=40.0)),
     Mutation("both sessions are watched while one is replaced", "two_leaders",
@@ -346,7 +382,7 @@ MUTATIONS = (
     *map(in_a_group, SESSION_PROTOCOL),
     Mutation("a group hands out no lock that is being left", "told_late",
              replaced(Group, "_hand_out", hand_out_what_is_being_left), STORES["group"],
-             only("hasty_step_down", "stop_and_start")),
+             only("hasty_step_down", "stop_and_start", every=0.3)),
     Mutation("a group's lock session hears no notifications", "two_leaders",
              replaced(SessionPair, "open", open_and_listen), STORES["group"],
              only("flood_and_end_both", every=3.0, slow_share=0.0)),
@@ -360,10 +396,28 @@ MUTATIONS = (
              replaced(Election, "time_left_s", property(bare_state)), profile=only("freeze")),
     Mutation("a grant that is read too late is none", "late", replaced(Election, "_in_time", in_time_or_not),
              profile=only("freeze", "crash", every=0.4, slow_share=0.4, slowness=0.6)),
-    Mutation("both are renewed before leading", "two_leaders",
-             replaced(LeasedLockBackend, "_confirm", confirm_at_once),
+    Mutation("the validity of a new term counts from sending", "two_leaders",
+             both(replaced(LeasedLockBackend, "_confirm", confirm_from_arrival), _NO_LOOK),
              replace(STORES["postgres-alone"], name="postgres-alone"),
              only("freeze", "crash", every=0.4, slow_share=0.3, slowness=0.6)),
+    Mutation("an heir leads with the witness lock only", "two_leaders",
+             replaced(SessionPair, "begin_term", begin_without_witness),
+             profile=only("ambush", "kill_session")),
+    Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
+             replaced(LeasedLockBackend, "_confirm", confirm_after_claim), STORES["postgres-strict"],
+             only("double_ambush", "kill_session", every=0.15), nodes=2),
+    Mutation("leaving a place frees nothing else", "two_leaders",
+             replaced(_sql.LockStatements, "unlock", property(unlock_everything)),
+             profile=only("kill_session", "crash", every=1.0)),
+    Mutation("a leader's lock session hears no notifications", "two_leaders",
+             replaced(_sql, "STOP_LISTENING", ""),
+             profile=only("flood_and_end_both", every=3.0, slow_share=0.0)),
+    Mutation("a wait slice looks whether it was granted the lock after all", "no_heir",
+             replaced(_sql, "_WAIT_SLICE", _sql._WAIT_SLICE.replace("FROM pg_locks", "FROM pg_class")),
+             profile=only("crash", "step_down", race_share=0.3)),
+    Mutation("a place is taken under the lease", "no_heir",
+             replaced(_sql.LockStatements, "_lease_limit", property(limit_of_the_lock_alone)),
+             profile=only("host_crash", "crash", every=2.0)),
     Mutation("a promotion is a restart", "two_leaders", replaced(advisory, "past_s", forget_the_timeline),
              STORES["postgres-terms"], only("cut_and_promote", "crash", every=1.0)),
     Mutation("a term table that is younger than the server's start says nothing", "two_leaders",
@@ -377,7 +431,7 @@ MUTATIONS = (
     Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),
              profile=only("kill_session", "step_down")),
     Mutation("tokens reach the disk", "token",
-             both(without_words("_TRY", _EMIT + "::text"), without_words("_STAND_IN_LINE", _EMIT)),
+             without_words("NEXT_TOKEN", _EMIT + "::text"),
              profile=only("server_crash", "power", "crash", every=1.0)),
     Mutation("callbacks are told before the session is closed", "told_late",
              replaced(Election, "_notify_and_wait", notify_without_waiting),

@@ -12,8 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["NDLogger", "get_logger"]
-
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 

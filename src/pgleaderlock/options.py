@@ -161,9 +161,7 @@ class LockOptions:
     )
     drain_s: float = _setting(10.0, "How long `before_release` callbacks and leader tasks may take before a hand-over.")
     hard_fence: bool = _setting(
-        False,
-        "End the process when leadership is over and its callbacks cannot be notified.",
-        in_groups=False,
+        False, "End the process when leadership is over and its callbacks cannot be notified.", in_groups=False
     )
     clock: Clock = _setting(
         suspend_aware_clock, "The clock of the election, for tests.", otherwise="`suspend_aware_clock`", key=None
@@ -238,9 +236,7 @@ class LockSettings(LockOptions):
         scope="sessions",
     )
     term_table: bool = _setting(
-        False,
-        "Record each term in a table, for strict take-over and fencing.",
-        scope="sessions",
+        False, "Record each term in a table, for strict take-over and fencing.", scope="sessions"
     )
     schema: str = _setting(
         DEFAULT_SCHEMA,

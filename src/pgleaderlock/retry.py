@@ -21,14 +21,7 @@ from pgleaderlock._base.clock import Clock
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import RetryContext
 
-__all__ = [
-    "DecorrelatedJitter",
-    "ExponentialBackoff",
-    "FixedInterval",
-    "RetryCycle",
-    "RetryStrategy",
-    "away_ceiling_s",
-]
+__all__ = ["DecorrelatedJitter", "ExponentialBackoff", "FixedInterval", "RetryCycle", "RetryStrategy", "away_ceiling_s"]
 
 _AWAY_SHARE = 1 / 3
 _AWAY_LEAST_S, _AWAY_MOST_S = 1.0, 5.0

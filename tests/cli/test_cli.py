@@ -31,11 +31,12 @@ from pgleaderlock.cli.commands import invoke
 from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.postgres._dsn import has_password
-from pgleaderlock.postgres._status import Candidate, look_at_lock
+from pgleaderlock.postgres._status import Candidate
 from pgleaderlock.sync import LeaderLock as SyncLock
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.cli import CLI
+from tests.support.postgres import look_at_lock
 from tests.support.processes import Process
 from tests.support.sync import until
 from tests.support.terminals import Terminal

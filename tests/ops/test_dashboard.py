@@ -165,7 +165,7 @@ async def test_whoever_comes_is_told_everything_and_then_what_changes():
     assert event == "snapshot"
     assert [role["role"] for role in state["roles"]] == ["role", "other"]
     assert state["source"]["is_fresh"]
-    assert {**json.loads(board.snapshot()), "at": 0} == {**state, "at": 0}
+    assert {**json.loads("".join(board.snapshot_parts())), "at": 0} == {**state, "at": 0}
     assert state["at"] == pytest.approx(200.0, abs=5)
 
     board.show(Look(201.0, 0.0, roles, lines))
@@ -212,7 +212,7 @@ async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.M
     board.show(Look(1000.0, 400.0, []))
     later = time.monotonic() + 1800
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    state = json.loads(board.snapshot())
+    state = json.loads("".join(board.snapshot_parts()))
     assert state["at"] - state["since"] > 2000
     assert state["window_s"] == 600
 
@@ -231,7 +231,9 @@ async def test_signs_of_life_are_news_of_no_one_and_renewals_are_a_few_bytes():
     assert (change["roles"], change["events"], change.get("nodes")) == ([], [], None)
     assert change["leases"] == [[-100_000, -91_000, None, [str(number) for number in range(200)]]]
     assert len(parsed_text(message)) < 2000
-    assert json.loads(board.snapshot())["roles"][7]["leader"]["renewed_at"] == 101.0, "who asks is told all of it"
+    assert json.loads("".join(board.snapshot_parts()))["roles"][7]["leader"]["renewed_at"] == 101.0, (
+        "who asks is told all of it"
+    )
 
 
 async def test_of_a_role_that_changed_only_what_changed_is_sent():
@@ -256,7 +258,7 @@ async def test_of_a_role_that_changed_only_what_changed_is_sent():
     drop, keep, added = changed["terms_change"]
     assert [term["node"] for term in added] == ["b", "c"]
     shown = [*state["roles"][0]["terms"][drop : drop + keep], *added]
-    assert shown == json.loads(board.snapshot())["roles"][0]["terms"]
+    assert shown == json.loads("".join(board.snapshot_parts()))["roles"][0]["terms"]
 
 
 async def test_a_store_that_goes_away_makes_the_picture_stale_once_and_fresh_again():
@@ -738,7 +740,7 @@ async def test_registry_is_shown_live_and_step_down_sent_twice_deposes_only_the_
             for instance, token in (("no-uuid", 1), (body["instance"], 2**63)):
                 wrong = {**body, "instance": instance, "token": token}
                 assert (await client.post("/api/step-down", json=wrong, headers=headers)).status_code == 409
-            assert "postgresql://" not in dashboard.board.snapshot()
+            assert "postgresql://" not in "".join(dashboard.board.snapshot_parts())
 
 
 class HeldBackend:

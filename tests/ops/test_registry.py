@@ -82,7 +82,7 @@ async def test_the_heir_and_the_next_heir_can_be_read_and_a_dead_heir_is_none(
 ):
     async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
 
-        async def places() -> dict[str, str]:
+        async def places() -> dict[str, str | None]:
             (status,) = await reader.status()
             assert all(each.state == "follower" for each in status.candidates if each.place)
             return {each.node: each.place for each in status.candidates}
@@ -95,7 +95,7 @@ async def test_the_heir_and_the_next_heir_can_be_read_and_a_dead_heir_is_none(
                 async with Node(postgres.dsn, schema, key, "four"):
 
                     async def are_written() -> bool:
-                        return await places() == {"one": "", "two": "heir", "three": "next heir", "four": ""}
+                        return await places() == {"one": None, "two": "heir", "three": "next heir", "four": None}
 
                     await eventually(are_written)
             async with Node(postgres.dsn, schema, key, "five") as five:
@@ -105,7 +105,7 @@ async def test_the_heir_and_the_next_heir_can_be_read_and_a_dead_heir_is_none(
 
                 async def is_passed_on() -> bool:
                     found = await places()
-                    return (found["two"], found["five"]) == ("", "heir")
+                    return (found["two"], found["five"]) == (None, "heir")
 
                 await eventually(is_passed_on)
     name = f'"{schema}"'
@@ -117,7 +117,7 @@ async def test_the_heir_and_the_next_heir_can_be_read_and_a_dead_heir_is_none(
             await connection.execute(f"INSERT INTO {name}.{table} VALUES ({values})".encode())
     async with reading(postgres.dsn, schema) as reader:
         ((dead,),) = [each.candidates for each in await reader.status("l")]
-        assert (dead.state, dead.place, dead.is_alive) == ("follower", "", False)
+        assert (dead.state, dead.place, dead.is_alive) == ("follower", None, False)
 
 
 async def test_a_renewal_shows(postgres: Postgres, schema: str, key: LockKey):

@@ -175,7 +175,7 @@ async def test_a_node_that_was_started_again_is_one_node(hand: Hand):
     assert "dead" not in (await run_beside("status", *hand.options)).stdout
     board = await page_of(hand)
     assert alert(board, "silent_node")["state"] == "ok", "a node of that name is back"
-    assert [node["node"] for node in json.loads(board.snapshot())["nodes"]] == ["web-1"]
+    assert [node["node"] for node in json.loads("".join(board.snapshot_parts()))["nodes"]] == ["web-1"]
 
 
 async def test_a_role_that_was_closed_is_not_leaderless_because_a_candidate_once_died(hand: Hand):

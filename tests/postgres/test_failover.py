@@ -26,7 +26,7 @@ from pgleaderlock.models import LossCause
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
-from tests.support.lease import LEASE_S, make_leased, query, until_in_line
+from tests.support.lease import LEASE_S, QUEUED, make_leased, query, succession_columns, until_in_line
 from tests.support.postgres import holders
 from tests.support.processes import Process
 
@@ -106,9 +106,8 @@ class Crowd:
         return Term(int(pid), float(at), int(token))
 
     def until_in_line(self, observer: psycopg.Connection[Any], number: int) -> None:
-        statement = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND (classid, objid) = (%s, %s)"
         deadline = time.monotonic() + 20
-        while observer.execute(statement, self._key.numbers).rowcount < number:
+        while observer.execute(QUEUED, succession_columns(self._key)).rowcount < min(number, 2):
             assert time.monotonic() < deadline, f"no {number} stand in line"
             time.sleep(0.01)  # the server cannot be asked to tell
 

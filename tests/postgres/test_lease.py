@@ -16,13 +16,12 @@ import pytest
 from pgleaderlock import Event, EventKind, FixedInterval, LeaderLock, LockKey, LockState
 from pgleaderlock.models import LossCause
 from pgleaderlock.postgres._sql import LockStatements
-from pgleaderlock.postgres._status import look_at_lock
 from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_key
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
 from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_in_line
-from tests.support.postgres import holders, terminate_holder, until_holders
+from tests.support.postgres import holders, look_at_lock, terminate_holder, until_holders
 from tests.support.processes import Process, candidate
 
 # --- What is exposed ------------------------------------------------------------------------------------------------

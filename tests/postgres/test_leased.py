@@ -7,124 +7,23 @@ from typing import Any
 
 import pytest
 
-from pgleaderlock import ConnectionError, LockError, LockKey
+from pgleaderlock import ConnectionError, LockError
 from pgleaderlock.models import Grant, LossCause
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.lease import Lease
-from pgleaderlock.postgres.session import ServerFacts
+from tests.support.model_session import KEY, LEASE_S, ModelSession, lead, make
 
 pytestmark = pytest.mark.virtual_time
-
-KEY = LockKey.pair(1, 2)
-LEASE_S = 15.0
-
-
-class ModelSession:
-    """Answers what a willing server would, unless told otherwise; notes what it was asked, and when."""
-
-    def __init__(self, version: int = 180000, pid: int = 100, **answers: Any) -> None:
-        self._facts = ServerFacts(version, pid)
-        self.closed = False
-        self.delay_s = 0.0
-        self.on_end: Any = None
-        self.asked: list[tuple[float, str]] = []
-        self.answers: dict[str, Any] = {
-            "setup": ("", pid, False, "12.5", 1.0, 10_000.0, "first run"),
-            "attempt": (["7", "", ""],),
-            "take": ([0], ""),
-            "slice": ("8",),
-            "unlock": ([0], None, ""),
-            "former": None,
-            "holder": None,
-            "stuck": ([],),
-            "ping": (1,),
-            **answers,
-        }
-
-    @property
-    def facts(self) -> ServerFacts:
-        return self._facts
-
-    @property
-    def has_ended(self) -> bool:
-        return self.closed
-
-    @property
-    def descriptor(self) -> int | None:
-        return None  # there is no socket behind a model
-
-    async def fetch(self, statement: str, parameters: Sequence[Any] = (), *, bound_s: float) -> tuple[Any, ...] | None:
-        words = {"pg_is_in_recovery": "setup", "DO $slice$": "slice", "pg_current_xact_id()::text, ": "attempt"}
-        words |= {"pg_try_advisory_lock": "take", "SyncRep": "stuck"}
-        words |= {"DO $claim$": "claim", "t.released_at": "read", "relname = 'terms'": "table"}
-        words |= {"pg_advisory_unlock": "unlock", "pg_terminate_backend": "former", "pg_locks": "holder"}
-        words |= {"SELECT 1": "ping"}
-        kind = next(kind for word, kind in words.items() if word in statement)
-        self.asked.append((asyncio.get_running_loop().time(), kind))
-        await asyncio.sleep(self.delay_s)
-        answer = self.answers[kind]
-        if isinstance(answer, list) and answer and not isinstance(answer[0], str):
-            answer = answer.pop(0)
-        if isinstance(answer, ConnectionError):
-            self.end(answer)
-            raise answer
-        return answer  # type: ignore[no-any-return]
-
-    async def listen(self, channel: str) -> None:
-        raise NotImplementedError  # nobody here listens
-
-    async def notified(self) -> None:
-        raise NotImplementedError
-
-    def watch(self, on_end: Any) -> None:
-        self.on_end = on_end
-
-    def end(self, error: ConnectionError) -> None:
-        if self.on_end is not None:
-            self.on_end(error)
-        self.closed = True
-
-    async def close(self) -> None:
-        self.on_end = None
-        self.closed = True
-
-    def kinds(self) -> list[str]:
-        return [kind for _, kind in self.asked]
-
-
-def make(*sessions: Any, **settings: Any) -> LeasedLockBackend:
-    """A backend that gets these sessions, in order; an exception among them is raised instead."""
-    waiting = list(sessions)
-
-    async def open_session() -> ModelSession:
-        session = waiting.pop(0)
-        if isinstance(session, Exception):
-            raise session
-        if session is None:
-            await asyncio.get_running_loop().create_future()
-        assert isinstance(session, ModelSession)
-        return session
-
-    clock = asyncio.get_running_loop().time
-    return LeasedLockBackend(KEY, open_session, Lease(LEASE_S, **settings), clock, "the model")
-
-
-async def lead(backend: LeasedLockBackend) -> Grant:
-    await backend.open()
-    grant = await backend.try_acquire()
-    assert grant is not None
-    return grant
-
 
 GONE = ConnectionError("gone")
 
 
-async def test_trust_counts_from_the_last_look_at_both_sessions():
+async def test_one_round_trip_on_both_sessions_begins_a_term_and_validity_counts_from_it():
     lock, witness = ModelSession(), ModelSession(pid=101)
     grant = await lead(make(lock, witness))
     assert grant == Grant(7, trusted_until=13.5, lost_at=10.0)
-    assert lock.kinds() == ["setup", "attempt", "ping"]
-    assert witness.kinds() == ["setup", "take", "ping"]
+    assert lock.kinds() == ["setup", "attempt", "ping", "token"]
+    assert witness.kinds() == ["setup", "take"]
 
 
 async def test_a_restart_is_waited_out_however_long_the_answer_took_that_told_of_it():
@@ -208,7 +107,7 @@ async def test_a_lock_without_its_witness_is_let_go():
 
 
 async def test_a_renewal_without_a_witness_adds_no_trust():
-    lock, witness = ModelSession(), ModelSession(ping=[(1,), GONE])
+    lock, witness = ModelSession(), ModelSession(ping=[GONE])
     backend = make(lock, witness, GONE, ModelSession(pid=100))
     grant = await lead(backend)
     await asyncio.sleep(5)
@@ -221,7 +120,7 @@ async def test_a_witness_that_does_not_answer_is_not_replaced_but_ends_the_leade
     """It may be alive: closed while we believe, it would let in whoever has just been given the lock."""
     silent = ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
     spare = ModelSession(pid=100)
-    backend = make(ModelSession(), ModelSession(ping=[(1,), silent]), spare)
+    backend = make(ModelSession(), ModelSession(ping=[silent]), spare)
     grant = await lead(backend)
     with pytest.raises(ConnectionError, match="no answer"):
         await backend.renew(grant)
@@ -245,21 +144,21 @@ async def test_a_slow_witness_is_waited_for_until_leadership_would_be_declared_l
 
 
 async def test_the_loss_of_the_lock_s_session_leaves_the_witness_for_the_recovery():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
-    backend = make(lock, witness, ModelSession(attempt=(["9", "", ""],)))
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
+    backend = make(lock, witness, ModelSession(token=(9, "")))
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
         await backend.renew(grant)
     assert not witness.closed
     await backend.wait(20.0)
     pings = [at for at, kind in witness.asked if kind == "ping"]
-    assert pings == pytest.approx([0.0, 5.0, 10.0, 15.0, 20.0])
+    assert pings == pytest.approx([5.0, 10.0, 15.0, 20.0])
     again = await lead(backend)
     assert again.token == 9
 
 
 async def test_a_witness_that_ends_while_recovering_is_not_kept():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession(ping=[(1,), GONE])
+    lock, witness = ModelSession(ping=[GONE]), ModelSession(ping=[GONE])
     backend = make(lock, witness)
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -269,7 +168,7 @@ async def test_a_witness_that_ends_while_recovering_is_not_kept():
 
 
 async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_was_told():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
     backend = make(lock, witness, ModelSession(attempt=(None,), slice=("",)))
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -282,8 +181,8 @@ async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_wa
 
 
 async def test_a_recovery_that_fails_at_its_last_step_still_keeps_the_witness():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
-    again = ModelSession(ping=[GONE])
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
+    again = ModelSession(token=[GONE])
     backend = make(lock, witness, again)
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -349,7 +248,7 @@ async def test_the_witness_is_kept_alive_while_a_fenced_transaction_is_waited_fo
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 9
-    assert witness.kinds().count("ping") == 41
+    assert witness.kinds().count("ping") == 40
 
 
 async def test_a_strict_successor_renews_while_it_waits():
@@ -376,12 +275,12 @@ async def test_trust_counts_from_when_a_request_was_sent_however_long_the_answer
     grant = await backend.try_acquire()
     assert grant is not None
     pings = [at for session in sessions for at, kind in session.asked if kind == "ping"]
-    assert grant.trusted_until == pytest.approx(min(pings) + 0.9 * LEASE_S)
-    sent = clock()
+    assert grant.trusted_until == pytest.approx(min(pings) + 0.9 * LEASE_S)  # a term that began slowly is renewed first
+    renewed_at = clock()
     grant = await backend.renew(grant)
-    assert clock() > sent + 1.9
-    assert grant.trusted_until == pytest.approx(sent + 0.9 * LEASE_S)
-    assert grant.lost_at == pytest.approx(sent + LEASE_S * 2 / 3)
+    assert clock() > renewed_at + 1.9
+    assert grant.trusted_until == pytest.approx(renewed_at + 0.9 * LEASE_S)
+    assert grant.lost_at == pytest.approx(renewed_at + LEASE_S * 2 / 3)
 
 
 async def test_a_session_that_was_lost_is_replaced_with_the_patience_that_several_hosts_need():

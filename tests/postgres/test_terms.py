@@ -237,7 +237,7 @@ async def is_whole(server: Server, key: LockKey) -> bool:
     try:
         await opened(backend)
         leased: Any = backend
-        past: Past = await leased._terms.read(leased._pair.lock_session)
+        past: Past = leased._terms.past(await leased._pair.ask_lock(leased._terms.read_sql()))
         return past.is_whole
     finally:
         await backend.close()

@@ -25,7 +25,7 @@ def leader(node: str = "a", token: int = 1, at: float = 100.0, **more: Any) -> L
 
 
 def candidate(
-    node: str, state: str = "follower", *, is_alive: bool = True, seen_at: float = 100.0, place: str = ""
+    node: str, state: str = "follower", *, is_alive: bool = True, seen_at: float = 100.0, place: str | None = None
 ) -> Candidate:
     return Candidate(node, node, state, 50.0, seen_at, "host", 2, "0", {}, is_alive=is_alive, place=place)
 

@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 
 from pgleaderlock import FixedInterval, LeaderLock, LockKey
+from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.postgres.lease import heir_key
 from tests.support.doubles import Witness
 from tests.support.postgres import make
 
@@ -28,11 +30,26 @@ async def query(dsn: str, statement: str, *parameters) -> list[tuple[Any, ...]]:
         return await cursor.fetchall() if cursor.description else []
 
 
-async def until_in_line(dsn: str, key: LockKey, number: int = 1) -> None:
-    statement = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = %s AND objid = %s"
+QUEUED = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND (classid, objid) IN ((%s, %s), (%s, %s))"
+)
+"""The sessions that wait for one of two locks, whose numbers as pg_locks shows them are the parameters."""
+
+
+def succession_columns(key: LockKey) -> tuple[int, ...]:
+    """The parameters of :data:`QUEUED` for the heir, which waits for the lock, and the next heir, for the place."""
+    return (*lock_columns(key)[:2], *lock_columns(heir_key(key))[:2])
+
+
+async def until_in_line(dsn: str, key: LockKey, followers: int = 1) -> None:
+    """Wait until so many followers have their places: the heir, the next heir, and the others are quiet."""
+    ours = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgleaderlock %%' AND query ~ 'advisory_lock'"
     deadline = time.monotonic() + 20
-    while len(await query(dsn, statement, *key.numbers)) < number:
-        assert time.monotonic() < deadline, "nobody stands in line"
+    while (
+        len(await query(dsn, QUEUED, *succession_columns(key))) < min(followers, 2)
+        or len(await query(dsn, ours)) < followers
+    ):
+        assert time.monotonic() < deadline, "the followers have no place in the succession"
 
 
 async def until_answering(dsn: str) -> None:

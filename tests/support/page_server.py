@@ -54,7 +54,7 @@ class Stage:
             Candidate(
                 node, _instance(node), "leader" if node == leads else "follower", now - 1900, now - 1, "10.0.4.17",
                 4242 + index, "0.2.0.dev0", {}, is_alive=node != silent,
-                place="heir" if node == heir else "",
+                place="heir" if node == heir else None,
             )
             for index, node in enumerate(nodes)
         ]  # fmt: skip

@@ -11,6 +11,7 @@ from pgleaderlock import (
     LockKey,
 )
 from pgleaderlock.options import SETTINGS, LockOptions
+from pgleaderlock.postgres._status import Candidate, inspect_lock
 from tests.support.doubles import Witness
 
 QUICK = FixedInterval(0.05)
@@ -53,3 +54,8 @@ async def terminate_holder(dsn: str, key: LockKey) -> None:
     (pid,) = await holders(dsn, key)
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
         await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+
+async def look_at_lock(dsn: str, key: LockKey) -> list[Candidate]:
+    """Return the holder of the lock, then the followers; ConnectionError if the database does not answer."""
+    return (await inspect_lock(dsn, key))[0]

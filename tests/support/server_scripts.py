@@ -16,9 +16,10 @@ Nothing is concluded from how long something takes, but for leases that are wait
 """
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from pgleaderlock import ConnectionError
@@ -26,7 +27,7 @@ from pgleaderlock.postgres import _keys_sql, _sql
 from pgleaderlock.postgres._activity import holder_of, holder_query
 from pgleaderlock.postgres.group import CHANNEL
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease, witness_key
+from pgleaderlock.postgres.lease import Lease, heir_key, witness_key
 from pgleaderlock.postgres.session import Session, end_of
 from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.testing.embedded import StopMode
@@ -68,6 +69,9 @@ class Ground(Protocol):
     async def notify(self, session: Session, size_kb: int | None) -> None:
         """Notify so much that this session has to read, or without a figure more than can be sent to it unread."""
 
+    async def record(self, lock: LockKey, token: int) -> None:
+        """Write this token into the term row of the lock, as a restored dump of another server would."""
+
     async def lose_process(self, pid: int) -> None:
         """Kill one of its processes, and come back when it has recovered."""
 
@@ -77,13 +81,14 @@ class Performance:
 
     def __init__(self, ground: Ground, key: LockKey, clock: Callable[[], float] = time.monotonic) -> None:
         self._ground = ground
-        self._keys = {"lock": key, "witness": witness_key(key)}
+        self._keys = {"lock": key, "witness": witness_key(key), "heir": heir_key(key)}
         self._clock = clock
         self._began = clock()
         self._sessions: dict[str, Session] = {}
         self._started: dict[str, str] = {}  # as the server prints it
         self._calls: dict[str, asyncio.Task[str]] = {}
-        self._newest: dict[LockKey, int] = {}
+        self._newest = self._claimed = 0
+        self._recorded = -1
         self._terms = Terms(key, Lease(LONG_S, term_table=True), "a script")
 
     async def perform(self, script: str) -> str:
@@ -153,17 +158,22 @@ class Performance:
     # --- Locks -------------------------------------------------------------------------------------------------
 
     async def _tries(self, who: str, *how: str) -> str:
-        statement = self._statements(how).attempt
-        if "flushing" in how:  # without that
-            assert FLUSH in statement
-            statement = statement.replace(FLUSH, "NULL")
-        row = await self._fetch(who, statement)
+        """Try for it, and ``or`` for another."""
+        other = self._statements(("heir",)) if "or" in how else None
+        row = await self._fetch(who, self._statements(how).attempt(other))
         assert row is not None
-        return "no" if row[0] is None else self._granted(row[0][0], self._key(how))
+        return "no" if row[0] is None else _shown(row[0][0])
 
     async def _waits(self, who: str, slice_s: str, *how: str) -> str:
         """Stand in line until that is seen; the answer is heard later."""
-        self._calls[who] = asyncio.ensure_future(self._stands(who, slice_s, *how))
+        return await self._until_seen(who, self._stands(who, slice_s, *how))
+
+    async def _commits(self, who: str, *how: str) -> str:
+        """Draw a token, whose commit may wait; the answer is heard later."""
+        return await self._until_seen(who, self._draws(who, *how))
+
+    async def _until_seen(self, who: str, call: Coroutine[Any, Any, str]) -> str:
+        self._calls[who] = asyncio.ensure_future(call)
         pid = self._sessions[who].facts.session_pid
         while not self._calls[who].done():
             if (state := await self._ground.look(pid)) in ("in line", "in a commit"):
@@ -173,17 +183,19 @@ class Performance:
 
     async def _stands(self, who: str, slice_s: str, *how: str) -> str:
         """Stand in line to the end of the slice, or of the wait."""
-        row = await self._fetch(who, self._statements(how).slice(float(slice_s)))
+        other = self._statements(("heir",)) if "or" in how else None
+        row = await self._fetch(who, self._statements(how).slice(float(slice_s), other))
         assert row is not None
-        return self._granted(row[0], self._key(how)) if row[0] else "no"
+        return _shown(row[0]) if row[0] else "no"
 
     async def _hears(self, who: str) -> str:
-        return await self._calls.pop(who)
+        return await self._calls.pop(who) if who in self._calls else "nothing, it asks for nothing"
 
     async def _unlocks(self, who: str, *how: str) -> str:
         statement, _ = _keys_sql.unlock_all([self._key(how)], are_all=True, is_enforced=True)
         if "marking" in how:
-            statement = self._terms.mark_released_sql(int(how[-1])) + statement
+            token = self._claimed - 1 if "another" in how else self._claimed
+            statement = self._terms.mark_released_sql(token) + statement
         row = await self._fetch(who, statement)
         assert row is not None
         return "was held" if row[0] == [0] else f"was not held: {row[0]}"
@@ -197,17 +209,14 @@ class Performance:
         names = (name for name, session in self._sessions.items() if session.facts.session_pid == holder.pid)
         return next(names, "a stranger")
 
-    def _granted(self, token: str, key: LockKey) -> str:
-        former, self._newest[key] = self._newest.get(key, 0), int(token)
-        return "granted" if int(token) > former else "granted, and the token is not new"
-
     def _key(self, how: tuple[str, ...]) -> LockKey:
-        return self._keys["witness" if "witness" in how else "lock"]
+        return self._keys[next((name for name in ("witness", "heir") if name in how), "lock")]
 
     def _statements(self, how: tuple[str, ...]) -> _sql.LockStatements:
         under = re.search(r"under ([\d.]+)", " ".join(how))
         lease = Lease(float(under[1]) if under else LONG_S)
-        return _sql.LockStatements(self._key(how), lease, is_enforced=True)
+        granted = "heir" if "heir" in how else "lock"
+        return _sql.LockStatements(self._key(how), lease, is_enforced=True, granted=granted)
 
     async def _fetch(self, who: str, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         return await self._sessions[who].fetch(statement, parameters, bound_s=BOUND_S)
@@ -216,12 +225,15 @@ class Performance:
 
     async def _sweeps(self, who: str, *limit: str) -> str:
         """Try for both, or for so many of them."""
-        statement = _keys_sql.take_all(list(self._keys.values()), None, int(limit[0]) if limit else None)
+        statement = _keys_sql.take_all(self._two, None, int(limit[0]) if limit else None)
         return await self._for_both(who, statement)
 
     async def _frees(self, who: str) -> str:
-        both = list(self._keys.values())
-        return await self._for_both(who, _keys_sql.unlock_all(both, are_all=False, is_enforced=True))
+        return await self._for_both(who, _keys_sql.unlock_all(self._two, are_all=False, is_enforced=True))
+
+    @property
+    def _two(self) -> list[LockKey]:
+        return [self._keys["lock"], self._keys["witness"]]
 
     async def _for_both(self, who: str, statement: _keys_sql.Statement) -> str:
         row = await self._fetch(who, *statement)
@@ -229,10 +241,22 @@ class Performance:
         names = list(self._keys)
         return ", ".join(names[place] for place in sorted(row[0])) or "none"
 
-    async def _draws(self, who: str) -> str:
-        row = await self._fetch(who, _keys_sql.NEXT_TOKEN)
+    async def _draws(self, who: str, *how: str) -> str:
+        """Draw a token; after it has stopped ``listening``, or left the place of the ``heir``."""
+        first = _sql.STOP_LISTENING if "listening" in how else ""
+        first += self._statements(("heir",)).unlock if "heir" in how else ""
+        statement = _sql.NEXT_TOKEN
+        if "flushing" in how:  # without that
+            assert FLUSH in statement
+            statement = statement.replace(FLUSH, "NULL")
+        row = await self._fetch(who, first + statement)
         assert row is not None
-        return self._granted(row[0], self._keys["lock"])
+        former, self._newest = max(self._newest, self._claimed), int(row[0])
+        return "a new token" if self._newest > former else "a token that is not new"
+
+    async def _leaves(self, who: str, *_: str) -> None:
+        """Leave the place of the heir, notify those that listen, and ask for something."""
+        await self._fetch(who, self._statements(("heir",)).leave(CHANNEL) + _sql.PING)
 
     async def _listens(self, who: str) -> None:
         await self._sessions[who].listen(CHANNEL)
@@ -246,6 +270,14 @@ class Performance:
         session.watch(lambda _: None)  # which reads the socket meanwhile
         await asyncio.wait_for(session.notified(), BOUND_S)
         return "of something"
+
+    async def _knows(self, who: str) -> str:
+        """What it was told up to its last answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await self._sessions[who].notified()
+                return "of something"
+        return "of nothing"
 
     async def _sees(self, who: str) -> str:
         """Look at the socket, and read nothing."""
@@ -265,14 +297,18 @@ class Performance:
         await self._terms.make_ready(self._sessions[who])
 
     async def _reads(self, who: str) -> str:
-        past = await self._terms.read(self._sessions[who])
+        past = self._terms.past(await self._fetch(who, self._terms.read_sql()))
         if past.token is None:
             return f"nothing, lease {past.lease_s}, timeline {past.timeline}, released {past.was_released}"
         where = "here" if past.timeline == past.timeline_here else "elsewhere"
-        return f"token {past.token}, lease {past.lease_s}, {where}, released {past.was_released}"
+        which = "the last claim" if past.token == self._claimed else "another"
+        return f"{which}, lease {past.lease_s}, {where}, released {past.was_released}"
 
-    async def _claims(self, who: str, token: str) -> str:
-        return f"{await self._terms.claim(self._sessions[who], int(token), BOUND_S)}"
+    async def _claims(self, who: str) -> str:
+        former, self._claimed = self._claimed, await self._terms.claim(self._sessions[who], BOUND_S) or 0
+        if self._claimed == self._recorded + 1:
+            return "a token after what was recorded"
+        return "a new token" if self._claimed > max(former, self._newest) else "a token that is not new"
 
     # --- The server --------------------------------------------------------------------------------------------
 
@@ -301,5 +337,13 @@ class Performance:
     async def _starts(self, _: str) -> None:
         await self._ground.start()
 
+    async def _records(self, _: str, token: str) -> None:
+        self._recorded = int(token)
+        await self._ground.record(self._keys["lock"], self._recorded)
+
     async def _loses(self, _: str, other: str) -> None:
         await self._ground.lose_process(self._sessions[other].facts.session_pid)
+
+
+def _shown(granted: str) -> str:
+    return "granted" if granted == "lock" else f"granted the {granted}"

@@ -21,6 +21,7 @@ from pgleaderlock.cli import history as cli_history
 from pgleaderlock.cli import roles as cli_roles
 from pgleaderlock.cli import ticks as cli_ticks
 from pgleaderlock.cli.commands import cli
+from pgleaderlock.cli.times import fields_of
 from pgleaderlock.ops.dashboard._board import dumps
 from pgleaderlock.ops.dashboard._picture import node_records, past_record, shown_events, standing_record
 from pgleaderlock.ops.registry.audit import Line, audit
@@ -88,7 +89,7 @@ def test_any_history_is_judged_and_shown(lines: Sequence[Line], since: float, un
     check_table(cli_audit._table(audits, 100))
     check_table(cli_history._table(lines, 100))
     for line in lines:
-        check_record(cli_history._line_fields(line))
+        check_record(fields_of(line, *cli_history._FIELDS))
     check_json(dumps(shown_events(lines)))
 
 

@@ -56,10 +56,10 @@ def test_a_holder_that_is_emptied_by_hand_is_seen_by_the_leader_before_another_l
             simulation.run(10 + seed / 7)
             for _ in range(20):
                 assert simulation.checker.is_led
-                terms = simulation.checker.terms
+                terms = simulation.checker.course.terms
                 simulation.faults.strike("empty_holder", simulation.nodes[0], 0.0)
                 simulation.run(LEASE_S * 1.1)
                 simulation.checker.raise_failure()
-                assert simulation.checker.terms > terms
+                assert simulation.checker.course.terms > terms
         finally:
             simulation.end()

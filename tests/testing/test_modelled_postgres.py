@@ -26,8 +26,8 @@ from pgleaderlock.postgres.session import Session, end_of
 from pgleaderlock.testing.embedded import Server, StopMode
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
+from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation._statements import Ask
-from pgleaderlock.testing.simulation.groups import ListeningSession
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
 from pgleaderlock.testing.simulation.world import World
@@ -61,7 +61,7 @@ QUESTIONS = {
         b opens -> the server is old
         a sweeps 1 -> witness
         b sweeps -> lock
-        b draws -> granted
+        b draws -> a new token
         a sweeps -> witness
         a frees -> witness
         b sweeps -> lock
@@ -73,7 +73,7 @@ QUESTIONS = {
         b frees -> lock
         a sweeps -> lock, witness
         b frees -> none
-        a draws -> granted
+        a draws -> a new token
     """,
     "whoever listens is told": """
         a opens -> the server is old
@@ -81,6 +81,34 @@ QUESTIONS = {
         a listens
         b tells
         a is told -> of something
+    """,
+    "a try goes on to another lock, and so does a wait slice at its end": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries or -> granted
+        b tries or -> granted the heir
+        c tries or -> no
+        c stands 0.02 or -> no
+        b leaves
+        c stands 0.02 or -> granted the heir
+        b waits 30 the heir -> is in line
+        c draws and leaves the heir -> a new token
+        b hears -> granted the heir
+        a unlocks -> was held
+        b stands 30 -> granted
+    """,
+    "a place that is left is notified of, and no more to a session that has stopped listening": """
+        a opens -> the server is old
+        b opens -> the server is old
+        a tries the heir -> granted the heir
+        b listens
+        a leaves
+        b is told -> of something
+        b draws listening -> a new token
+        a tells
+        b pings -> (1,)
+        b knows -> of nothing
     """,
     "a line is served in its order": """
         a opens -> the server is old
@@ -247,16 +275,18 @@ QUESTIONS = {
         a opens -> the server is old
         a prepares
         a reads -> nothing, lease 0.0, timeline 0, released False
-        a claims 100 -> 100
-        a reads -> token 100, lease 60.0, here, released False
+        a claims -> a new token
+        a reads -> the last claim, lease 60.0, here, released False
         a tries -> granted
-        a unlocks marking 99 -> was held
-        a reads -> token 100, lease 60.0, here, released False
-        a unlocks marking 100 -> was not held: []
-        a reads -> token 100, lease 60.0, here, released True
-        a claims 50 -> 101
-        a reads -> token 101, lease 60.0, here, released False
-        a claims 200 -> 200
+        a unlocks marking another -> was held
+        a reads -> the last claim, lease 60.0, here, released False
+        a unlocks marking -> was not held: []
+        a reads -> the last claim, lease 60.0, here, released True
+        a claims -> a new token
+        a reads -> the last claim, lease 60.0, here, released False
+        server records 1000000000000
+        a reads -> another, lease 60.0, here, released False
+        a claims -> a token after what was recorded
     """,
 }
 
@@ -298,7 +328,8 @@ DISASTERS = {
         a opens -> the server is old
         b opens -> the server is old
         server misses standby
-        a waits 30 -> is in a commit
+        a tries -> granted
+        a commits -> is in a commit
         b tries -> no
         b pings -> (1,)
         b unlocks -> was not held: []
@@ -310,10 +341,10 @@ DISASTERS = {
         b ends a -> signalled
         server forgets a
         b asks who holds -> nobody
-        b waits 30 the witness -> is in a commit
+        b waits 30 -> granted
+        b commits -> is in a commit
         server finds standby
-        b hears -> granted
-        b tries -> granted
+        b hears -> a new token
     """,
     "a server that is stopped, in order and at once": """
         a opens -> the server is old
@@ -342,7 +373,7 @@ DISASTERS = {
         c opens -> the server is old
         c prepares
         a tries -> granted
-        a claims 1000000 -> 1000000
+        a claims -> a new token
         b waits 30 -> is in line
         server loses c
         a learns -> server_restart
@@ -357,14 +388,15 @@ DISASTERS = {
         b learns -> connection_lost
         a opens -> the server has just started
         a waits 30 -> granted
-        a reads -> token 1000000, lease 60.0, here, released False
+        a reads -> the last claim, lease 60.0, here, released False
+        a draws -> a new token
     """,
     "a token that did not reach the disk is handed out again": """
         a opens -> the server is old
-        a tries without flushing -> granted
+        a draws without flushing -> a new token
         server loses a
         b opens -> the server has just started
-        b tries -> granted, and the token is not new
+        b draws -> a token that is not new
     """,
 }
 
@@ -434,6 +466,10 @@ class RealGround:
                 await connection.execute(_NOTIFY, [CHANNEL, PAYLOAD_BYTES, size_kb])
             await until(is_full if size_kb is None else has_come)
 
+    async def record(self, lock: LockKey, token: int) -> None:
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+            await connection.execute("UPDATE pgleaderlock.terms SET token = %s WHERE lock = %s", [token, str(lock)])
+
     async def stop(self, mode: StopMode) -> None:
         assert self._server is not None
         await asyncio.to_thread(self._server.stop, mode)
@@ -464,7 +500,7 @@ class ModelledGround:
         self._cable = Cable(world)
 
     async def open(self) -> Session:
-        session = ListeningSession("a script", self._cable, self._server)
+        session = SimulatedSession("a script", self._cable, self._server)
         await session.connect()
         return session
 
@@ -483,6 +519,9 @@ class ModelledGround:
     async def notify(self, session: Session, size_kb: int | None) -> None:
         self._server.flood((FLOOD_KB if size_kb is None else size_kb) * PAYLOAD_BYTES)
         await asyncio.sleep(1.0)
+
+    async def record(self, lock: LockKey, token: int) -> None:
+        self._server._terms[str(lock)].token = token
 
     async def stop(self, mode: StopMode) -> None:
         self._server.restart(DOWN_S, at_once=mode == "immediate")
@@ -635,6 +674,19 @@ def a_term_goes_back(claim: Any, server: ModelledPostgres, session: ServerSessio
     return claim(server, session, ask, given)
 
 
+@instead(ModelledPostgres, "_unlisten")
+def who_listens_listens_for_ever(_: Any, *__: Any) -> None:
+    """Whatever it asks for."""
+
+
+@instead(ServerSession, "_lose_patience")
+def a_slice_ends_without_another_try(lose_patience: Any, session: ServerSession) -> None:
+    if session._waits_for is not None:
+        key, ask = session._waits_for
+        session._waits_for = key, replace(ask, otherwise=None)
+    lose_patience(session)
+
+
 @instead(ReceiveBuffer, "take_in")
 def what_is_unread_hides_nothing(_: Any, *__: Any) -> None:
     """However much it is."""
@@ -655,6 +707,8 @@ WRONG = [
     a_crash_forgets_what_was_flushed,
     a_recovery_does_not_show,
     a_term_goes_back,
+    who_listens_listens_for_ever,
+    a_slice_ends_without_another_try,
     what_is_unread_hides_nothing,
 ]
 

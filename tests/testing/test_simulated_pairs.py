@@ -124,9 +124,23 @@ def test_what_is_unread_hides_the_end_of_the_session_that_listens_and_of_no_othe
         simulation.end()
 
 
-def test_where_no_session_listens_nothing_is_flooded(led: Simulation):
+def test_where_no_session_listens_nothing_is_flooded():
+    simulation = Simulation(1, profile="calm", store="postgres-poll", lease_s=10.0, settings={})
+    simulation.start()
+    simulation.run(30)
     try:
-        assert led.faults.flood_and_end_both(leader_of(led), 5.0) is False
+        assert simulation.faults.flood_and_end_both(leader_of(simulation), 5.0) is False
+    finally:
+        simulation.end()
+
+
+def test_a_leader_that_was_a_quiet_follower_does_not_listen_any_more(led: Simulation):
+    try:
+        for _ in led.nodes:
+            leader_of(led).crash()
+            led.run(30)
+            server = postgres_of(led)
+            assert not any(session.channels for session in server.sessions_of(leader_of(led).name))
     finally:
         led.end()
 

@@ -49,7 +49,8 @@ def test_a_lock_that_a_dead_process_holds_is_found(led: Simulation, monkeypatch:
         led.server.lose_standby()
         leader.crash()
         led.run(1)
-        heir = next(node for node in led.nodes if led.server.holders_of(node.name))
+        stuck = [each for each in led.server.sessions.values() if each.waits_for_standby_since is not None]
+        heir = next(node for node in led.nodes if node.name == stuck[0].client.owner)
         assert led.server.dead_holder() is None  # it waits, and its client with it
         heir.crash()
         led.run(1)

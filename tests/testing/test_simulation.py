@@ -124,7 +124,7 @@ def test_each_role_of_a_group_is_elected_and_checked():
         assert len(seats) == 9
         assert len([seat for seat in seats if seat.acts_as_leader]) == 3
         assert simulation.checker.is_led
-        assert simulation.checker.terms == 3
+        assert simulation.checker.course.terms == 3
     finally:
         simulation.end()
 

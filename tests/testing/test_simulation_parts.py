@@ -45,6 +45,12 @@ def of(key: LockKey, *, is_enforced: bool = True) -> _sql.LockStatements:
     return _sql.LockStatements(key, LEASE, is_enforced=is_enforced)
 
 
+HEIR = _sql.LockStatements(BIGINT, LEASE, is_enforced=True, granted="heir")
+WITHOUT_A_LOOK = of(PAIR).slice(1.0).replace("FROM pg_locks", "FROM pg_class")
+LAST_TRY = Ask("try", _sql.numbers(BIGINT), granted="heir")
+SLICE = Ask("wait", _sql.numbers(PAIR), 1500, 250, "lock", looks_for_race=True)
+
+
 class Recorder:
     """A session that only writes down what it is asked."""
 
@@ -71,17 +77,33 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_SET_UP": (_sql.set_up(LEASE, 180000, with_facts=False), Ask("set_up", idle_ms=0)),
     "_FACTS": (_sql.set_up(LEASE, 140000), Ask("set_up", idle_ms=0, with_facts=True, counts_recovery=True)),
     "an old server": (_sql.set_up(LEASE, 130000), Ask("set_up", with_facts=True, counts_recovery=True)),
-    "_TRY": (of(PAIR).attempt, Ask("try", _sql.numbers(PAIR), 1500, is_flushed=True)),
-    "another key space": (of(BIGINT).attempt, Ask("try", _sql.numbers(BIGINT), 1500, is_flushed=True)),
-    "no lease": (of(PAIR, is_enforced=False).attempt, Ask("try", _sql.numbers(PAIR), None, is_flushed=True)),
-    "_STAND_IN_LINE": (of(PAIR).slice(0.25), Ask("wait", _sql.numbers(PAIR), 1500, 250, is_flushed=True)),
+    "_TRY": (of(PAIR).attempt(), Ask("try", _sql.numbers(PAIR), 1500, granted="lock")),
+    "another key space": (of(BIGINT).attempt(), Ask("try", _sql.numbers(BIGINT), 1500, granted="lock")),
+    "no lease": (of(PAIR, is_enforced=False).attempt(), Ask("try", _sql.numbers(PAIR), None, granted="lock")),
+    "the same, and then another": (
+        of(PAIR).attempt(HEIR),
+        Ask("try", _sql.numbers(PAIR), 1500, granted="lock", otherwise=replace(LAST_TRY, idle_ms=1500)),
+    ),
+    "_WAIT_SLICE": (of(PAIR).slice(0.25), SLICE),
+    "the same, with another try": (
+        of(PAIR).slice(0.25, HEIR),
+        replace(SLICE, otherwise=LAST_TRY),
+    ),
+    "_LEAVE_PLACE": (
+        HEIR.leave("channel") + of(PAIR).slice(0.25),
+        replace(SLICE, first=(Ask("unlock", _sql.numbers(BIGINT)), Ask("notify", "channel"))),
+    ),
+    "STOP_LISTENING": (
+        _sql.STOP_LISTENING + HEIR.unlock + _sql.NEXT_TOKEN,
+        Ask("token", is_flushed=True, first=(Ask("unlisten"), Ask("unlock", _sql.numbers(BIGINT)))),
+    ),
     "_FOR_ONE": (UNLOCK_ONE, Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True)),
     "the same, to take": (_keys_sql.take_all([PAIR], 1500)[0], Ask("try_one", _sql.numbers(PAIR), 1500)),
     "_MARK_RELEASED": (
         TERMS.mark_released_sql(7) + UNLOCK_ONE,
         Ask("unlock", _sql.numbers(PAIR), 0, frees_all=True, marks=(str(PAIR), 7)),
     ),
-    "NEXT_TOKEN": (_keys_sql.NEXT_TOKEN, Ask("token", is_flushed=True)),
+    "NEXT_TOKEN": (_sql.NEXT_TOKEN, Ask("token", is_flushed=True)),
     "CAPACITY": (_keys_sql.CAPACITY, Ask("capacity")),
     "_FOR_EACH": (_keys_sql.take_all([PAIR, BIGINT], 1500)[0], Ask("try_all", idle_ms=1500)),
     "the same, to unlock": (UNLOCK_BOTH, Ask("unlock_all")),
@@ -91,8 +113,8 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_LOOK_FOR_TABLE": (TERMS.make_ready, Ask("look_for_table")),
     "_LOOK_FOR_RUN": (TERMS._look_for_run, Ask("look_for_run")),
     "_NOTE_RUN": (terms.create_sql("pgleaderlock", keeps_terms=True), Ask("make_table")),
-    "_READ": (TERMS.read, Ask("read_term")),
-    "_CLAIM": (lambda session: TERMS.claim(session, 7, 0.5), Ask("claim", lock=str(PAIR), token=7, lease_s=1.5)),
+    "_READ": (TERMS.read_sql(), Ask("read_term", lock=str(PAIR))),
+    "_CLAIM": (lambda session: TERMS.claim(session, 0.5), Ask("claim", lock=str(PAIR), lease_s=1.5)),
 }
 PARTS = {"_TIMELINE", "PINNED", "_START", "_FILE", "_NOTE", "_MAY_TELL_RUN"}
 NOT_ASKED = {
@@ -295,7 +317,7 @@ def test_a_call_that_is_cut_short_closes_its_session():
 
     async def main() -> None:
         holder, session = await place.open(), await place.open()
-        await holder.fetch(of(PAIR).attempt, bound_s=1.0)
+        await holder.fetch(of(PAIR).attempt(), bound_s=1.0)
         waiting = asyncio.ensure_future(session.fetch(of(PAIR).slice(5.0), bound_s=9.0))
         await asyncio.sleep(1)
         waiting.cancel()
@@ -348,13 +370,14 @@ def test_who_asks_while_the_server_is_away_hears_nothing():
     assert place.run(main()) is LossCause.RENEW_TIMEOUT
 
 
-def test_a_time_out_that_races_with_its_grant_leaves_a_lock_with_who_was_told_no():
+@pytest.mark.parametrize(("statement", "answer"), [(of(PAIR).slice(1.0), "lock"), (WITHOUT_A_LOOK, "")])
+def test_a_time_out_that_races_with_its_grant_leaves_a_lock_which_only_a_look_finds(statement: str, answer: str):
     place = Place(race_share=1.0)
 
     async def main() -> None:
         told_no, other = await place.open(), await place.open()
-        assert await told_no.fetch(of(PAIR).slice(1.0), bound_s=2.0) == ("",)
-        assert await other.fetch(of(PAIR).attempt, bound_s=1.0) == (None,)
+        assert await told_no.fetch(statement, bound_s=2.0) == (answer,)
+        assert await other.fetch(of(PAIR).attempt(), bound_s=1.0) == (None,)
         row = await told_no.fetch(UNLOCK_ONE, bound_s=1.0)
         assert row is not None
         assert row[0] == [0]
@@ -366,11 +389,11 @@ def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
     place = Place()
 
     async def main() -> None:
-        await TERMS.claim(await place.open(), 7, 1.0)
+        token = await TERMS.claim(await place.open(), 1.0)
         place.server.promote(1.0)
         await asyncio.sleep(2)
-        past = await TERMS.read(await place.open())
-        assert (past.token, past.timeline, past.timeline_here) == (7, 1, 2)
+        past = TERMS.past(await (await place.open()).fetch(TERMS.read_sql(), bound_s=1.0))
+        assert (past.token, past.timeline, past.timeline_here) == (token, 1, 2)
 
     place.run(main())
 

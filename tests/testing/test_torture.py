@@ -457,11 +457,7 @@ def setting(**changed: Any) -> Setting:
     values: dict[str, Any] = {
         "where": EVIL,
         "version": EVIL,
-        "seconds": 60.0,
-        "nodes": 2,
-        "lease_s": 1.0,
-        "takeover": "fast",
-        "seed": 7,
+        "options": Options(60.0, 2, 1.0, "fast", ("kill",), 7, 1.5),
         "command": EVIL,
         "done": {"kill": 2, EVIL: 1},
     }
@@ -966,8 +962,8 @@ def shown_run(logs: Path) -> torture_show._Run:
 
 async def test_progress_is_told_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torture_show, "_PROGRESS_S", 0.01)
-    monkeypatch.setattr(torture_show, "read_logs", lambda logs: logs)
-    monkeypatch.setattr(torture_show, "judge", lambda _: SimpleNamespace(terms=[], overlaps=[]))
+    monkeypatch.setattr("pgleaderlock.testing.torture.read_logs", lambda logs: logs)
+    monkeypatch.setattr("pgleaderlock.testing.torture.judge", lambda _: SimpleNamespace(terms=[], overlaps=[]))
     told = asyncio.ensure_future(shown_run(tmp_path)._show_progress(cast("Any", SimpleNamespace(done={"kill": 3}))))
     lines: list[str] = []
     await until(lambda: any("3 faults, 0 terms, 0 times two leaders" in line for line in _read(capsys, lines)))

@@ -17,13 +17,13 @@ from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.ops.config.settings import SETTINGS
-from pgleaderlock.postgres._status import look_at_lock
 from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.work.exec import family
 from proofs import exec_torture
 from proofs.exec_torture import one_round
 from tests.conftest import Postgres
 from tests.support.guardian import is_alive
+from tests.support.postgres import look_at_lock
 from tests.support.processes import Process
 from tests.support.sweeps import sweep
 from tests.support.terminals import until

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pgleaderlock import LockKey
-from pgleaderlock.postgres._status import look_at_lock
 from pgleaderlock.work.exec import family
 from tests.conftest import Postgres
+from tests.support.postgres import look_at_lock
 from tests.support.terminals import Session, Shell, ended, state, until
 
 READS = 'echo ready; while read -r line; do echo "got $line"; done'

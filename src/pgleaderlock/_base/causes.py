@@ -2,8 +2,6 @@
 
 import enum
 
-__all__ = ["LossCause"]
-
 
 class LossCause(enum.StrEnum):
     """Why a term ended without a release."""

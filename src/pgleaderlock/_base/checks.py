@@ -9,20 +9,6 @@ import re
 import reprlib
 from typing import Any, NoReturn
 
-__all__ = [
-    "check_callable",
-    "check_flag",
-    "check_int",
-    "check_number",
-    "check_seconds",
-    "check_token",
-    "quoted",
-    "refuse_pickling",
-    "refuse_plain_with",
-    "shown",
-    "visible",
-]
-
 _PRINTABLE_BITS = 256
 _SHORTEST_TOKEN = 16
 _LONGEST_SHOWN = 240

@@ -12,8 +12,6 @@ Not promised: a hypervisor that pauses a guest may pause this clock with it.
 import time
 from collections.abc import Callable
 
-__all__ = ["Clock", "suspend_aware_clock"]
-
 Clock = Callable[[], float]
 """A function that returns seconds since an arbitrary start and never goes back."""
 

@@ -11,8 +11,6 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["parse_duration", "show_duration"]
-
 _UNITS = {"h": Fraction(3600), "m": Fraction(60), "s": Fraction(1), "ms": Fraction(1, 1000)}
 _FIGURE = r"(\d{1,10}(?:\.\d{1,20})?)"
 _WRITTEN = re.compile("(?=.)" + "".join(f"(?:{_FIGURE}{unit})?" for unit in _UNITS), re.ASCII)

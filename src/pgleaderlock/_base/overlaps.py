@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Overlap", "find_overlaps"]
-
 
 class _Begun(Protocol):
     @property

@@ -1,6 +1,4 @@
 """Settings of ours that a PostgreSQL server can be started with, for its candidates to read."""
 
-__all__ = ["NO_FORMER_LEADER"]
-
 NO_FORMER_LEADER = "pgleaderlock.no_former_leader"
 """``on``: when this server was started, no leader of an earlier run could be valid any more."""

@@ -7,8 +7,6 @@ and ``--json``). Slips are counted here instead, and a short word may have only 
 import re
 from collections.abc import Iterable
 
-__all__ = ["near"]
-
 _MOST_SLIPS = ((6, 2), (3, 1), (0, 0))  # of a word with at least so many letters
 _PARTS = re.compile(r"[-_.]+")
 _SHORTEST_PART = 3

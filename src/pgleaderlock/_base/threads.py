@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["begin", "failure", "has_main_thread_ended", "start"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ import sys
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import move_secrets_to_environment
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line of this process, and exit with one of :mod:`~pgleaderlock.cli.exit_codes`."""

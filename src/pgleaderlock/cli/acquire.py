@@ -20,8 +20,6 @@ from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Event, EventKind, RetryContext
 
-__all__ = ["Attempts", "acquire_once"]
-
 _SILENT_S = 2.0
 _AFTER_ERROR_S = 1.0
 

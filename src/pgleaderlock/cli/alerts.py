@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pgleaderlock.cli.console import print_json
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.words import WORDS, texts
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.alerts import (
@@ -22,8 +23,6 @@ from pgleaderlock.ops.alerts import (
 )
 from pgleaderlock.ops.alerts.export import json_text, write, yaml_text
 from pgleaderlock.ops.alerts.model import parse
-
-__all__ = ["alerts"]
 
 
 @click.group(short_help=WORDS["alerts"].short)
@@ -83,15 +82,13 @@ def alerts_export(
     cluster = _cluster(config)
     prefix = prefix or cluster.prefix
     lease_s = cluster.lease_s if lease_s is None else lease_s
-    try:
+    with wrong_usage():
         chosen, settings = _chosen(config, prefix, roles, cluster.roles, lease_s, defaults=defaults)
         document, remarks = prometheus_rules(chosen, prefix)
         texts = {"rules.yml": yaml_text(document)}
         if out is not None:
             told = alertmanager_config(chosen, settings.receivers, _source(config))
             texts |= {"alertmanager.yml": yaml_text(told), "grafana.json": json_text(dashboard(prefix))}
-    except (ValueError, MissingExtra) as error:
-        raise click.UsageError(str(error)) from error
     remarks += unheard(chosen) if out is not None else []
     written = [] if out is None else _write(out, texts, force=force)
     _tell(config, settings, remarks, defaults=defaults)
@@ -144,13 +141,7 @@ def _cluster(config: Path | None) -> _Cluster:
 
 
 def _chosen(
-    config: Path | None,
-    prefix: str,
-    asked: tuple[str, ...],
-    known: tuple[str, ...],
-    lease_s: float,
-    *,
-    defaults: bool,
+    config: Path | None, prefix: str, asked: tuple[str, ...], known: tuple[str, ...], lease_s: float, *, defaults: bool
 ) -> tuple[list[Alert], Config]:
     """Return the file's alerts, then the default alerts that it does not define itself; each with its receivers."""
     settings = _load(config)

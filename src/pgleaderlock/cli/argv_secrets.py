@@ -11,17 +11,6 @@ import re
 import sys
 from collections.abc import Sequence
 
-__all__ = [
-    "DSN_VARIABLE",
-    "MOVED_VARIABLE",
-    "STORE_VARIABLES",
-    "URL_VARIABLE",
-    "hide_secrets",
-    "may_hold_password",
-    "move_secrets_to_environment",
-    "take_out",
-]
-
 DSN_VARIABLE = "PG_DSN"
 URL_VARIABLE = "PGLEADERLOCK_URL"
 MOVED_VARIABLE = "PGLEADERLOCK_MOVED"

@@ -15,14 +15,13 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import console_for, fitting_table
-from pgleaderlock.cli.times import Since, duration, iso
+from pgleaderlock.cli.times import Since, duration, fields_of, iso
 from pgleaderlock.ops.registry.audit import Line, PastTerm, RoleAudit
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import RegistryReader, RoleStatus
 
-__all__ = ["show_audit"]
-
 _HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Failovers", "Missing", "Overlaps")
+_TERM = ("node", "instance", "token", "began_at", "ended_at", "end", "cause", "within_s")
 
 
 async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
@@ -68,10 +67,7 @@ def _is_due(role: RoleStatus, since: float) -> bool:
 
 def _audit_fields(each: RoleAudit) -> dict[str, Any]:
     return {
-        "role": each.role,
-        "lock": each.lock,
-        "since": iso(each.since),
-        "until": iso(each.until),
+        **fields_of(each, "role", "lock", "since", "until"),
         "availability": round(each.availability, 9),
         "leaderless_s": round(each.leaderless_s, 3),
         "is_at_most": _is_at_most(each),
@@ -84,24 +80,8 @@ def _audit_fields(each: RoleAudit) -> dict[str, Any]:
 
 
 def _overlap_fields(overlap: Overlap[PastTerm]) -> dict[str, Any]:
-    return {
-        "seconds": round(overlap.lasted_s, 6),
-        "first": _term_fields(overlap.first),
-        "second": _term_fields(overlap.second),
-    }
-
-
-def _term_fields(term: PastTerm) -> dict[str, Any]:
-    return {
-        "node": term.node,
-        "instance": term.instance,
-        "token": term.token,
-        "began_at": iso(term.began_at),
-        "ended_at": iso(term.ended_at),
-        "end": term.end,
-        "cause": term.cause,
-        "within_s": term.within_s,
-    }
+    first, second = fields_of(overlap.first, *_TERM), fields_of(overlap.second, *_TERM)
+    return {"seconds": round(overlap.lasted_s, 6), "first": first, "second": second}
 
 
 def _is_at_most(each: RoleAudit) -> bool:

@@ -4,7 +4,6 @@ None is ignored: a node that reads its ``--dsn`` from the wrong place would be a
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +20,7 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.config.sources import Option
 
-__all__ = ["config_for_lock", "config_for_node"]
-
 _ELECTION = "cluster.leader_election"
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A key of the configuration, and how to write an option's value there."""
-
-    path: str
-    write: Callable[[Any], str] = str
-
-
-def _of_election(name: str, write: Callable[[Any], str] = str) -> tuple[_Key, ...]:
-    return (_Key(f"{_ELECTION}.{name}", write),)
 
 
 def _written(value: Any) -> str:
@@ -45,13 +30,13 @@ def _written(value: Any) -> str:
     return show_duration(value) if isinstance(value, float) else str(value)
 
 
-# By the name of the option's argument, as click has it.
-_KEYS: Mapping[str, tuple[_Key, ...]] = {
-    "dsn": _of_election("backend"),
-    "url": _of_election("backend"),
-    "role": _of_election("roles"),
-    **{each.name: _of_election(each.key, _written) for each in SETTINGS if each.key is not None},
-    "metrics_port": (_Key("metrics.enabled", lambda _: "true"), _Key("metrics.port")),
+# By the name of the option's argument, as click has it: each key, and how to write the value there.
+_KEYS: Mapping[str, Mapping[str, Callable[[Any], str]]] = {
+    "dsn": {f"{_ELECTION}.backend": str},
+    "url": {f"{_ELECTION}.backend": str},
+    "role": {f"{_ELECTION}.roles": str},
+    **{each.name: {f"{_ELECTION}.{each.key}": _written} for each in SETTINGS if each.key is not None},
+    "metrics_port": {"metrics.enabled": lambda _: "true", "metrics.port": str},
 }
 _SAME = frozenset({"config_file", "sets", "embedded", "as_json", "quiet"})
 """These mean the same with a configuration as without."""
@@ -102,4 +87,4 @@ def _keys(parameter: click.Parameter, values: Mapping[str, Any]) -> "list[Option
     if name not in _KEYS:
         why = _INSTEAD.get(name, "a configured node has no such setting")
         raise click.UsageError(f"{flag} has no effect beside --config and --set, or $PGLEADERLOCK_BACKEND: {why}.")
-    return [Option(flag, key.path, key.write(values[name])) for key in _KEYS[name]]
+    return [Option(flag, key, write(values[name])) for key, write in _KEYS[name].items()]

@@ -43,6 +43,7 @@ from pgleaderlock.cli.options import (
     lock_options,
     schema_option,
     seconds_option,
+    wrong_usage,
 )
 from pgleaderlock.cli.place import find_place, is_configured, lock_in, role_of, target_of
 from pgleaderlock.cli.run import take_part
@@ -55,8 +56,6 @@ from pgleaderlock.cli.torture import torture
 from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.retry import ExponentialBackoff
-
-__all__ = ["cli", "invoke"]
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -160,10 +159,8 @@ def run(
     configured = config_for_node(context, config_file, sets)
     if configured is not None:
         context.exit(run_configured(configured, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
-    try:
+    with wrong_usage(said="--retry-base and --retry-max: {}"):
         backoff = ExponentialBackoff(retry_base_s, retry_max_s)
-    except ValueError as error:
-        raise click.UsageError(f"--retry-base and --retry-max: {error}") from error
     level = "INFO" if quiet else "DEBUG"
     with (
         elected(dsn, url, named, log_level=level, retry_strategy=backoff) as (lock, target),
@@ -257,8 +254,8 @@ def status(
         asyncio.run(show_status(in_store(str(url), named.role, schema, schema_owner()), as_json=as_json))
         return
     key = lock_in(configured, named)
-    with open_database(dsn) as database:
-        asyncio.run(show_status(in_postgres(database.dsn, key), as_json=as_json))
+    with open_database(dsn) as database_dsn:
+        asyncio.run(show_status(in_postgres(database_dsn, key), as_json=as_json))
 
 
 @cli.command(**texts("doctor"))
@@ -303,8 +300,8 @@ def doctor(
     key = lock_in(configured, named) if named.is_given else None
     statements_of(str(settings["schema"]))  # raises if this cannot be the name of a schema
     show_logs("ERROR")
-    with open_database(dsn) as database:
-        is_fit = asyncio.run(show_doctor(database.dsn, key, lease_s, as_json=as_json, **settings))
+    with open_database(dsn) as database_dsn:
+        is_fit = asyncio.run(show_doctor(database_dsn, key, lease_s, as_json=as_json, **settings))
     context.exit(exit_codes.CLEAN if is_fit else exit_codes.UNFIT)
 
 
@@ -350,8 +347,8 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator:
     Run it as a user who may create a schema in this database.
     """
     statements_of(schema)
-    with open_database(dsn) as database:
-        asyncio.run(apply_schema(database.dsn, schema, grantee, operator, owner=schema_owner()))
+    with open_database(dsn) as database_dsn:
+        asyncio.run(apply_schema(database_dsn, schema, grantee, operator, owner=schema_owner()))
     if as_json:
         print_json({"schema": schema, "granted_to": grantee, "asks_granted_to": operator})
     else:

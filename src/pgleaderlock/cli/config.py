@@ -19,15 +19,10 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.config import InForce, Loaded, Problem
     from pgleaderlock.ops.config.sources import Option
 
-__all__ = ["WrongConfigError", "config", "config_option", "config_options", "load_for_command"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CONFIG_VARIABLE = "PGLEADERLOCK_CONFIG"
-_SECRETS = {
-    "cluster.leader_election.backend": "PGLEADERLOCK_BACKEND",
-    "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN",
-}
+_SECRETS = {"cluster.leader_election.backend": "PGLEADERLOCK_BACKEND", "registry.dsn": "PGLEADERLOCK_REGISTRY_DSN"}
 _STORE_OF_NODE = (DSN_VARIABLE, URL_VARIABLE, _SECRETS["cluster.leader_election.backend"])
 _WIDEST_VALUE = 48
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from loguru import logger
@@ -28,6 +28,7 @@ __all__ = [
     "print_json",
     "show_logs",
     "visible",
+    "wants_colour",
 ]
 
 _LIBRARY = "pgleaderlock"
@@ -59,15 +60,18 @@ def show_logs(level: str) -> None:
         logger.level(name, color=colour)
     if sys.stderr is not None:  # as it is in a process that was started with 2>&-
         # diagnose would print the values of variables in a traceback, and one of them is the DSN.
-        logger.add(sys.stderr, level=level, format=_FORMAT, colorize=_wants_colour(), backtrace=False, diagnose=False)
+        logger.add(
+            sys.stderr, level=level, format=_FORMAT, colorize=wants_colour(sys.stderr), backtrace=False, diagnose=False
+        )
     library_logger = logging.getLogger(_LIBRARY)
     library_logger.handlers = [InterceptHandler()]
     library_logger.propagate = False
     library_logger.setLevel(level)
 
 
-def _wants_colour() -> bool:
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def wants_colour(stream: TextIO) -> bool:
+    """Return whether this is a terminal whose user wants colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_json(record: dict[str, Any]) -> None:

@@ -5,12 +5,13 @@ import os
 import secrets
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from pgleaderlock._base.checks import check_token
 from pgleaderlock.cli.console import visible
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import PgLeaderLockError
@@ -18,26 +19,8 @@ from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, Source, StoreS
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.stores import open_backend
 
-__all__ = ["TOKEN_VARIABLE", "Serving", "choose_token", "registry_source", "serve", "store_source", "watched_at"]
-
 TOKEN_VARIABLE = "PGLEADERLOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of it
 _LOOK_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How the page is served."""
-
-    host: str
-    port: int
-    token: str | None
-    hosts: tuple[str, ...]
-    watched: Watched | None = None
-
-
-def watched_at(place: Place) -> Watched:
-    """Return the alerts of the configuration."""
-    return Watched(place.alerts, place.prefix)
 
 
 def choose_token(*, allow_actions: bool) -> str | None:
@@ -45,10 +28,8 @@ def choose_token(*, allow_actions: bool) -> str | None:
     if not allow_actions:
         return None
     if TOKEN_VARIABLE in os.environ:
-        try:
+        with wrong_usage(said=f"${TOKEN_VARIABLE} {{}}; or unset it."):
             return check_token(os.environ[TOKEN_VARIABLE])
-        except ValueError as error:
-            raise click.UsageError(f"${TOKEN_VARIABLE} {error}; or unset it.") from error
     return secrets.token_urlsafe(24)
 
 
@@ -64,38 +45,27 @@ def store_source(urls: Iterable[str], window_s: float) -> Source:
     """Return a source that reads the holders of locks in any stores: each URL is one role."""
     backends = {}
     for url in urls:
-        try:
+        with wrong_usage((ValueError, PgLeaderLockError)):
             backend = open_backend(url)
-        except (ValueError, PgLeaderLockError) as error:
-            raise click.UsageError(str(error)) from error
         backends[" ".join(f"{name}={value}" for name, value in backend.labels.items())] = backend
     return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
 
 
-async def serve(source: Source, serving: Serving) -> None:
-    """Serve the page until a signal comes."""
+async def serve(source: Source, place: Place | None = None, *, token: str | None, **serving: Any) -> None:
+    """Serve the page until a signal comes, with the alerts of the place that it shows."""
     ended = asyncio.Event()
 
     def end(_signal: signal.Signals) -> None:
         ended.set()
 
-    dashboard = Dashboard(
-        source,
-        host=serving.host,
-        port=serving.port,
-        token=serving.token,
-        hosts=serving.hosts,
-        watched=serving.watched,
-    )
+    dashboard = Dashboard(source, token=token, watched=None if place is None else Watched(*place.alerting), **serving)
     with call_on_signal(end):
-        try:
+        with wrong_usage((PgLeaderLockError,), said="{}; --port 0 is any free one."):
             await dashboard.start()
-        except PgLeaderLockError as error:
-            raise click.UsageError(f"{error}; --port 0 is any free one.") from error
         try:
             # A token that the operator chose is known to its users, and must not appear in a service's log.
-            is_ours = serving.token is not None and TOKEN_VARIABLE not in os.environ
-            fragment = f"#token={serving.token}" if is_ours else ""
+            is_ours = token is not None and TOKEN_VARIABLE not in os.environ
+            fragment = f"#token={token}" if is_ours else ""
             click.echo(f"dashboard: {dashboard.url}{fragment}")
             click.echo(f"shows {visible(source.where)}; Ctrl-C ends it", err=True)
             await ended.wait()

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import click
 
@@ -11,8 +10,6 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.options import wants_embedded
 from pgleaderlock.errors import ConnectionError, EmbeddedServerError
 from pgleaderlock.testing import embedded
-
-__all__ = ["CHECK_DSN", "CHECK_REGISTRY", "Database", "UnreachableError", "explained", "need_store", "open_database"]
 
 CHECK_DSN = "check --dsn or $PG_DSN, and that the server is up and accepts this user."
 """The advice for a PostgreSQL that did not answer."""
@@ -41,13 +38,6 @@ def explained(error: Exception, advice: str = "") -> str:
     return f"{text} - {_REFUSED if 'FATAL: ' in text else advice}"
 
 
-@dataclass(frozen=True, slots=True)
-class Database:
-    """A database that can be used."""
-
-    dsn: str
-
-
 def need_store(dsn: str | None) -> None:
     """Refuse a command without a store: with an embedded PostgreSQL on each host, every host would lead."""
     if dsn is not None or wants_embedded():
@@ -61,24 +51,24 @@ def need_store(dsn: str | None) -> None:
 
 
 @contextlib.contextmanager
-def open_database(dsn: str | None) -> Iterator[Database]:
-    """Yield a database that can be used within the block: the given one, or with ``--embedded`` that server's."""
+def open_database(dsn: str | None) -> Iterator[str]:
+    """Yield the DSN to use within the block: the given one, or with ``--embedded`` that of its server."""
     need_store(dsn)
     if dsn is not None:
-        yield Database(dsn)
+        yield dsn
         return
     try:
-        with _embedded_database() as database:
-            yield database
+        with _embedded_database() as embedded_dsn:
+            yield embedded_dsn
     except EmbeddedServerError as error:
         raise UnreachableError(str(error)) from error
 
 
 @contextlib.contextmanager
-def _embedded_database() -> Iterator[Database]:
+def _embedded_database() -> Iterator[str]:
     embedded.find_binaries()  # before the message below
     folder = embedded.shared_folder()
     # Printed before the start, because the first start takes a second or two and silence looks like a hang.
     click.echo(f"pgleaderlock: using the embedded PostgreSQL in {folder}", err=True)
     with embedded.shared_server(folder) as server:
-        yield Database(server.dsn)
+        yield server.dsn

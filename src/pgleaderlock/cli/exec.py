@@ -22,7 +22,7 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError, explained
 from pgleaderlock.cli.elect import chosen_times, elected
 from pgleaderlock.cli.election_options import election_options
-from pgleaderlock.cli.options import LockName, naming_options, seconds_option
+from pgleaderlock.cli.options import LockName, naming_options, seconds_option, wrong_usage
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
 from pgleaderlock.cli.words import texts
@@ -32,8 +32,6 @@ from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.work.exec.guardian_client import GuardedCommand
 from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.work.exec.timing import KillTimes
-
-__all__ = ["exec_command"]
 
 _LONGEST_RETRY_S = 5.0  # the command should run soon after its database is up again
 _NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
@@ -96,10 +94,8 @@ def exec_command(
     if (why := _why_refused(command[0])) is not None:
         context.exit(_refuse(command[0], why, complain))
     configured = config_for_lock(context, config_file, takes_part=True)
-    try:
+    with wrong_usage(said="--lease: {}"):
         kill_times = KillTimes(chosen_times(configured).lease_s)
-    except ValueError as error:
-        raise click.UsageError(f"--lease: {error}") from error
     moved = os.environ.get(MOVED_VARIABLE, "").split()
     unset = (*moved, MOVED_VARIABLE, *(() if pass_dsn else STORE_VARIABLES))
     job = GuardedCommand(command, kill_times, unset=unset, kill_after_s=kill_after_s)

@@ -1,26 +1,5 @@
 """The exit codes of ``pgleaderlock``. Scripts depend on these numbers: they do not change."""
 
-__all__ = [
-    "CANNOT_EXECUTE",
-    "CLEAN",
-    "EXEC_FAILED",
-    "EXEC_LOST",
-    "EXEC_NOT_ACQUIRED",
-    "EXEC_UNREACHABLE",
-    "EXIT_CODES_HELP",
-    "INTERRUPTED",
-    "LEADERSHIP_ENDED",
-    "NOT_ACQUIRED",
-    "NOT_FOUND",
-    "NOT_HANDED_OVER",
-    "OVERLAP",
-    "TERMINATED",
-    "UNFIT",
-    "UNREACHABLE",
-    "USAGE",
-    "of_signal",
-]
-
 CLEAN = 0
 NOT_ACQUIRED = 1
 NOT_HANDED_OVER = 1

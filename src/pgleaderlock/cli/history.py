@@ -11,12 +11,13 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
 from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
-from pgleaderlock.cli.times import Since, iso
+from pgleaderlock.cli.times import Since, fields_of, iso
 from pgleaderlock.ops.registry.audit import Line
 
-__all__ = ["show_history"]
-
 _HEADINGS = ("Time (UTC)", "Role", "Node", "Event", "Token", "Why")
+_FIELDS = (
+    "at", "role", "lock", "node", "instance", "event", "cause", "token", "within_s", "missing", "detail"
+)  # fmt: skip
 _SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
 """Causes that are not printed, because the event says the same."""
 
@@ -34,7 +35,7 @@ async def show_history(
     is_cut, lines = len(lines) > limit, lines[-limit:]
     if as_json:
         for line in lines:
-            print_record(_line_fields(line))
+            print_record(fields_of(line, *_FIELDS))
     elif lines:
         console = console_for()
         console.print(_table(lines, console.width))
@@ -44,22 +45,6 @@ async def show_history(
         click.echo(f"The history has no lines{f' since {iso(since_at)}' if since_at else ''}.", err=True)
     if problem:
         click.echo(f"problem: {visible(problem)}", err=as_json)  # with --json, stdout has nothing but JSON lines
-
-
-def _line_fields(line: Line) -> dict[str, Any]:
-    return {
-        "at": iso(line.at),
-        "role": line.role,
-        "lock": line.lock,
-        "node": line.node,
-        "instance": line.instance,
-        "event": line.event,
-        "cause": line.cause,
-        "token": line.token,
-        "within_s": line.within_s,
-        "missing": line.missing,
-        "detail": line.detail,
-    }
 
 
 def _table(lines: Sequence[Line], width: int) -> Table:

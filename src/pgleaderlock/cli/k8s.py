@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-__all__ = ["as_list", "as_yaml", "manifest"]
-
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _API = "rbac.authorization.k8s.io"
 

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 import click
 
 from pgleaderlock.engine.election import Election
-from pgleaderlock.errors import MissingExtra
-
-__all__ = ["served_metrics"]
 
 
 @contextlib.contextmanager
@@ -19,10 +16,8 @@ def served_metrics(election: Election, role: str, port: int | None) -> Iterator[
     if port is None:
         yield
         return
-    try:
-        from pgleaderlock.ops.metrics import Metrics, serve_metrics  # noqa: PLC0415 - it needs an extra of its own
-    except MissingExtra as error:
-        raise click.UsageError(str(error)) from error
+    from pgleaderlock.ops.metrics import Metrics, serve_metrics  # noqa: PLC0415 - it needs an extra of its own
+
     Metrics().watch(election, role=role, node=f"{socket.gethostname()}:{os.getpid()}")
     try:
         server = serve_metrics(port)

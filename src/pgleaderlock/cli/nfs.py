@@ -9,13 +9,12 @@ import click
 
 from pgleaderlock.cli.console import print_json, visible
 from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.words import WORDS, texts
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.stores import place
 from pgleaderlock.stores.nfs import _inspect
 from pgleaderlock.stores.nfs._inspect import Inspection
-
-__all__ = ["nfs"]
 
 T = TypeVar("T")
 
@@ -91,10 +90,8 @@ def nfs_tidy(*, path: str, as_json: bool) -> None:
 
 
 def _lockfile(path: str) -> Path:
-    try:
+    with wrong_usage():
         return place.path_of(path, scheme="nfs")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _asked(lockfile: Path, question: Callable[[], T]) -> T:

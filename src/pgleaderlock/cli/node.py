@@ -10,7 +10,8 @@ from loguru import logger
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import show_logs
-from pgleaderlock.cli.database import Database, open_database
+from pgleaderlock.cli.database import open_database
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.run import EventPrinter
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import MissingExtra, PgLeaderLockError
@@ -19,8 +20,6 @@ from pgleaderlock.models import Event, EventKind
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.node import Node
-
-__all__ = ["run_configured"]
 
 _GRACEFUL_S = 10.0
 _FORCED_S = 0.5
@@ -31,16 +30,14 @@ def run_configured(config: "Config", *, as_json: bool, log_level: str) -> int:
     from pgleaderlock.ops.node import Node  # noqa: PLC0415 - it needs an extra of its own
 
     show_logs(log_level)
-    with open_database(config.election.url if config.election.on_sessions else "") as database:
-        node = _make(Node, config, database)
+    with open_database(config.election.url if config.election.on_sessions else "") as database_dsn:
+        node = _make(Node, config, database_dsn)
         return asyncio.run(_run(node, as_json=as_json))
 
 
-def _make(make: "type[Node]", config: "Config", database: Database) -> "Node":
-    try:
-        return make(config, dsn=database.dsn)
-    except (ValueError, PgLeaderLockError) as error:
-        raise click.UsageError(str(error)) from error
+def _make(make: "type[Node]", config: "Config", dsn: str) -> "Node":
+    with wrong_usage((ValueError, PgLeaderLockError)):
+        return make(config, dsn=dsn)
 
 
 async def _run(node: "Node", *, as_json: bool) -> int:

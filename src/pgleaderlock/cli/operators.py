@@ -5,8 +5,8 @@ implement them are imported when a command runs, because tables take a while to 
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,28 +16,46 @@ from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.election_options import schema_owner_option
-from pgleaderlock.cli.options import dsn_option, is_given, json_option, refuse_key_as_role, seconds_option, url_option
-from pgleaderlock.cli.place import Place, config_in_force, find_place, key_in
+from pgleaderlock.cli.options import (
+    dsn_option,
+    is_given,
+    json_option,
+    refuse_key_as_role,
+    seconds_option,
+    url_option,
+    with_options,
+    wrong_usage,
+)
+from pgleaderlock.cli.place import Place, find_place, key_in
 from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 from pgleaderlock.cli.words import texts
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["COMMANDS", "show_all_roles"]
-
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 # --- Options ---
 
 
-def _registry_options(command: F) -> F:
-    return _place_options(json_option("One JSON object per line on stdout.")(command))
+def _registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a registry, which the command gets as ``place``, and ``--json``."""
+
+    @functools.wraps(command)
+    def with_place(
+        *args: Any, dsn: str | None, url: str | None, schema: str | None, config_file: Path | None, **others: Any
+    ) -> Any:
+        show_logs("ERROR")
+        return command(*args, place=find_place(dsn, url, schema, config_file), **others)
+
+    return _place_options(json_option("One JSON object per line on stdout.")(with_place))
 
 
 def _place_options(command: F) -> F:
-    options = (
+    return with_options(
+        command,
         dsn_option,
         url_option(
             "In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on."
@@ -50,49 +68,25 @@ def _place_options(command: F) -> F:
         schema_owner_option,
         config_option,
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def _role_options(command: F) -> F:
-    options = (
+    return with_options(
+        command,
         click.option("--role", metavar="NAME", help="The role, as the registry shows it."),
         click.option("--lock", metavar="LOCK", help="The lock, as pair:1/100; needed where two have one role."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
-def _check_option_since(context: click.Context, _option: click.Parameter, value: str | None) -> Since:
-    try:
+def _check_option_since(_context: click.Context, _option: click.Parameter, value: str | None) -> Since:
+    with wrong_usage(said="--since: {}"):
         return Since() if value is None else parse_since(value)
-    except ValueError as error:
-        raise click.UsageError(f"--since: {error}", context) from error
 
 
 _since_option = click.option(
     "--since", callback=_check_option_since, metavar="WHEN", help=f"From when on: {SINCE_FORMS}. [default: all]"
 )
-
-
-# --- The commands ---
-
-
-def show_all_roles(place: Place, *, as_json: bool) -> None:
-    """Print all roles of the registry: ``status`` without a lock."""
-    from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
-
-    with open_database(place.dsn) as database:
-        asyncio.run(show_roles(database.dsn, place, as_json=as_json))
-
-
-@click.command("history", **texts("history"))
-@_registry_options
-@_role_options
-@_since_option
-@click.option(
+_limit_option = click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
     default=1000,
@@ -100,28 +94,37 @@ def show_all_roles(place: Place, *, as_json: bool) -> None:
     metavar="N",
     help="Only the newest so many.",
 )
-def history(
-    *,
-    dsn: str | None,
-    url: str | None,
-    schema: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    role: str | None,
-    lock: str | None,
-    since: Since,
-    limit: int,
-) -> None:
+
+
+# --- The commands ---
+
+
+def _run(command: Callable[..., Coroutine[Any, Any, T]], place: Place, *arguments: Any, **options: Any) -> T:
+    """Run a command on the database of this registry."""
+    with open_database(place.dsn) as dsn:
+        return asyncio.run(command(dsn, place, *arguments, **options))
+
+
+def show_all_roles(place: Place, *, as_json: bool) -> None:
+    """Print all roles of the registry: ``status`` without a lock."""
+    from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
+
+    _run(show_roles, place, as_json=as_json)
+
+
+@click.command("history", **texts("history"))
+@_registry_options
+@_role_options
+@_since_option
+@_limit_option
+def history(*, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since, limit: int) -> None:
     """Show the events of each role, the oldest first: who led, how each term ended, and why.
 
     Times are by the database's clock, in UTC. Events that a node could not write are counted where they are missing.
     """
     from pgleaderlock.cli.history import show_history  # noqa: PLC0415 - its tables take a while to import
 
-    show_logs("ERROR")
-    place = find_place(dsn, url, schema, config_file)
-    with open_database(place.dsn) as database:
-        asyncio.run(show_history(database.dsn, place, (role, lock), since, limit, as_json=as_json))
+    _run(show_history, place, (role, lock), since, limit, as_json=as_json)
 
 
 def _only_role(place: Place) -> str:
@@ -135,26 +138,9 @@ def _only_role(place: Place) -> str:
 @click.option("--job", metavar="NAME", help="Only this job.")
 @_role_options
 @_since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1_000_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Only the newest so many.",
-)
+@_limit_option
 def ticks(
-    *,
-    dsn: str | None,
-    url: str | None,
-    schema: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    job: str | None,
-    role: str | None,
-    lock: str | None,
-    since: Since,
-    limit: int,
+    *, place: Place, as_json: bool, job: str | None, role: str | None, lock: str | None, since: Since, limit: int
 ) -> None:
     """Show the runs of scheduled jobs, the oldest first: the slot, the node that ran it, and how the run ended.
 
@@ -162,25 +148,19 @@ def ticks(
     """
     from pgleaderlock.cli.ticks import show_ticks  # noqa: PLC0415 - its tables take a while to import
 
-    show_logs("ERROR")
-    key = _key_of(role, lock, config_file)
-    place = find_place(dsn, url, schema, config_file)
-    with open_database(place.dsn) as database:
-        asyncio.run(show_ticks(database.dsn, place, job=job, lock=key, since=since, limit=limit, as_json=as_json))
+    _run(show_ticks, place, job=job, lock=_key_of(role, lock, place), since=since, limit=limit, as_json=as_json)
 
 
-def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> LockKey | None:
+def _key_of(role: str | None, lock: str | None, place: Place) -> LockKey | None:
     """Return the lock that --role or --lock names; None if neither is given."""
     if role is not None and lock is not None:
         raise click.UsageError("--role and --lock name the lock twice: give one of them.")
     if role is not None:
         refuse_key_as_role(role, "--lock")
-    try:
+    with wrong_usage():
         if role is not None:
-            return key_in(config_in_force(config_file), role) or LockKey.named(role)
+            return key_in(place.config, role) or LockKey.named(role)
         return None if lock is None else LockKey.parse(lock)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @click.command("step-down", **texts("step-down"))
@@ -197,10 +177,7 @@ def _key_of(role: str | None, lock: str | None, config_file: Path | None) -> Loc
 def step_down(
     context: click.Context,
     *,
-    dsn: str | None,
-    url: str | None,
-    schema: str | None,
-    config_file: Path | None,
+    place: Place,
     as_json: bool,
     role: str | None,
     lock: str | None,
@@ -216,28 +193,16 @@ def step_down(
     """
     from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
 
-    show_logs("ERROR")
-    place = find_place(dsn, url, schema, config_file)
     if role is None and lock is None:
         role = _only_role(place)
-    with open_database(place.dsn) as database:
-        wish = command.Wish(role, lock, wait_s, reason, token)
-        code = asyncio.run(command.step_down(database.dsn, place, wish, as_json=as_json))
-    context.exit(code)
+    wish = command.Wish(role, lock, wait_s, reason, token)
+    context.exit(_run(command.step_down, place, wish, as_json=as_json))
 
 
 @click.command("watch", **texts("watch"))
 @_registry_options
 @seconds_option("--interval", "Read the registry at least this often, even without a notification.", default=1.0)
-def watch(
-    *,
-    dsn: str | None,
-    url: str | None,
-    schema: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    interval_s: float,
-) -> None:
+def watch(*, place: Place, as_json: bool, interval_s: float) -> None:
     """Show all roles as status does, and update them until interrupted.
 
     A terminal gets one table that is updated in place, a pipe a new table per change. While the database cannot be
@@ -245,10 +210,7 @@ def watch(
     """
     from pgleaderlock.cli import watch as command  # noqa: PLC0415 - its tables take a while to import
 
-    show_logs("ERROR")
-    place = find_place(dsn, url, schema, config_file)
-    with open_database(place.dsn) as database:
-        asyncio.run(command.watch(database.dsn, place, interval_s, as_json=as_json))
+    _run(command.watch, place, interval_s, as_json=as_json)
 
 
 @click.command("audit", **texts("audit"))
@@ -257,16 +219,7 @@ def watch(
 @_since_option
 @click.pass_context
 def audit(
-    context: click.Context,
-    *,
-    dsn: str | None,
-    url: str | None,
-    schema: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    role: str | None,
-    lock: str | None,
-    since: Since,
+    context: click.Context, *, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since
 ) -> None:
     """Check the history: how long there was no leader, how terms ended, and whether two terms overlapped.
 
@@ -274,11 +227,7 @@ def audit(
     """
     from pgleaderlock.cli.audit import show_audit  # noqa: PLC0415 - its tables take a while to import
 
-    show_logs("ERROR")
-    place = find_place(dsn, url, schema, config_file)
-    with open_database(place.dsn) as database:
-        code = asyncio.run(show_audit(database.dsn, place, role, lock, since, as_json=as_json))
-    context.exit(code)
+    context.exit(_run(show_audit, place, role, lock, since, as_json=as_json))
 
 
 @click.command("dashboard", **texts("dashboard"))
@@ -317,18 +266,19 @@ def dashboard(
     from pgleaderlock.cli import dashboard as command  # noqa: PLC0415 - it needs an extra of its own
 
     show_logs("ERROR")
-    serving = command.Serving(host, port, command.choose_token(allow_actions=allow_actions), hosts)
+    token = command.choose_token(allow_actions=allow_actions)
+    serving: dict[str, Any] = {"host": host, "port": port, "token": token, "hosts": hosts}
     if url is not None and not is_postgres(url) and (is_given("url") or dsn is None):
         if is_given("config_file"):
             raise click.UsageError(
                 "--url of a store without a registry and --config name two things to show: give one."
             )
-        asyncio.run(command.serve(command.store_source([url], window_s), serving))
+        asyncio.run(command.serve(command.store_source([url], window_s), **serving))
         return
     place = find_place(dsn, url, schema, config_file)
-    with open_database(place.dsn) as database:
-        source = command.registry_source(database.dsn, place, window_s)
-        asyncio.run(command.serve(source, replace(serving, watched=command.watched_at(place))))
+    with open_database(place.dsn) as database_dsn:
+        source = command.registry_source(database_dsn, place, window_s)
+        asyncio.run(command.serve(source, place, **serving))
 
 
 COMMANDS = (history, ticks, step_down, watch, audit, dashboard)

@@ -1,8 +1,9 @@
 """The options that commands share, each defined once, and the checks that concern one option alone."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -15,24 +16,25 @@ from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey, is_written_as_key
 
-__all__ = [
-    "LockName",
-    "dsn_option",
-    "examined_options",
-    "is_given",
-    "json_option",
-    "lock_options",
-    "naming_options",
-    "refuse_key_as_role",
-    "schema_option",
-    "seconds_option",
-    "url_option",
-    "wants_embedded",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VARIABLES = {"dsn": DSN_VARIABLE, "url": URL_VARIABLE}
+
+
+@contextlib.contextmanager
+def wrong_usage(errors: tuple[type[Exception], ...] = (ValueError,), said: str = "{}") -> Iterator[None]:
+    """Turn these errors into wrong usage; ``said`` is its message, with a place for theirs."""
+    try:
+        yield
+    except errors as error:
+        raise click.UsageError(said.format(error)) from error
+
+
+def with_options(command: F, *options: Callable[[Any], Any]) -> F:
+    """Add these options, in the order in which ``--help`` lists them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def is_given(name: str) -> bool:
@@ -67,13 +69,30 @@ def seconds_option(
 def _check_seconds(*, zero_ok: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Return a callback that refuses what is not a duration, in the library's words and under the option's name."""
 
-    def check(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-        try:
+    def check(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+        with wrong_usage():
             return None if value is None else check_seconds(option.opts[0], value, zero_ok=zero_ok)
-        except ValueError as error:
-            raise click.UsageError(str(error), context) from error
 
     return check
+
+
+# --- The demo and the torture ---
+
+_SHORTEST_LEASE_S = 0.5
+nodes_option = click.option(
+    "--nodes",
+    type=click.IntRange(2, 26),  # one for each letter
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How many candidates (processes) to start.",
+)
+
+
+def check_own_lease(lease_s: float) -> None:
+    """Refuse a lease that is too short for processes of one machine."""
+    if lease_s < _SHORTEST_LEASE_S:
+        raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
 
 
 # --- The store ---
@@ -109,11 +128,9 @@ def _check_store(context: click.Context, option: click.Parameter, value: str | N
 
 def _check_option_dsn(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     value = _check_store(context, option, value)
-    try:
+    with wrong_usage():
         if value is not None:
             _dsn.check_dsn(value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from error
     return value
 
 
@@ -178,14 +195,12 @@ class LockName:
             refuse_key_as_role(self.role, "--key")
         if self.role is not None and "://" in self.role:  # never meant as a name, and every log line would show it
             raise click.UsageError("--role takes a name, and this is a connection string: that is for --dsn.")
-        try:
+        with wrong_usage():
             if self.key is not None:
                 return LockKey.parse(self.key)
             if self.role is not None:
                 return LockKey.named(self.role)
             return LockKey.pair(self.key1, self.key2)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
 
 
 def refuse_key_as_role(role: str, flag: str) -> None:
@@ -218,8 +233,15 @@ def naming_options(command: F) -> F:
     )
 
 
-def _naming_options(command: F, url: Callable[[F], F]) -> F:
-    options = (
+def _naming_options(command: F, url: Callable[[Any], Any]) -> F:
+    @functools.wraps(command)
+    def with_name(
+        *args: Any, role: str | None, key: str | None, key1: int | None, key2: int | None, **others: Any
+    ) -> Any:
+        return command(*args, named=LockName(role, key, key1, key2), **others)
+
+    return with_options(
+        cast("F", with_name),
         dsn_option,
         url,
         click.option("--role", metavar="NAME", help="The lock by name, as LeaderLock(role=...)."),
@@ -227,14 +249,3 @@ def _naming_options(command: F, url: Callable[[F], F]) -> F:
         click.option("--key1", type=int, help="Advisory lock key 1 (32-bit). Needs --key2."),
         click.option("--key2", type=int, help="Advisory lock key 2 (32-bit). Needs --key1."),
     )
-
-    @functools.wraps(command)
-    def with_name(
-        *args: Any, role: str | None, key: str | None, key1: int | None, key2: int | None, **others: Any
-    ) -> Any:
-        return command(*args, named=LockName(role, key, key1, key2), **others)
-
-    decorated: Any = with_name
-    for option in reversed(options):
-        decorated = option(decorated)
-    return cast("F", decorated)

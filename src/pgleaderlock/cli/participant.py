@@ -8,8 +8,6 @@ from loguru import logger
 from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind
 
-__all__ = ["Participant"]
-
 _GRACEFUL_TIMEOUT_S = 10.0  # within what a supervisor allows between SIGTERM and SIGKILL
 _FORCED_TIMEOUT_S = 0.5  # a healthy release takes milliseconds, so even a hasty second Ctrl-C may end cleanly
 

@@ -14,7 +14,7 @@ import click
 
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.election_options import schema_owner
-from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded
+from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded, wrong_usage
 from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres import _dsn
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from pgleaderlock.ops.alerts import Alert
     from pgleaderlock.ops.config import Config
     from pgleaderlock.ops.config.model import RoleConfig
-
-__all__ = [
-    "Place",
-    "config_in_force",
-    "find_place",
-    "is_configured",
-    "is_database_said",
-    "key_in",
-    "lock_in",
-    "role_of",
-    "target_of",
-]
 
 _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
@@ -47,28 +35,33 @@ class Place:
     dsn: str | None
     """None means the embedded PostgreSQL."""
     schema: str
-    roles: tuple[str, ...] | None = None
-    """Only these; None is all of them."""
-    owner: str | None = None
+    owner: str | None
     """The role whose tables are used, besides those of the connecting user and of superusers."""
-    alerts: "tuple[Alert, ...]" = ()
-    """The alerts of the configuration."""
-    prefix: str = "pgleaderlock"
-    """The prefix of the metrics in their conditions."""
+    config: "Config | None" = None
+    """The configuration that applies, if any."""
+
+    @property
+    def alerting(self) -> "tuple[tuple[Alert, ...], str]":
+        """The alerts of the configuration, and the prefix of the metrics in their conditions."""
+        config = self.config
+        return ((), "pgleaderlock") if config is None else (config.alerting.alerts, config.metrics.prefix)
+
+    @property
+    def roles(self) -> tuple[str, ...] | None:
+        """Only these; None is all of them."""
+        return (self.config and tuple(role.name for role in self.config.election.roles)) or None
 
 
 def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
     """Return the registry that the options name. Contradictory options are wrong usage."""
     config = config_in_force(config_file)
     if config is None:
-        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), owner=schema_owner())
+        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), schema_owner())
     if wants_embedded() and config.registry_dsn is not None:
         raise click.UsageError("--embedded and registry.dsn of the configuration name the registry twice: give one.")
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
-    roles = tuple(role.name for role in config.election.roles) or None
     owner = schema_owner() or config.registry.schema_owner
-    where = found, _checked(schema or config.registry.schema_name), roles, owner
-    return Place(*where, config.alerting.alerts, config.metrics.prefix)
+    return Place(found, _checked(schema or config.registry.schema_name), owner, config)
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":
@@ -143,10 +136,8 @@ def is_database_said() -> bool:
 
 
 def _checked(schema: str) -> str:
-    try:
+    with wrong_usage():
         return check_schema(schema)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _registry_of(config: "Config") -> str | None:
@@ -166,8 +157,6 @@ def _named_dsn(url: str | None, dsn: str | None) -> str | None:
         if dsn is not None and not is_given("url"):
             return dsn
         raise click.UsageError("the registry is in a PostgreSQL: name it with --dsn or $PG_DSN.")
-    try:
+    with wrong_usage():
         _dsn.check_dsn(url)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     return url

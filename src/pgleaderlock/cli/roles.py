@@ -18,26 +18,15 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import CHECK_REGISTRY, UnreachableError
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.tables import console_for, fitting_table
-from pgleaderlock.cli.times import duration, iso
+from pgleaderlock.cli.times import duration, fields_of
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Place as HeirPlace
 
-__all__ = [
-    "find_role",
-    "opened",
-    "print_record",
-    "registry_problem",
-    "role_fields",
-    "roles_picture",
-    "roles_table",
-    "show_roles",
-    "silence_s",
-    "unreachable",
-]
-
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
+_PROCESS = ("host", "process_id", "version", "about", "is_alive")
+_CANDIDATE = ("node", "instance", "state", "place", "since", "seen_at", *_PROCESS)
 _SHOWN_NAMES = 10
 _WHO_IS_IN_IT = (  # an empty registry does not mean that there is no leader: most locks are held without a registry
     "It has only nodes that use a registry. For the holder of any other lock, see pgleaderlock status --role NAME."
@@ -160,7 +149,7 @@ def role_fields(role: RoleStatus) -> dict[str, Any]:
         "role": role.role,
         "lock": role.lock,
         "leader": None if role.leader is None else _leader_fields(role.leader),
-        "candidates": [_candidate_fields(each) for each in role.current_candidates],
+        "candidates": [fields_of(each, *_CANDIDATE) for each in role.current_candidates],
         "last_leader": None if role.last_leader is None else _leader_fields(role.last_leader),
         "is_closed": role.is_closed,
     }
@@ -168,37 +157,8 @@ def role_fields(role: RoleStatus) -> dict[str, Any]:
 
 def _leader_fields(leader: Leader) -> dict[str, Any]:
     left_s = None if leader.lease_until is None else round(leader.lease_until - leader.read_at, 3)
-    return {
-        "node": leader.node,
-        "instance": leader.instance,
-        "token": leader.token,
-        "acquired_at": iso(leader.acquired_at),
-        "renewed_at": iso(leader.renewed_at),
-        "lease_until": iso(leader.lease_until),
-        "lease_left_s": left_s,
-        "backend_pid": leader.backend_pid,
-        "host": leader.host,
-        "process_id": leader.process_id,
-        "version": leader.version,
-        "about": leader.about,
-        "is_alive": leader.is_alive,
-    }
-
-
-def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "node": candidate.node,
-        "instance": candidate.instance,
-        "state": candidate.state,
-        "place": candidate.place or None,
-        "since": iso(candidate.since),
-        "seen_at": iso(candidate.seen_at),
-        "host": candidate.host,
-        "process_id": candidate.process_id,
-        "version": candidate.version,
-        "about": candidate.about,
-        "is_alive": candidate.is_alive,
-    }
+    until = fields_of(leader, "node", "instance", "token", "acquired_at", "renewed_at", "lease_until")
+    return {**until, "lease_left_s": left_s, **fields_of(leader, "backend_pid", *_PROCESS)}
 
 
 # --- For people ---

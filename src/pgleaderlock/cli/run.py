@@ -16,8 +16,6 @@ from pgleaderlock.cli.target import Target
 from pgleaderlock.engine.election import Election
 from pgleaderlock.models import Event, EventKind
 
-__all__ = ["EventPrinter", "take_part"]
-
 
 async def take_part(lock: Election, target: Target, *, as_json: bool) -> int:
     """Run the election to its end, and return the exit code that tells how it ended."""

@@ -6,20 +6,17 @@ import click
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._schema import make_tables
 from pgleaderlock.postgres.terms import schema_sql
 
-__all__ = ["apply_schema", "statements_of", "tell_applied"]
-
 
 def statements_of(schema: str) -> str:
     """Return the statements that create the tables; an invalid name of a schema is wrong usage."""
-    try:
+    with wrong_usage():
         return schema_sql(schema)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 async def apply_schema(

@@ -12,8 +12,6 @@ from types import FrameType
 
 from pgleaderlock.cli import exit_codes
 
-__all__ = ["call_on_signal", "unwind_on_hangup", "unwind_on_signal"]
-
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

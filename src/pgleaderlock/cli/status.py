@@ -8,8 +8,6 @@ from pgleaderlock.cli.target import Sight, Target
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
 
-__all__ = ["ANSWER_TIMEOUT_S", "glance", "show_status"]
-
 ANSWER_TIMEOUT_S = 30.0  # longer than the time-out for connecting; for a server that accepts and then does not answer
 _GLANCE_TIMEOUT_S = 3.0
 _QUIET = "  more followers may be waiting: they are idle sessions that hold no lock, and only a registry shows them"

@@ -24,8 +24,6 @@ from pgleaderlock.ops.registry.asking import Asked, AskRefused, Target
 from pgleaderlock.ops.registry.audit import Line
 from pgleaderlock.ops.registry.reading import KnownRole, Leader, RegistryReader
 
-__all__ = ["Wish", "step_down"]
-
 _BEGINS = ("acquired", "recovered")
 _ENDS = ("released", "lost", "reconnecting", "stopped")
 _LOOK_EVERY_S = 1.0

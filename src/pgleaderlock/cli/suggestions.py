@@ -6,8 +6,6 @@ import click
 
 from pgleaderlock._base.spelling import near
 
-__all__ = ["with_near_words"]
-
 _ELSEWHERE = {"--lock": "--key", "--key": "--lock"}  # commands on the registry name a lock by --lock, others by --key
 
 

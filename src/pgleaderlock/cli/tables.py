@@ -5,7 +5,6 @@ folded; before a name has to be folded, the least important columns are left out
 ever cut off.
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["PIPE_CELLS", "console_for", "fitting_table"]
+from pgleaderlock.cli.console import wants_colour
 
 PIPE_CELLS = 1000
 """The width for a pipe, in which nothing is folded."""
@@ -125,5 +124,6 @@ def console_for() -> Console:
     """Return the console for tables: of a terminal, or of a pipe, in which nothing is folded or coloured."""
     if not sys.stdout.isatty():
         return Console(file=sys.stdout, width=PIPE_CELLS, color_system=None, force_terminal=False)
-    wants_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return _Terminal(file=sys.stdout, force_terminal=True, color_system="standard" if wants_colour else None)
+    # Without a colour system rich writes no escape codes at all; no_color=True would leave bold and underlined.
+    has_colours = wants_colour(sys.stdout)
+    return _Terminal(file=sys.stdout, force_terminal=True, color_system="standard" if has_colours else None)

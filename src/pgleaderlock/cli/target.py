@@ -12,6 +12,7 @@ import click
 
 from pgleaderlock.cli.console import key_fields, visible
 from pgleaderlock.cli.database import CHECK_DSN
+from pgleaderlock.cli.options import wrong_usage
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._status import Candidate, inspect_lock
@@ -19,8 +20,6 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.stores import open_backend
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.record import RecordBackend
-
-__all__ = ["Sight", "Target", "in_postgres", "in_store", "is_postgres", "store_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +75,8 @@ def in_store(url: str, role: str | None, schema: str | None = None, owner: str |
     """Return the lock that this URL names, in any store."""
     if role is not None and "://" in role:
         raise click.UsageError("--role takes a name, and this is a connection string.")
-    try:
+    with wrong_usage((ValueError, TypeError, PgLeaderLockError)):
         backend = open_backend(url, role=role, **store_options(url, schema, owner))  # only to read, not to take part
-    except (ValueError, TypeError, PgLeaderLockError) as error:
-        raise click.UsageError(str(error)) from error
 
     async def look() -> Sight:
         try:

@@ -11,14 +11,16 @@ from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import print_record, unreachable
 from pgleaderlock.cli.tables import console_for, fitting_table
-from pgleaderlock.cli.times import Since, duration, iso
+from pgleaderlock.cli.times import Since, duration, fields_of, iso
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.work.schedule.reading import RecordedTick, open_ledger
 
-__all__ = ["show_ticks"]
-
 _HEADINGS = ("Slot (UTC)", "Job", "State", "Attempt", "Late", "Took", "Token", "Holder", "Detail")
+_FIELDS = (
+    "job", "schedule", "role", "lock", "slot", "attempt", "state", "token", "holder", "claimed_at", "ended_at",
+    "late_s", "took_s", "skipped_from", "detail",
+)  # fmt: skip
 _STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "yellow"}
 
 
@@ -49,23 +51,8 @@ async def show_ticks(
 
 
 def _fields(tick: RecordedTick) -> dict[str, Any]:
-    return {
-        "job": tick.job,
-        "schedule": tick.schedule,
-        "role": tick.role,
-        "lock": tick.lock,
-        "slot": iso(tick.slot),
-        "attempt": tick.attempt,
-        "state": tick.state,
-        "token": tick.token,
-        "holder": tick.holder,
-        "claimed_at": iso(tick.claimed_at),
-        "ended_at": iso(tick.ended_at),
-        "late_s": round(tick.late_s, 3),
-        "took_s": None if tick.took_s is None else round(tick.took_s, 3),
-        "skipped_from": iso(tick.skipped_from),
-        "detail": tick.detail,
-    }
+    took_s = None if tick.took_s is None else round(tick.took_s, 3)
+    return fields_of(tick, *_FIELDS) | {"late_s": round(tick.late_s, 3), "took_s": took_s}
 
 
 def _table(ticks: Sequence[RecordedTick], width: int) -> Table:

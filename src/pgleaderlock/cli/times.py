@@ -4,15 +4,15 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
 from pgleaderlock._base.checks import quoted
 
-__all__ = ["SINCE_FORMS", "Since", "duration", "iso", "parse_since"]
-
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIMES = frozenset({"at", "since", "until", "lease_until", "slot", "skipped_from"})
 _TOLERANCE_S = 60.0  # of a time that a script took from its own host's clock
 SINCE_FORMS = "a span (30s, 15m, 1h, 7d) or a time (2026-11-15T10:00, in UTC, or with its zone: 2026-11-15T10:00+01:00)"
 
@@ -25,6 +25,12 @@ def iso(at: float | None) -> str | None:
         return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):  # PostgreSQL has more years than Python
         return f"{at:g} s after 1970"
+
+
+def fields_of(record: object, *names: str) -> dict[str, Any]:
+    """Return these attributes for JSON, times of the database as ISO 8601."""
+    values = ((name, getattr(record, name)) for name in names)
+    return {name: iso(value) if name in _TIMES or name.endswith("_at") else value for name, value in values}
 
 
 def duration(seconds: float) -> str:

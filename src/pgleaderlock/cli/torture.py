@@ -10,13 +10,9 @@ import click
 
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import need_store
-from pgleaderlock.cli.options import dsn_option, seconds_option
+from pgleaderlock.cli.options import check_own_lease, dsn_option, nodes_option, seconds_option, wrong_usage
 from pgleaderlock.cli.words import texts
 
-__all__ = ["find_forbidden", "parse_faults", "torture"]
-
-_SHORTEST_LEASE_S = 0.5
-_MOST_NODES = 26  # one for each letter
 _MOST_MINUTES = 7 * 24 * 60
 _SEEDS = 10**6
 _LEASES_BETWEEN = 1.5
@@ -82,14 +78,7 @@ def _check_report(context: click.Context, _option: click.Parameter, value: Path 
     metavar="N",
     help="How long.",
 )
-@click.option(
-    "--nodes",
-    type=click.IntRange(2, _MOST_NODES),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How many candidates (processes) to start.",
-)
+@nodes_option
 @seconds_option("--lease", "How long a silent leader keeps the lock.", default=3.0)
 @seconds_option("--every", "Average time between two faults. [default: a lease and a half]")
 @click.option(
@@ -156,15 +145,12 @@ def torture(
     Exit code 1 if there were two leaders at once, a token was repeated or decreased, a term ended without a cause, or
     no process ever led.
     """
-    if lease_s < _SHORTEST_LEASE_S:
-        raise click.UsageError(f"--lease must be at least {_SHORTEST_LEASE_S:g} seconds: a busy machine needs them.")
+    check_own_lease(lease_s)
     if restart_command is not None and dsn is None:
         raise click.UsageError("--restart-command needs --dsn: the embedded server is restarted anyway.")
-    try:
+    with wrong_usage(said="--faults: {}."):
         forbidden = find_forbidden(can_restart=dsn is None or restart_command is not None, is_ours=dsn is None)
         kinds = parse_faults(faults, forbidden)
-    except ValueError as error:
-        raise click.UsageError(f"--faults: {error}.") from error
     if logs is not None and logs.exists() and any(logs.iterdir()):
         raise click.UsageError(f"--logs: {logs} is not empty.")
     need_store(dsn)

@@ -18,26 +18,8 @@ from pgleaderlock.cli.database import CHECK_DSN, UnreachableError
 from pgleaderlock.cli.signals import call_on_signal, unwind_on_hangup
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.errors import ConnectionError, EmbeddedServerError, LockError
+from pgleaderlock.testing import torture
 from pgleaderlock.testing.demo import own_folder, own_server
-from pgleaderlock.testing.torture import (
-    PERCENTS,
-    Conductor,
-    Ground,
-    Options,
-    Setting,
-    Verdict,
-    WallClock,
-    as_record,
-    judge,
-    ms,
-    page,
-    percentile,
-    read_logs,
-    seconds,
-    why_clocks_cannot_jump,
-)
-
-__all__ = ["Request", "run_torture"]
 
 _PROGRESS_S = 10.0
 
@@ -50,7 +32,7 @@ class _UnfitError(click.ClickException):
 class Request:
     """The options of one run."""
 
-    options: Options
+    options: torture.Options
     dsn: str | None
     """None means the embedded PostgreSQL."""
     restart_command: str | None
@@ -73,24 +55,24 @@ def run_torture(request: Request) -> int:
 
 
 @contextlib.contextmanager
-def _ground(request: Request) -> Iterator[tuple[Ground, Path]]:
+def _ground(request: Request) -> Iterator[tuple[torture.Ground, Path]]:
     """Yield the server, and a folder for sockets that only this user can enter."""
     if request.dsn is None:
         click.echo("starting a PostgreSQL...", err=True)
-        clocks: list[WallClock] = []
+        clocks: list[torture.WallClock] = []
 
         def give_clock(folder: Path) -> dict[str, str]:
-            if not ("step" in request.options.faults and why_clocks_cannot_jump(folder / "nodes") is None):
+            if not ("step" in request.options.faults and torture.why_clocks_cannot_jump(folder / "nodes") is None):
                 return {}
-            clocks.append(WallClock(folder / "server.clock"))
+            clocks.append(torture.WallClock(folder / "server.clock"))
             return clocks[0].environment(at_once=True)
 
         with own_server(give_clock) as server:
             wall_clock = clocks[0] if clocks else None
-            yield Ground(server.dsn, server=server, wall_clock=wall_clock), server.folder.parent / "nodes"
+            yield torture.Ground(server.dsn, server=server, wall_clock=wall_clock), server.folder.parent / "nodes"
     else:
         with own_folder() as folder:
-            yield Ground(request.dsn, restart_command=request.restart_command), folder / "nodes"
+            yield torture.Ground(request.dsn, restart_command=request.restart_command), folder / "nodes"
 
 
 def _logs_folder(request: Request, folder: Path) -> Path:
@@ -103,7 +85,7 @@ def _logs_folder(request: Request, folder: Path) -> Path:
 
 
 class _Run:
-    def __init__(self, request: Request, ground: Ground, folder: Path, logs: Path) -> None:
+    def __init__(self, request: Request, ground: torture.Ground, folder: Path, logs: Path) -> None:
         self._request = request
         self._ground = ground
         self._folder = folder
@@ -121,7 +103,7 @@ class _Run:
         with call_on_signal(end, also=(signal.SIGHUP,)):
             try:
                 options = await self._prepare()
-                conductor = Conductor(self._ground, self._folder, self._logs, options)
+                conductor = torture.Conductor(self._ground, self._folder, self._logs, options)
                 await self._torture(conductor, options, stop)
             finally:
                 await self._ground.close()
@@ -129,7 +111,7 @@ class _Run:
             return exit_codes.of_signal(self._came[0])
         return self._tell(conductor, options)
 
-    async def _prepare(self) -> Options:
+    async def _prepare(self) -> torture.Options:
         """Find out which faults are possible on this server and this machine, and print the plan."""
         options = self._request.options
         try:
@@ -149,15 +131,15 @@ class _Run:
             click.echo(f"not possible here: {reasons}", err=True)
         return options
 
-    async def _find_impossible(self, options: Options) -> dict[str, str]:
+    async def _find_impossible(self, options: torture.Options) -> dict[str, str]:
         """Return which faults are impossible here, and why. Clock steps need faketime."""
         found = dict(self._request.forbidden)
         clocks = [kind for kind in ("step", "clock") if kind in options.faults]
-        if clocks and (why := await asyncio.to_thread(why_clocks_cannot_jump, self._folder)):
+        if clocks and (why := await asyncio.to_thread(torture.why_clocks_cannot_jump, self._folder)):
             found |= dict.fromkeys(clocks, why)
         return found
 
-    def _intention(self, options: Options) -> str:
+    def _intention(self, options: torture.Options) -> str:
         load = f"{options.most_connections} connections and {options.most_statements_per_s} statements per second"
         words = [
             f"torture of {self._ground.where}: {options.nodes} processes for {options.seconds / 60:g} min",
@@ -171,7 +153,7 @@ class _Run:
         words.append(f"seed {options.seed}")
         return "; ".join(words)
 
-    async def _torture(self, conductor: Conductor, options: Options, stop: asyncio.Event) -> None:
+    async def _torture(self, conductor: torture.Conductor, options: torture.Options, stop: asyncio.Event) -> None:
         progress = asyncio.ensure_future(self._show_progress(conductor))
         try:
             async with self._ground.tidied(has_schema=options.takeover == "strict"):
@@ -183,28 +165,24 @@ class _Run:
         finally:
             progress.cancel()
 
-    async def _show_progress(self, conductor: Conductor) -> None:
+    async def _show_progress(self, conductor: torture.Conductor) -> None:
         passed_s = 0.0
         while True:
             await asyncio.sleep(_PROGRESS_S)
             passed_s += _PROGRESS_S
-            verdict = await asyncio.to_thread(lambda: judge(read_logs(self._logs)))
+            verdict = await asyncio.to_thread(lambda: torture.judge(torture.read_logs(self._logs)))
             faults, terms, overlaps = sum(conductor.done.values()), len(verdict.terms), len(verdict.overlaps)
-            line = f"{seconds(passed_s)}: {faults} faults, {terms} terms, {overlaps} times two leaders at once"
+            line = f"{torture.seconds(passed_s)}: {faults} faults, {terms} terms, {overlaps} times two leaders at once"
             click.echo(click.style(line, fg="red", bold=True) if overlaps else line, err=True)
 
     # --- Afterwards ---
 
-    def _tell(self, conductor: Conductor, options: Options) -> int:
-        verdict = judge(read_logs(self._logs))
-        setting = Setting(
+    def _tell(self, conductor: torture.Conductor, options: torture.Options) -> int:
+        verdict = torture.judge(torture.read_logs(self._logs))
+        setting = torture.Setting(
             where=self._ground.where,
             version=self._ground.version,
-            seconds=options.seconds,
-            nodes=options.nodes,
-            lease_s=options.lease_s,
-            takeover=options.takeover,
-            seed=options.seed,
+            options=options,
             command=self._command(options),
             done=conductor.done,
             left_out=conductor.left_out,
@@ -213,16 +191,16 @@ class _Run:
             most_connections=conductor.allowance.most_in_use,
         )
         if self._request.report is not None:
-            self._request.report.write_text(page(verdict, setting), encoding="utf-8")
+            self._request.report.write_text(torture.page(verdict, setting), encoding="utf-8")
         if self._request.as_json:
-            print_json(as_record(verdict, setting))
+            print_json(torture.as_record(verdict, setting))
         else:
             _print(verdict, setting, self._request.report)
         if not verdict.is_good:
             return exit_codes.OVERLAP
         return exit_codes.of_signal(self._came[0]) if self._came else exit_codes.CLEAN
 
-    def _command(self, options: Options) -> str:
+    def _command(self, options: torture.Options) -> str:
         """Return the command that repeats this run, without the connection string, which may hold a password."""
         words = ["pgleaderlock", "torture", "--seed", str(options.seed), "--minutes", f"{options.seconds / 60:g}"]
         words += ["--nodes", str(options.nodes), "--lease", f"{options.lease_s:g}", "--every", f"{options.every_s:g}"]
@@ -230,21 +208,22 @@ class _Run:
         return shlex.join(words)
 
 
-def _print(verdict: Verdict, setting: Setting, report: Path | None) -> None:
+def _print(verdict: torture.Verdict, setting: torture.Setting, report: Path | None) -> None:
     console = console_for()
     click.echo(visible(setting.sentence()))
     rows = [
         [
             Text(cause),
             Text(str(len(times)), justify="right"),
-            *(Text(ms(percentile(times, percent)), justify="right") for percent in PERCENTS),
+            *(Text(torture.ms(torture.percentile(times, percent)), justify="right") for percent in torture.PERCENTS),
         ]
         for cause, times in verdict.failovers_s().items()
     ]
-    headings = ("Failover after", "Times", *(f"p{percent}" for percent in PERCENTS[:-1]), "Max")
+    headings = ("Failover after", "Times", *(f"p{percent}" for percent in torture.PERCENTS[:-1]), "Max")
     console.print(fitting_table(headings, rows, console.width))
     leaderless = [
-        [Text(cause), Text(seconds(lasted_s), justify="right")] for cause, lasted_s in verdict.leaderless_s().items()
+        [Text(cause), Text(torture.seconds(lasted_s), justify="right")]
+        for cause, lasted_s in verdict.leaderless_s().items()
     ]
     console.print(fitting_table(("Leaderless after", "In all"), leaderless, console.width))
     endings = [[Text(cause), Text(str(times), justify="right")] for cause, times in verdict.endings().items()]

@@ -8,8 +8,9 @@ stale, and the connection is retried.
 import asyncio
 import contextlib
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from rich.console import Group
@@ -27,8 +28,6 @@ from pgleaderlock.ops.dashboard._alerts import Watched
 from pgleaderlock.ops.dashboard._board import Board
 from pgleaderlock.ops.dashboard._sources import RegistrySource
 from pgleaderlock.ops.registry.reading import RoleStatus
-
-__all__ = ["watch"]
 
 _WINDOW_S = 3600.0
 _SHOWN_ALERTS = 5
@@ -70,7 +69,7 @@ async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", 
         look_every_s=interval_s,
         schema_owner=place.owner,
     )
-    watched = Watched(place.alerts, place.prefix)
+    watched = Watched(*place.alerting)
     board = Board(kind=source.kind, where=source.where, can={}, watched=watched)
     async with contextlib.aclosing(source.follow()) as looks:
         async for look, new_lines in looks:
@@ -96,14 +95,16 @@ class _DatabaseClock:
 # --- Where it is shown ---
 
 
-class _Screen(Protocol):
+class _Screen(ABC):
+    @abstractmethod
     def show(self, roles: Sequence[RoleStatus], now: float, board: Board) -> None:
         """Show the roles as read just now, with figures, alerts and events of the board."""
 
+    @abstractmethod
     def show_stale(self, error: str, since: float, now: float) -> None:
         """Mark the output as stale."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to put in order
         """Restore the terminal."""
 
 
@@ -145,7 +146,7 @@ def _beside(board: Board) -> Iterator[Text]:
         yield Text(f"{when} {visible(event['role'])}: {visible(event['node'])} {visible(what)}", style="dim")
 
 
-class _LiveTable:
+class _LiveTable(_Screen):
     """One table that is updated in place."""
 
     def __init__(self) -> None:
@@ -168,7 +169,7 @@ class _LiveTable:
         self._live.stop()
 
 
-class _Tables:
+class _Tables(_Screen):
     """A new table per change, for a pipe."""
 
     def __init__(self) -> None:
@@ -190,11 +191,8 @@ class _Tables:
             click.echo(f"{iso(now)} {_stale_text(error, since)}")
         self._is_stale = True
 
-    def close(self) -> None:
-        """There is nothing to put in order."""
 
-
-class _JsonLines:
+class _JsonLines(_Screen):
     """A line per change, for programs."""
 
     def __init__(self) -> None:
@@ -220,6 +218,3 @@ class _JsonLines:
     def _print(self, now: float, change: str, role: RoleStatus | None = None, error: str | None = None) -> None:
         status = None if role is None else role_fields(role)
         print_record({"at": iso(now), "change": change, "status": status, "error": error})
-
-    def close(self) -> None:
-        """There is nothing to put in order."""

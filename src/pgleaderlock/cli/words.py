@@ -11,8 +11,6 @@ import click
 
 from pgleaderlock.cli import exit_codes as codes
 
-__all__ = ["WORDS", "CommandGroup", "Texts", "texts"]
-
 _UNWRITTEN = "the answer could not be written to stdout"
 _USAGE = {codes.USAGE: "wrong usage: nothing was started"}
 _STORE = {codes.UNREACHABLE: "the store cannot be reached, or the embedded PostgreSQL failed"}
@@ -173,9 +171,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "config": Words("Show or check the configuration of a node."),
     "config show": Words(
-        "Print every value, and where it came from.",
-        "config show --config pgleaderlock.toml",
-        _printed("shown"),
+        "Print every value, and where it came from.", "config show --config pgleaderlock.toml", _printed("shown")
     ),
     "config check": Words(
         "Check whether a configuration can be used.",
@@ -200,9 +196,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "k8s": Words("Print the permissions for Kubernetes."),
     "k8s rbac": Words(
-        "Print a Role and its binding.",
-        "k8s rbac --namespace jobs --lease scheduler",
-        _printed("printed"),
+        "Print a Role and its binding.", "k8s rbac --namespace jobs --lease scheduler", _printed("printed")
     ),
     "nfs": Words("Look at a lock in a shared folder, or break it."),
     "nfs status": Words(

@@ -23,7 +23,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from pgleaderlock._base.causes import LossCause
@@ -176,9 +175,7 @@ class Manager:
     async def __aenter__(self) -> Lease:
         return self.start()
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 

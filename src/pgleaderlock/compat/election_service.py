@@ -18,7 +18,6 @@ Not promised: that work which was started as a leader stops by itself. ``on_lost
 """
 
 import threading
-from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from pgleaderlock._base.checks import check_callable, check_seconds
@@ -76,10 +75,7 @@ class LeaderElectionService:
         self._backend = make_backend(key, lease, clock, Connector(key, dsn=postgres_url, lease=lease))
         self._longest_wait_s = max(lease.lease_s, lease.settle_s or 0.0)
         engine = Election(
-            self._backend,
-            retry_strategy=retry_strategy,
-            health_interval_s=lease.renew_every_s,
-            clock=clock,
+            self._backend, retry_strategy=retry_strategy, health_interval_s=lease.renew_every_s, clock=clock
         )
         self._engine = engine
         self._key = key
@@ -180,9 +176,7 @@ class LeaderElectionService:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 
-__all__ = ["Asked", "Calls", "Verb", "guarded", "see_out"]
-
 T = TypeVar("T")
 
 Verb = Callable[[], Coroutine[Any, Any, T]]

@@ -31,8 +31,6 @@ from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import EventKind, Grant
 from pgleaderlock.retry import ExponentialBackoff, RetryCycle
 
-__all__ = ["AfterWork", "Host", "LeaderTask", "TaskRun", "WorkPolicy", "call_in_each_term"]
-
 AfterWork = Literal["restart", "step_down", "stop"]
 """What to do when work ends before its term does."""
 

@@ -15,8 +15,6 @@ from pgleaderlock.engine.delivery import EventStream
 from pgleaderlock.engine.fsm import Input
 from pgleaderlock.models import Grant
 
-__all__ = ["Fact", "Inbox", "Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fact:

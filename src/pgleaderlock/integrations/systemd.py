@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import os
 import socket
-from types import TracebackType
 from typing import Self
 
 from pgleaderlock.engine.election import Election
@@ -66,9 +65,7 @@ class Notifier:
             self._pings = asyncio.create_task(self._ping(interval_s), name="pgleaderlock watchdog")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_entered = False
         if self._pings is not None:
             self._pings.cancel()

@@ -8,7 +8,6 @@ when its process dies. More than eight roles, and those of a node with ``max_rol
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pgleaderlock._base.checks import refuse_plain_with
@@ -157,7 +156,9 @@ class Node:
             expected=[role.name for role in self.config.election.roles],
             schema_owner=self.config.registry.schema_owner,
         )
-        metrics = None if not self.config.metrics.enabled else self._metrics_registry()
+        metrics: Any = None
+        if self.config.metrics.enabled:
+            from prometheus_client import REGISTRY as metrics  # noqa: N811, PLC0415 - of an extra
         token = None if wanted.token is None else wanted.token.get_secret_value()
         dashboard = Dashboard(
             source,
@@ -170,12 +171,6 @@ class Node:
         )
         await dashboard.start()
         self._dashboard = dashboard
-
-    @staticmethod
-    def _metrics_registry() -> Any:
-        from prometheus_client import REGISTRY  # noqa: PLC0415 - of an extra
-
-        return REGISTRY
 
     async def _start(self) -> None:
         self.serve_metrics()
@@ -200,9 +195,7 @@ class Node:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         await self.shutdown(None if exc_type is None else _GIVE_UP_S)
 
 

@@ -15,8 +15,6 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Place, heir_key, next_heir_key
 from pgleaderlock.postgres.session import FetchAll
 
-__all__ = ["Candidate", "candidates", "election_candidates", "holder_of", "holder_query", "lock_columns"]
-
 _UINT32 = 2**32 - 1
 
 _QUERY = """

@@ -4,8 +4,6 @@ Recognised by the SQLSTATE and by the names in the message, because the rest of 
 server. Commands to be copied are in backticks, here and in all advice: the command line never wraps them.
 """
 
-__all__ = ["advice_for", "has_answered", "identifier", "sqlstate_of"]
-
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_OBJECT = "42704"
 _UNDEFINED_TABLE = "42P01"

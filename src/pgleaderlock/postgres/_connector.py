@@ -14,8 +14,6 @@ from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["ConnectFn", "Connector", "ForeignConnection"]
-
 ConnectFn = Callable[[], Awaitable[Any]]
 """A caller's factory of connections."""
 
@@ -167,10 +165,7 @@ class Connector:
         hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
         text = f"{what} for {self._named} ({self.where}): {reason}"
         return ConnectionError(
-            f"{text}. {hint}" if hint else text,
-            cause=cause,
-            answered=has_answered(error),
-            sqlstate=sqlstate_of(error),
+            f"{text}. {hint}" if hint else text, cause=cause, answered=has_answered(error), sqlstate=sqlstate_of(error)
         )
 
     def _shown_cause(self, error: Exception) -> Exception | None:

@@ -17,24 +17,6 @@ from psycopg.pq import Conninfo
 from pgleaderlock._base.checks import visible
 from pgleaderlock.stores.times import answer_bound_s
 
-__all__ = [
-    "agreement_of",
-    "check_dsn",
-    "connect_s",
-    "database",
-    "default_application_name",
-    "describe",
-    "has_password",
-    "join",
-    "known_options",
-    "names_database",
-    "one_line",
-    "put_first",
-    "scrub",
-    "statement_timeout_s",
-    "with_defaults",
-]
-
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
 _SCHEME = re.compile("[a-z0-9]{1,40}([+][a-z]{1,40})?", re.IGNORECASE)

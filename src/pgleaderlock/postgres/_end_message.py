@@ -10,8 +10,6 @@ bytes show nothing.
 
 from struct import Struct
 
-__all__ = ["announce_end"]
-
 _HEAD = Struct("!cI")  # its kind, and its length without the kind
 _ENDS = (b"VFATAL", b"VPANIC")  # V: the severity, in English for every language of the server
 

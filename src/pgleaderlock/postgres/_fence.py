@@ -81,8 +81,7 @@ def _translate(error: DriverError, lock: str, words: FenceWords) -> NoReturn:
     is_stale = error.sqlstate == _SERIALIZATION_FAILURE and _STALE_SNAPSHOT in str(error)
     if error.sqlstate == NOT_THE_NEWEST or is_stale:
         raise LeadershipLost(
-            f"{words.lost.format(lock=lock)}: roll the whole transaction back",
-            cause=LossCause.FENCED,
+            f"{words.lost.format(lock=lock)}: roll the whole transaction back", cause=LossCause.FENCED
         ) from error
     if error.sqlstate == _NOT_ALLOWED:
         raise LockError(

@@ -14,8 +14,6 @@ import socket
 from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock.postgres._end_message import announce_end
 
-__all__ = ["LOOKED_AT_BYTES", "HangupProbe"]
-
 _END = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 LOOKED_AT_BYTES = 16384  # behind an answer that is longer than that, only the close shows

@@ -12,8 +12,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres.connection import Connection
 
-__all__ = ["Listener"]
-
 
 class Listener:
     """One connection that listens to a channel for notifications with a certain payload."""

@@ -25,8 +25,6 @@ from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.options import check_owner
 
-__all__ = ["STRANGERS_TABLE", "guard_sql", "problems_sql", "refusal", "tables_sql"]
-
 STRANGERS_TABLE = "PGL02"
 """The SQLSTATE of the refusal to create tables in a schema, or next to tables, of a role that is not trusted."""
 

@@ -14,8 +14,6 @@ import asyncio
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.session import OpenSession, Session
 
-__all__ = ["REMEDY", "moved", "why_not_ours"]
-
 REMEDY = (
     "Set pool_mode=session for this database or user in the pooler, connect to PostgreSQL directly, or elect on lease "
     "rows (postgresql+lease://), which work behind any pooler"

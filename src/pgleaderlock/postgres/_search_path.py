@@ -13,8 +13,6 @@ Behind a pooler the session belongs to other clients too, whose own names must s
 statement brings its own pin, for its own transaction, and nothing is left behind.
 """
 
-__all__ = ["PIN", "PINNED", "pin_own"]
-
 _SET = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', {is_local})"
 PIN = f"SELECT {_SET.format(is_local='true')}; "
 """Before a statement, in the same message: for its transaction only."""

@@ -23,8 +23,6 @@ statistics (``pg_stat_reset_shared('bgwriter')``) looks like a crash recovery an
 
 import math
 
-__all__ = ["ServerStart"]
-
 
 class ServerStart:
     """What one candidate knows about the present run of its server."""

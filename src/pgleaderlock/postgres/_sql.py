@@ -74,9 +74,7 @@ _FACTS = """
 """
 
 # Nothing is written here: the token of a term comes from a statement of its own, after the grant (`NEXT_TOKEN`).
-_TRY = """
-SELECT CASE WHEN pg_try_advisory_lock({numbers}) THEN ARRAY['{granted}', {come_under_lease}]{otherwise} END
-"""
+_TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 
 # The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
 # It may come at the same moment as the grant (SQLSTATE 55P03); the session then holds the lock, so the handler looks.
@@ -96,7 +94,6 @@ DO $slice$ BEGIN
 END $slice$;
 SELECT current_setting('pgleaderlock.granted')
 """
-_OTHERWISE_TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 
 # A commit that notifies others waits neither for the disk nor for a standby here. The unlock comes before it, or they
 # would look too early.
@@ -156,9 +153,17 @@ class LockStatements:
 
     def attempt(self, otherwise: "LockStatements | None" = None) -> str:
         """Return the statement that tries for the lock once; and if it is held, for another one."""
-        limit = self._idle_limit(self._lease_ms)
-        more = "" if otherwise is None else otherwise._second_try(f"ARRAY['{otherwise.granted}', {limit}]")  # noqa: SLF001 - its own class
-        return _TRY.format(numbers=numbers(self._key), granted=self.granted, come_under_lease=limit, otherwise=more)
+        return f"SELECT CASE{self.first_try}{'' if otherwise is None else otherwise.first_try} END"
+
+    @property
+    def first_try(self) -> str:
+        """The part of a try for this lock. One that acquires it brings the session under the lease."""
+        return _TRY.format(numbers=numbers(self._key), answer=f"ARRAY['{self.granted}', {self._lease_limit}]")
+
+    @property
+    def last_try(self) -> str:
+        """The part of a wait slice, under the lease already, that tries for this lock at its end."""
+        return _TRY.format(numbers=numbers(self._key), answer=f"'{self.granted}'")
 
     def slice(self, slice_s: float, otherwise: "LockStatements | None" = None) -> str:
         """Return the statement that queues for one wait slice, and at its end tries for another lock.
@@ -170,11 +175,11 @@ class LockStatements:
             numbers=numbers(self._key),
             granted=self.granted,
             slice_ms=max(1, round(slice_s * 1000)),
-            come_under_lease=self._idle_limit(self._lease_ms),
+            come_under_lease=self._lease_limit,
             classid=classid,
             objid=objid,
             objsubid=objsubid,
-            otherwise="" if otherwise is None else otherwise._second_try(f"'{otherwise.granted}'"),  # noqa: SLF001
+            otherwise="" if otherwise is None else otherwise.last_try,
         )
 
     @property
@@ -186,8 +191,6 @@ class LockStatements:
         """Return the statements that unlock it and notify the followers that wait for it to be free."""
         return _LEAVE_PLACE.format(numbers=numbers(self._key), channel=channel)
 
-    def _second_try(self, answer: str) -> str:
-        return _OTHERWISE_TRY.format(numbers=numbers(self._key), answer=answer)
-
-    def _idle_limit(self, limit_ms: int) -> str:
-        return f"set_config('idle_session_timeout', '{limit_ms}', false)" if self._is_enforced else "''"
+    @property
+    def _lease_limit(self) -> str:
+        return f"set_config('idle_session_timeout', '{self._lease_ms}', false)" if self._is_enforced else "''"

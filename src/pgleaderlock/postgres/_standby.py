@@ -13,18 +13,6 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.postgres.session import FetchAll
 
-__all__ = [
-    "MISSING_SQL",
-    "REMEDY",
-    "StandbyWait",
-    "described",
-    "missing_problem",
-    "missing_standby",
-    "missing_text",
-    "standby_problem",
-    "standby_waits",
-]
-
 REMEDY = (
     "connect a standby that synchronous_standby_names names, or take it out: "
     "`ALTER SYSTEM SET synchronous_standby_names = ''` and `SELECT pg_reload_conf()`. A session whose client is gone "

@@ -10,14 +10,9 @@ from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._standby import standby_problem
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["Candidate", "inspect_lock", "look_at_lock"]
+__all__ = ["Candidate", "inspect_lock"]
 
 _CALL_S = 10.0
-
-
-async def look_at_lock(dsn: str, key: LockKey) -> list[Candidate]:
-    """Return the holder of the lock, then the followers that show; ConnectionError if the database does not answer."""
-    return (await inspect_lock(dsn, key))[0]
 
 
 async def inspect_lock(dsn: str, key: LockKey) -> tuple[list[Candidate], str]:

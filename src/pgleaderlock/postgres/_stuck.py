@@ -12,8 +12,6 @@ from pgleaderlock._logging import NDLogger
 from pgleaderlock.postgres._standby import REMEDY
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE
 
-__all__ = ["StuckHolders"]
-
 _SYNC_REP = "SyncRep"
 _ADVICE = f"a synchronous standby does not confirm commits, so no term can begin: {REMEDY}"
 

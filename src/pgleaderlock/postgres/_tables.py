@@ -14,8 +14,6 @@ from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.session import FetchAll, Parameters, Row
 from pgleaderlock.postgres.terms import create_sql
 
-__all__ = ["TableConnection"]
-
 _CALL_S = 10.0
 _NOT_ALLOWED = "42501"
 

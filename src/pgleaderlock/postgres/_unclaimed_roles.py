@@ -11,8 +11,6 @@ from collections.abc import Collection
 
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["Unclaimed"]
-
 _LOOKS = 3
 _POLLS_BETWEEN = 4
 _CALM_FACTOR = 10

@@ -7,13 +7,13 @@ caught on the server: a follower is granted the lock in milliseconds, and neithe
 ``idle_session_timeout`` is set only for a session that holds the lock or queues for it: the server would end a session
 that sleeps between two tries.
 
-**From grant to leadership**: one round trip on both sessions at once draws the token, or reads the term row
-(:mod:`.terms`) where there is one, and tries for the witness lock. It is the first renewal too, because the grant may
-be old by the time it is read: validity counts from when it was sent. Where the predecessor still holds the witness
-lock, the candidate waits for it; then for the end of the quiet period after a server start. With a term row, a clean
-release ends that wait, and so does a table without any term that is older than the server's start; a promotion counts
-as a restart; ``takeover="strict"`` waits after every end that was not clean. The claim of the term comes after all
-waiting. After any wait both sessions are renewed once more.
+**From grant to leadership**, two round trips. The first, on both sessions at once, tries for the witness lock, leaves
+the place in the succession, and reads the term row (:mod:`.terms`) where there is one. It is the first renewal too,
+because the grant may be old by the time it is read: validity counts from when it was sent. Where the predecessor still
+holds the witness lock, the candidate waits for it; then for the end of the quiet period after a server start. With a
+term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
+promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
+the lock session, draws the token, or claims the term. If all that took long, both sessions are renewed once more.
 
 **Nothing is announced before the token is on the disk**: the statement that draws it is answered after its commit was
 flushed. The grant itself writes nothing.
@@ -43,7 +43,7 @@ from pgleaderlock.postgres.session import OpenSession, Row, Session
 from pgleaderlock.postgres.succession import Succession
 from pgleaderlock.postgres.terms import Terms, past_s
 from pgleaderlock.stores.base import Backend
-from pgleaderlock.stores.times import retry_pause_s
+from pgleaderlock.stores.times import SOON_SHARE, retry_pause_s
 
 __all__ = ["LeasedLockBackend"]
 
@@ -276,24 +276,21 @@ class LeasedLockBackend(Backend):
 
         The order matters. The waiting comes after the witness lock, because a predecessor that has lost its lock
         session may act as leader until it releases its witness lock. It comes before the claim, because the row of the
-        last term says how long to wait, and the claim overwrites it. After any wait a renewal comes last:
-        validity must not count from a time before the waiting.
+        last term says how long to wait, and the claim overwrites it. The token is drawn last, on the lock session while
+        the witness lock is held: its answer shows that both locks were held together. Drawn beside the try for the
+        witness lock, it could be older than that of a leader in between, if the lock session ends before the try
+        arrives. If all this took long, both sessions are renewed: little would be left of the validity otherwise.
         """
         sent = self._clock()
         self._pair.held.add(self._key)
-        statement = _sql.NEXT_TOKEN if self._terms is None else self._terms.read_sql()
+        statement = _sql.PING if self._terms is None else self._terms.read_sql()
         row, has_witness = await self._pair.begin_term(self._key, self._succession.begin_sql() + statement)
         ends_at, reason = self._predecessor_ends(row, sent)
-        waited = not has_witness or ends_at > self._clock()
         if not has_witness:
             await self._queue_for_witness(sent + self._lease.lease_s)
         await self._wait_out_predecessor(ends_at, reason)
-        if self._terms is None:
-            token = _token(row)
-        else:
-            token, was_blocked = await self._claim(self._terms)
-            waited |= was_blocked
-        if waited:
+        token = await (self._draw_token() if self._terms is None else self._claim(self._terms))
+        if self._clock() - sent > self._lease.lease_s * SOON_SHARE:
             sent = self._clock()
             await self._pair.ping_both()
         self._pair.validity.extend(self._lease, sent)
@@ -336,27 +333,25 @@ class LeasedLockBackend(Backend):
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
             await self._pair.ping_both()
 
-    async def _claim(self, terms: Terms) -> tuple[int, bool]:
+    async def _draw_token(self) -> int:
+        row = await self._pair.ask_lock(_sql.NEXT_TOKEN)
+        assert row is not None  # noqa: S101 - it is a plain SELECT
+        return int(row[0])
+
+    async def _claim(self, terms: Terms) -> int:
         """Write our term to the term table, after all transactions that the last leader fenced have ended.
 
-        Return its token, and whether there were such transactions. If they do not end within ``fence_wait_s``, raise an
-        error that names one; the lock is then released.
+        If they do not end within ``fence_wait_s``, raise an error that names one; the lock is then released.
         """
         session = self._pair.lock_session
         wait_s = self._lease.lease_s if self._lease.fence_wait_s is None else self._lease.fence_wait_s
-        deadline, was_blocked = self._clock() + wait_s, False
+        deadline = self._clock() + wait_s
         while True:
             slice_s = max(0.001, min(self._pair.wait_slice_s, deadline - self._clock()))
             claimed = await terms.claim(session, slice_s)
             if claimed is not None:
                 self._claimed = claimed
-                return claimed, was_blocked
-            was_blocked = True
+                return claimed
             await self._pair.ping_both()
             if self._clock() >= deadline:
                 raise await terms.refused(session, wait_s)
-
-
-def _token(row: Row | None) -> int:
-    assert row is not None  # noqa: S101 - it is a plain SELECT
-    return int(row[0])

@@ -9,7 +9,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, overload
 
 from pgleaderlock._base.checks import check_int, check_seconds, refuse_pickling, refuse_plain_with
@@ -227,9 +226,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         await self.shutdown(timeout_s=None if exc_type is None else 10.0)
 
     # --- Callbacks -----------------------------------------------------------------------------------------------

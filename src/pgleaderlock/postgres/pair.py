@@ -20,9 +20,9 @@ in flight by that call. The end of the lock session ends the validity of all key
 notified; :meth:`SessionPair.valid_until` looks at the socket itself, so it does not depend on the event loop. A lost
 witness session is replaced while the validity that was there before lasts: until it is replaced, nothing extends it.
 
-**One round trip leads.** A candidate that was granted its lock sends, at the same time, the statement that draws its
-token on the lock session and the try for the witness lock on a second session, which the heir has open already
-(:mod:`.warm_session`). Validity counts from before both were sent.
+**The second session is there before it is needed.** A candidate that was granted its lock tries for the witness lock
+on a second session, which the heir has open already (:mod:`.warm_session`), and then draws its token on the lock
+session: the answer shows that both locks were held together.
 
 **A slow session has not ended.** It still keeps a successor out, and closing it would free its locks. So the pair waits
 for an answer until leadership must be declared lost; then it ends validity first, and only then closes the silent

@@ -7,7 +7,7 @@ Two more locks, the *places*, are derived from the key of the lock (frozen, like
 - **every other follower is quiet**: one idle session, which tries for the lock and then for S2 a few times per lease,
   and when it is notified that a place is free.
 
-So two sessions wait for a lock, however many followers there are, and a failover is one grant and one round trip.
+So two sessions wait for a lock, however many followers there are, and a failover is one grant and two round trips.
 
 **A place is never a precondition for the lock.** Every follower that wakes up tries for the lock first, so a frozen
 heir delays a failover by a wait slice, and a place that no one holds costs speed only. Nothing here decides who leads.

@@ -10,8 +10,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Grant
 from pgleaderlock.stores.times import first_answer_s, retry_pause_s
 
-__all__ = ["renew_patiently"]
-
 _QUICK_TRIES = 3
 
 

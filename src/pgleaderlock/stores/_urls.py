@@ -10,8 +10,6 @@ from pgleaderlock.stores import BackendSettings
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.record import RecordBackend, RecordStore
 
-__all__ = ["open_file", "open_kubernetes", "open_lease_rows", "open_memory", "open_nfs", "open_postgres"]
-
 
 def open_postgres(url: str, settings: BackendSettings) -> Backend:
     """Return a backend with two advisory locks on two sessions."""

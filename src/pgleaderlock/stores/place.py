@@ -18,16 +18,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from pgleaderlock._base.checks import quoted
 from pgleaderlock.errors import ConnectionError
 
-__all__ = [
-    "boot_id",
-    "check_folder",
-    "check_shared_folder",
-    "describe",
-    "explained",
-    "hint_for",
-    "is_local",
-    "path_of",
-]
+__all__ = ["boot_id", "check_folder", "check_shared_folder", "describe", "explained", "hint_for", "is_local", "path_of"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
-__all__ = ["takes_arguments_of"]
-
 P = ParamSpec("P")
 
 

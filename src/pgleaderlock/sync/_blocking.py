@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from pgleaderlock._base.checks import check_callable, check_seconds
@@ -22,8 +21,6 @@ from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.sync._callback_thread import CallbackThread
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
-
-__all__ = ["BlockingElection", "refuse_coroutines"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Election)
@@ -143,12 +140,7 @@ class BlockingElection(Decorators, Generic[A]):
         return register if fn is None else register(fn)
 
     def run_while_leader(
-        self,
-        fn: Work,
-        *,
-        name: str | None = None,
-        on_return: AfterWork = "restart",
-        on_failure: AfterWork = "restart",
+        self, fn: Work, *, name: str | None = None, on_return: AfterWork = "restart", on_failure: AfterWork = "restart"
     ) -> object:
         """Take part, run ``fn`` in each term as :meth:`while_leader` does, and return when the election has stopped.
 
@@ -232,9 +224,7 @@ class BlockingElection(Decorators, Generic[A]):
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
 
     # --- Callbacks ---------------------------------------------------------------------------------------------

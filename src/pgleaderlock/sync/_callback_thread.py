@@ -17,8 +17,6 @@ from collections.abc import Callable
 
 from pgleaderlock.errors import LockError
 
-__all__ = ["CallbackThread"]
-
 
 class _Job:
     """One call, and the future for its end."""

@@ -4,8 +4,6 @@ from pgleaderlock.engine.election import Election as AsyncElection
 from pgleaderlock.sync._arguments import takes_arguments_of
 from pgleaderlock.sync._blocking import BlockingElection
 
-__all__ = ["Election"]
-
 
 class Election(BlockingElection[AsyncElection]):
     """One candidate for one lock, whatever store keeps it, for callers that block.

@@ -12,8 +12,6 @@ from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
 if TYPE_CHECKING:
     from pgleaderlock.work.schedule.registration import JobOptions
 
-__all__ = ["LeaderLock"]
-
 W = TypeVar("W", bound=Callable[..., Any])
 
 

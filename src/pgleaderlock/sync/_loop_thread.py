@@ -20,8 +20,6 @@ from typing import Any, Generic, TypeVar
 from pgleaderlock._base.threads import has_main_thread_ended
 from pgleaderlock.errors import LockError
 
-__all__ = ["Attempt", "LoopEnded", "LoopThread", "enlist"]
-
 T = TypeVar("T")
 Shutdown = Callable[[float], Awaitable[object]]
 """``fn(timeout_s)``, a coroutine function."""

@@ -1,15 +1,11 @@
 """``sync.Manager``: the API of :mod:`pgleaderlock.compat.consensus`, for callers that block."""
 
-from types import TracebackType
-
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.compat import consensus
 from pgleaderlock.engine.election import Election
 from pgleaderlock.models import ErrorCallback
 from pgleaderlock.stores import base
 from pgleaderlock.sync._blocking import BlockingElection
-
-__all__ = ["Lease", "Manager"]
 
 
 class Lease:
@@ -75,7 +71,5 @@ class Manager:
     def __enter__(self) -> Lease:
         return self.start()
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

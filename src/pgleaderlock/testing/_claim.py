@@ -19,8 +19,6 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["GAP_S", "ClaimWriter", "make_claim_file", "pause", "read_claims", "sample_forever"]
-
 GAP_S = 0.01
 """A pause between two samples that is longer than this ends an interval: nothing is known of the node meanwhile."""
 

@@ -7,8 +7,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from pgleaderlock.testing._lease_api import Refusal
 
-__all__ = ["Request", "chunk", "decode", "head", "read_request"]
-
 _VERBS = {"POST": "create", "PUT": "update", "DELETE": "delete"}
 _PREFIX = ["apis", "coordination.k8s.io", "v1", "namespaces"]
 _REASONS = {200: "OK", 201: "Created"}

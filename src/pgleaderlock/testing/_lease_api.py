@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["LeaseApi", "Refusal"]
-
 Object = dict[str, Any]
 
 _KIND = "leases.coordination.k8s.io"

@@ -21,8 +21,6 @@ from pgleaderlock.engine.functions import is_async, to_the_end
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import ServiceFailed
 
-__all__ = ["Report", "Service", "ServiceOrder", "ServiceTask", "Step"]
-
 Step = Callable[[], Any]
 """``start()`` or ``stop()``; ``async``, or plain and then run in a thread."""
 Report = Callable[[str, ServiceFailed], None]
@@ -211,8 +209,7 @@ class ServiceTask:
     def _slow_start(self, start_s: float) -> ServiceFailed:
         name = self.service.name
         return ServiceFailed(
-            f"service {name} has not started within {start_s:g} s: the services after it start now",
-            name=name,
+            f"service {name} has not started within {start_s:g} s: the services after it start now", name=name
         )
 
     def _slow_stop(self, share_s: float, starting: asyncio.Task[object]) -> ServiceFailed:

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from pgleaderlock._base.checks import check_callable, check_flag, check_seconds
@@ -211,9 +210,7 @@ class LeaderServices:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # --- On the leader -----------------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["Descriptor"]
-
 _open: "weakref.WeakSet[Descriptor]" = weakref.WeakSet()
 # Held while a descriptor is opened and noted, and during a fork in any thread: no child can get one that is not noted.
 # Re-entrant, because the garbage collector may close one at any moment, also of the thread that is in here.

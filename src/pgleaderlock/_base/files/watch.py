@@ -23,8 +23,6 @@ from pathlib import Path
 
 from pgleaderlock._base.files.descriptor import Descriptor
 
-__all__ = ["Watch"]
-
 _CLOSE_WRITE, _MOVED_TO = 0x008, 0x080
 _DELETE_SELF, _MOVE_SELF = 0x400, 0x800
 _IGNORED = 0x8000

@@ -13,8 +13,6 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pgleaderlock.ops.alerts._table import Table
 
-__all__ = ["Kind", "Receiver", "Target", "parse", "parse_target"]
-
 Kind = Literal["pagerduty", "slack", "webhook"]
 
 _FORMS = '"pagerduty", "slack:#channel", "webhook:https://..." or "webhook:NAME"'

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
-__all__ = ["Table"]
-
 
 class Table:
     """A table as ``tomllib`` returns it, read key by key. Errors never show values: one of them may be a secret."""

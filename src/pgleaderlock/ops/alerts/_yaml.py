@@ -5,8 +5,6 @@ from typing import Any
 
 from pgleaderlock.errors import MissingExtra
 
-__all__ = ["dump"]
-
 
 def dump(document: dict[str, Any]) -> str:
     """Return the document as text, in the order in which it was made."""

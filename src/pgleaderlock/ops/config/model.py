@@ -12,25 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from pgleaderlock.ops.alerts import Config as AlertsConfig
 from pgleaderlock.ops.alerts import parse as parse_alerts
-from pgleaderlock.ops.config import relations
-from pgleaderlock.ops.config.values import (
-    About,
-    BackendUrl,
-    DashboardToken,
-    Duration,
-    Host,
-    NodeName,
-    PostgresDsn,
-    Prefix,
-    RoleKey,
-    RoleName,
-    SchemaName,
-    SchemaOwner,
-    between,
-    is_rows,
-    is_sessions,
-    type_of,
-)
+from pgleaderlock.ops.config import relations, values
 from pgleaderlock.options import BY_NAME, DEFAULT_SCHEMA, SETTINGS, LockSettings, Setting
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.retry import FixedInterval, RetryStrategy
@@ -81,8 +63,10 @@ def _each_a_table(value: Any) -> Any:
 class RoleConfig(_Section):
     """One role for which this node is a candidate."""
 
-    name: RoleName = Field(description="The name of the role, also in metrics and tables.")
-    key: RoleKey | None = Field(default=None, description="The key of the lock, if it does not follow from the name.")
+    name: values.RoleName = Field(description="The name of the role, also in metrics and tables.")
+    key: values.RoleKey | None = Field(
+        default=None, description="The key of the lock, if it does not follow from the name."
+    )
 
     @property
     def lock_key(self) -> LockKey:
@@ -91,7 +75,7 @@ class RoleConfig(_Section):
 
 
 class _Store(_Section):
-    backend: BackendUrl | None = _setting(
+    backend: values.BackendUrl | None = _setting(
         None,
         "secret",
         "The store of the elections: any URL of `open_backend`, or a connection string of libpq.",
@@ -100,7 +84,7 @@ class _Store(_Section):
     roles: Annotated[tuple[RoleConfig, ...], BeforeValidator(_each_a_table)] = _setting(
         (), "roles", "The roles of this node: names, or tables with `name` and `key`.", otherwise="none"
     )
-    check_interval: Duration = _setting(
+    check_interval: values.Duration = _setting(
         5.0, "duration", "How long one round of queueing lasts; with polling, the interval between attempts."
     )
 
@@ -135,17 +119,17 @@ if TYPE_CHECKING:
 
 else:
     _Settings = create_model(
-        "_Settings", __base__=_Store, **{_attribute(each): (type_of(each), _field(each)) for each in _IN_FILE}
+        "_Settings", __base__=_Store, **{_attribute(each): (values.type_of(each), _field(each)) for each in _IN_FILE}
     )
 
 
 class LeaderElectionConfig(_Settings):
     """``[cluster.leader_election]``: store, roles, and the settings of :mod:`pgleaderlock.options` that have a key."""
 
-    max_roles: Annotated[int, between(1, _MANY)] | None = _setting(
+    max_roles: Annotated[int, values.between(1, _MANY)] | None = _setting(
         None, "number", "The most roles that this node leads at the same time.", otherwise="all"
     )
-    poll_interval: Duration = _setting(
+    poll_interval: values.Duration = _setting(
         0.25,
         "duration",
         "Where roles share one session: how often to try to acquire those that this node does not lead.",
@@ -159,7 +143,7 @@ class LeaderElectionConfig(_Settings):
     @property
     def on_sessions(self) -> bool:
         """Whether the locks are those of PostgreSQL's sessions, also of the embedded PostgreSQL."""
-        return self.url is None or is_sessions(self.url)
+        return self.url is None or values.is_sessions(self.url)
 
     @property
     def shares_sessions(self) -> bool:
@@ -170,13 +154,13 @@ class LeaderElectionConfig(_Settings):
     @property
     def postgres_dsn(self) -> str | None:
         """The PostgreSQL of the elections, by sessions or rows; None for the embedded one and for other stores."""
-        if self.url is None or is_sessions(self.url):
+        if self.url is None or values.is_sessions(self.url):
             return self.url
-        return self.url.replace("postgresql+lease://", "postgresql://", 1) if is_rows(self.url) else None
+        return self.url.replace("postgresql+lease://", "postgresql://", 1) if values.is_rows(self.url) else None
 
     def url_of(self, role: RoleConfig) -> str | None:
         """Return the store of one role: in a URL that names the lock, ``{role}`` is replaced by the role's name."""
-        if self.url is None or self.on_sessions or is_rows(self.url):
+        if self.url is None or self.on_sessions or values.is_rows(self.url):
             return self.url
         return self.url.replace("{role}", quote(role.name, safe=""))
 
@@ -220,10 +204,10 @@ class LeaderElectionConfig(_Settings):
 class ClusterConfig(_Section):
     """``[cluster]``: the node."""
 
-    node: NodeName | None = _setting(
+    node: values.NodeName | None = _setting(
         None, "text", "The name of this node in metrics and in the registry.", otherwise="host:pid"
     )
-    about: About = _setting({}, "facts", "Facts about this node, shown in the registry.", otherwise="none")
+    about: values.About = _setting({}, "facts", "Facts about this node, shown in the registry.", otherwise="none")
     leader_election: LeaderElectionConfig = Field(default_factory=LeaderElectionConfig)
 
 
@@ -233,18 +217,15 @@ class RegistryConfig(_Section):
     enabled: bool | None = _setting(
         None, "flag", "Whether this node writes to the registry.", otherwise="true where the backend is PostgreSQL"
     )
-    dsn: PostgresDsn | None = _setting(
+    dsn: values.PostgresDsn | None = _setting(
         None, "secret", "The PostgreSQL of the registry.", otherwise="that of the backend"
     )
-    schema_name: SchemaName = _setting(DEFAULT_SCHEMA, "text", "The schema of its tables.", alias="schema")
-    schema_owner: SchemaOwner | None = _setting(
-        None,
-        "text",
-        BY_NAME["schema_owner"].meaning,
-        otherwise="none",
+    schema_name: values.SchemaName = _setting(DEFAULT_SCHEMA, "text", "The schema of its tables.", alias="schema")
+    schema_owner: values.SchemaOwner | None = _setting(None, "text", BY_NAME["schema_owner"].meaning, otherwise="none")
+    heartbeat: values.Duration = _setting(5.0, "duration", "How often this node writes a sign of life to the registry.")
+    keep_days: Annotated[int, values.between(1, 36500)] = _setting(
+        30, "number", "For how many days the history is kept."
     )
-    heartbeat: Duration = _setting(5.0, "duration", "How often this node writes a sign of life to the registry.")
-    keep_days: Annotated[int, between(1, 36500)] = _setting(30, "number", "For how many days the history is kept.")
     accept_asks: bool = _setting(True, "flag", "Whether operators may ask this node to step down.")  # noqa: FBT003
 
 
@@ -252,22 +233,26 @@ class MetricsConfig(_Section):
     """``[metrics]``: the metrics endpoint for Prometheus."""
 
     enabled: bool = _setting(False, "flag", "Whether this node serves metrics.")  # noqa: FBT003
-    port: Annotated[int, between(0, _LAST_PORT)] = _setting(9464, "number", "The port to listen on; 0 is any free one.")
-    host: Host = _setting(
+    port: Annotated[int, values.between(0, _LAST_PORT)] = _setting(
+        9464, "number", "The port to listen on; 0 is any free one."
+    )
+    host: values.Host = _setting(
         "127.0.0.1", "text", "The address to listen on. There is no password: everyone who reaches it can read it."
     )
-    prefix: Prefix = _setting("pgleaderlock", "text", "The prefix of the metrics' names.")
+    prefix: values.Prefix = _setting("pgleaderlock", "text", "The prefix of the metrics' names.")
 
 
 class DashboardConfig(_Section):
     """``[dashboard]``: the page for operators."""
 
     enabled: bool = _setting(False, "flag", "Whether this node serves the dashboard.")  # noqa: FBT003
-    port: Annotated[int, between(0, _LAST_PORT)] = _setting(8464, "number", "The port to listen on; 0 is any free one.")
-    host: Host = _setting(
+    port: Annotated[int, values.between(0, _LAST_PORT)] = _setting(
+        8464, "number", "The port to listen on; 0 is any free one."
+    )
+    host: values.Host = _setting(
         "127.0.0.1", "text", "The address to listen on. There is no password: everyone who reaches it can read it."
     )
-    token: DashboardToken | None = _setting(
+    token: values.DashboardToken | None = _setting(
         None,
         "token",
         "The token for asking leaders to step down, on the page or by HTTP; at least 16 characters.",

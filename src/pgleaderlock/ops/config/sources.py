@@ -78,10 +78,7 @@ class Loaded:
 
 
 def load_config(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    sets: Sequence[str] = (),
+    path: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] | None = None, sets: Sequence[str] = ()
 ) -> Config:
     """Return the configuration of a file, overridden by the environment and ``KEY=VALUE`` flags. See :func:`load`."""
     return load(path, environ=environ, sets=sets).config

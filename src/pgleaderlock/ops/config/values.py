@@ -120,10 +120,6 @@ def _parse_key(written: Any) -> LockKey:
         ) from None
 
 
-def _show_key(key: LockKey) -> str:
-    return str(key)
-
-
 def _check_about(value: Any) -> dict[str, Any]:
     """Return facts that JSON and a column of PostgreSQL can hold."""
     if not isinstance(value, Mapping):
@@ -143,7 +139,7 @@ Prefix = Annotated[str, AfterValidator(check_prefix)]
 """The prefix of the metrics' names."""
 RoleName = Annotated[str, AfterValidator(_check_role)]
 """The name of a role."""
-RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(_show_key)]
+RoleKey = Annotated[LockKey, PlainValidator(_parse_key), PlainSerializer(str, return_type=str)]
 """The key of a role's lock, if it does not follow from the name."""
 SchemaName = Annotated[str, _follows_rule(BY_NAME["schema"])]
 """The schema of the tables."""

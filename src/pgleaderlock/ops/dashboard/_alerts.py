@@ -11,8 +11,6 @@ from pgleaderlock.ops.alerts.model import Alert
 from pgleaderlock.ops.dashboard._conditions import Finding, find, held_since, seconds
 from pgleaderlock.ops.dashboard._picture import Json
 
-__all__ = ["Watched", "alert_records"]
-
 _NO_LEADER_AFTER_S = 5.0
 _FAILOVERS_WITHIN_S = 300.0
 _MOST_FAILOVERS = 5

@@ -16,22 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgleaderlock._base.version import __version__
+from pgleaderlock.ops.dashboard import _picture
 from pgleaderlock.ops.dashboard._alerts import Watched, alert_records
 from pgleaderlock.ops.dashboard._changes import changed_fields
-from pgleaderlock.ops.dashboard._picture import (
-    Json,
-    Look,
-    newest_lines,
-    node_records,
-    past_record,
-    shown_events,
-    standing_record,
-)
 from pgleaderlock.ops.dashboard._streams import Streams
 from pgleaderlock.ops.registry.audit import Line
 from pgleaderlock.ops.registry.reading import RoleStatus
-
-__all__ = ["Board", "dumps", "message"]
 
 _MOST_NEW_EVENTS = 200
 _MOST_NOTES = 400
@@ -45,7 +35,7 @@ class _Past:
     lines: Sequence[Line]
     leads: tuple[str, int | None, bool] | None
     at: float
-    record: Json
+    record: _picture.Json
     text: str
 
 
@@ -53,7 +43,7 @@ class Board:
     """The content of the page, and the streams to all open pages."""
 
     def __init__(
-        self, *, kind: str, where: str, can: Json, most_streams: int = 0, watched: Watched | None = None
+        self, *, kind: str, where: str, can: _picture.Json, most_streams: int = 0, watched: Watched | None = None
     ) -> None:
         self.streams = Streams(self._afresh, most_streams)
         self._kind, self._where = kind, where
@@ -63,13 +53,15 @@ class Board:
         self._at = self._since = self._counted_since = self._seen_at = 0.0
         self._error: str | None = None
         self._stale_since: float | None = None
-        self._roles: dict[str, Json] = {}
+        self._roles: dict[str, _picture.Json] = {}
         self._texts: dict[str, str] = {}
         self._pasts: dict[str, _Past] = {}
-        self._nodes: list[Json] = []
-        self._alerts: list[Json] = []
-        self._events: list[Json] = []
-        self._notes: deque[Json] = deque(maxlen=_MOST_NOTES)
+        self._nodes: list[_picture.Json] = []
+        self.alerts: list[_picture.Json] = []
+        """The records of all alerts: one per finding, or one per alert without any."""
+        self.events: list[_picture.Json] = []
+        """The newest events, the newest first."""
+        self._notes: deque[_picture.Json] = deque(maxlen=_MOST_NOTES)
         self._snapshot: tuple[int, str] = (-1, "")
 
     @property
@@ -83,20 +75,10 @@ class Board:
         return self.has_seen and self._error is None
 
     @property
-    def roles(self) -> list[Json]:
+    def roles(self) -> list[_picture.Json]:
         return list(self._roles.values())
 
-    @property
-    def alerts(self) -> list[Json]:
-        """The records of all alerts: one per finding, or one per alert without any."""
-        return self._alerts
-
-    @property
-    def events(self) -> list[Json]:
-        """The newest events, the newest first."""
-        return self._events
-
-    def show(self, look: Look, new_lines: Iterable[Line] = ()) -> None:
+    def show(self, look: _picture.Look, new_lines: Iterable[Line] = ()) -> None:
         """Update the content from a look at the store, and send what changed."""
         was_stale, self._error, self._stale_since = self._error is not None, None, None
         self._at, self._since, self._counted_since = look.at, look.since, look.counted_since
@@ -107,19 +89,19 @@ class Board:
         for lock in gone:
             del self._roles[lock], self._texts[lock], self._pasts[lock]
         if new_lines or changes or gone:
-            self._events = shown_events(newest_lines(look))
-        parts: Json = {"gone": gone, "events": self._newest(new_lines), "roles": changes, "leases": leases}
-        before, self._nodes = self._nodes, node_records(look.roles)
+            self.events = _picture.shown_events(_picture.newest_lines(look))
+        parts: _picture.Json = {"gone": gone, "events": self._newest(new_lines), "roles": changes, "leases": leases}
+        before, self._nodes = self._nodes, _picture.node_records(look.roles)
         if [_lasting(node) for node in self._nodes] != [_lasting(node) for node in before]:
             parts["nodes"] = self._nodes
-        if (alerts := self._judge_alerts(look.at)) != self._alerts:
-            self._alerts = parts["alerts"] = alerts
+        if (alerts := self._judge_alerts(look.at)) != self.alerts:
+            self.alerts = parts["alerts"] = alerts
         if was_stale or self._number == 0:
             parts["source"] = self._source()
         if any(parts.values()):
             self._say_change(parts)
 
-    def _judge_alerts(self, at: float) -> list[Json]:
+    def _judge_alerts(self, at: float) -> list[_picture.Json]:
         return alert_records(
             self._roles.values(),
             self._nodes,
@@ -140,27 +122,23 @@ class Board:
             return
         self._error = error
         self._stale_since = self._stale_since or self.now
-        self._alerts = self._judge_alerts(self.now)
-        empty: Json = {"gone": [], "events": [], "roles": [], "leases": []}
-        self._say_change({**empty, "alerts": self._alerts, "source": self._source()})
+        self.alerts = self._judge_alerts(self.now)
+        empty: _picture.Json = {"gone": [], "events": [], "roles": [], "leases": []}
+        self._say_change({**empty, "alerts": self.alerts, "source": self._source()})
 
     def beat(self) -> None:
         """Send a heartbeat to all pages, so that they see that the server is alive."""
         self.streams.say(message("beat", json.dumps({"at": self.now})))
 
-    def note(self, record: Json) -> None:
+    def note(self, record: _picture.Json) -> None:
         """Send a record of the demo to every page, and keep it for pages that are opened or reloaded later."""
         dated = {**record, "at": self.now}
         self._notes.append(dated)
         self._snapshot = (-1, "")
         self.streams.say(message("demo", dumps(dated)))
 
-    def snapshot(self) -> str:
-        """Return the whole current content as JSON."""
-        return "".join(self.snapshot_parts())
-
     def snapshot_parts(self) -> tuple[str, str]:
-        """Return the same as two texts: the time, and the rest, which is encoded once for each change and shared."""
+        """Return the content as JSON, in two texts: the time, and the rest, which is encoded once per change."""
         if self._snapshot[0] != self._number:
             self._snapshot = (self._number, self._encode())
         return f'{{"at":{self.now!r},', self._snapshot[1]
@@ -170,7 +148,7 @@ class Board:
         head = f'{{"at":{self.now!r},"source":{dumps(self._source())},"{name}":'
         if name == "roles":
             return head + "[", ",".join(self._texts.values()), "]}"
-        shown = {"nodes": self._nodes, "alerts": self._alerts, "events": self._events}[name]
+        shown = {"nodes": self._nodes, "alerts": self.alerts, "events": self.events}[name]
         return head, dumps(shown), "}"
 
     def _afresh(self) -> tuple[str, str, str]:
@@ -190,14 +168,14 @@ class Board:
                 "source": self._source(),
                 "can": self._can,
                 "nodes": self._nodes,
-                "alerts": self._alerts,
-                "events": self._events,
+                "alerts": self.alerts,
+                "events": self.events,
                 "demo": list(self._notes),
             }
         )
         return f'{rest[1:-1]},"roles":[{",".join(self._texts.values())}]}}'
 
-    def _source(self) -> Json:
+    def _source(self) -> _picture.Json:
         return {
             "kind": self._kind,
             "where": self._where,
@@ -206,13 +184,13 @@ class Board:
             "stale_since": self._stale_since,
         }
 
-    def _take_roles(self, look: Look) -> tuple[list[Json], list[Any]]:
+    def _take_roles(self, look: _picture.Look) -> tuple[list[_picture.Json], list[Any]]:
         """Return the changed fields of each role, and the leaders that have renewed."""
         changes = []
         renewed: dict[tuple[int | None, ...], list[str]] = {}
         for role in look.roles:
             past = self._past_of(role, look)
-            standing, before = standing_record(role), self._roles.get(role.lock)
+            standing, before = _picture.standing_record(role), self._roles.get(role.lock)
             record = {**standing, **past.record}
             if record == before:
                 continue
@@ -224,25 +202,25 @@ class Board:
                 renewed.setdefault(_lease(record["leader"], look.at), []).append(role.lock)
         return changes, [[*times, locks] for times, locks in renewed.items()]
 
-    def _past_of(self, role: RoleStatus, look: Look) -> _Past:
+    def _past_of(self, role: RoleStatus, look: _picture.Look) -> _Past:
         """Return the record of a role's history; compute it again if there are new lines, or after some time."""
         lines = look.lines.get(role.lock, ())
         leader = role.leader or role.last_leader
         leads = None if leader is None else (leader.instance, leader.token, role.leader is not None)
         known = self._pasts.get(role.lock)
         if known is None or known.lines is not lines or known.leads != leads or look.at - known.at > _JUDGED_FOR_S:
-            record = past_record(role, lines, since=look.counted_since, at=look.at)
+            record = _picture.past_record(role, lines, since=look.counted_since, at=look.at)
             known = self._pasts[role.lock] = _Past(lines, leads, look.at, record, dumps(record))
         return known
 
-    def _newest(self, lines: Iterable[Line]) -> list[Json]:
-        return shown_events(lines)[:_MOST_NEW_EVENTS]
+    def _newest(self, lines: Iterable[Line]) -> list[_picture.Json]:
+        return _picture.shown_events(lines)[:_MOST_NEW_EVENTS]
 
-    def _say_change(self, parts: Json) -> None:
+    def _say_change(self, parts: _picture.Json) -> None:
         self._number += 1
         self.streams.say(message("change", dumps({**self._times(), **parts}), self._number))
 
-    def _times(self) -> Json:
+    def _times(self) -> _picture.Json:
         return {"seq": self._number, "at": self.now, "since": self._since, "counted_since": self._counted_since}
 
 
@@ -272,12 +250,12 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list) else value
 
 
-def _lease(leader: Json, at: float) -> tuple[int | None, ...]:
+def _lease(leader: _picture.Json, at: float) -> tuple[int | None, ...]:
     """Return when the leader renewed, its end of validity and its next renewal, in milliseconds from now."""
     times = (leader["renewed_at"], leader["lease_until"], leader["renewal_due_at"])
     return tuple(None if time is None or not math.isfinite(time) else round((time - at) * 1000) for time in times)
 
 
-def _lasting(node: Json) -> Json:
+def _lasting(node: _picture.Json) -> _picture.Json:
     """Return the fields of a node that do not change with every heartbeat."""
     return {name: value for name, value in node.items() if name not in ("seen_at", "silent_at")}

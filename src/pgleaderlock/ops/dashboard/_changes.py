@@ -9,8 +9,6 @@ from typing import Any
 
 from pgleaderlock.ops.dashboard._picture import Json
 
-__all__ = ["changed_fields"]
-
 _LISTS = ("terms", "gaps")
 _FIGURES = ("leaderless_s", "availability", "counted_since", "judged_at")
 _RENEWED = ("renewed_at", "lease_until", "renewal_due_at")

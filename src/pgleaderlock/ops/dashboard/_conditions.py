@@ -12,8 +12,6 @@ from pgleaderlock.ops.alerts.model import Alert
 from pgleaderlock.ops.alerts.promql import Comparison, Piece, comparisons, read, words
 from pgleaderlock.ops.dashboard._picture import Json
 
-__all__ = ["Finding", "find", "held_since", "seconds"]
-
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
 _FIGURE = re.compile(r"(\d+)(ms|[smhdwy])")
 _GROUPING = {"by", "role"}

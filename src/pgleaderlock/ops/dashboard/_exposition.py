@@ -8,8 +8,6 @@ from pgleaderlock.errors import MissingExtra
 if TYPE_CHECKING:
     from pgleaderlock.ops.dashboard._board import Board
 
-__all__ = ["exposition"]
-
 
 class _Seen:
     """A collector of the figures on the page."""

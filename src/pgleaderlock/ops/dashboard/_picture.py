@@ -14,19 +14,16 @@ from pgleaderlock.ops.registry.audit import Line, PastTerm
 from pgleaderlock.ops.registry.judging import judge
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RoleStatus
 
-__all__ = [
-    "Json",
-    "Look",
-    "event_record",
-    "newest_lines",
-    "node_records",
-    "past_record",
-    "shown_events",
-    "standing_record",
-]
-
 Json = dict[str, Any]
 
+_LEADER = (
+    "node", "instance", "token", "acquired_at", "renewed_at", "lease_until", "renewal_due_at", "is_overdue", "host",
+    "process_id", "version", "is_alive", "about",
+)  # fmt: skip
+_CANDIDATE = ("node", "instance", "state", "place", "since", "host", "process_id", "version", "is_alive")
+_TERM = ("node", "instance", "token", "began_at", "ended_at", "end", "cause")
+_NODE = ("node", "instance", "host", "process_id", "version", "is_alive", "silent_at", "about")
+_EVENT = ("at", "lock", "role", "node", "event", "cause", "token", "detail")
 _MOST_TERMS = 300
 _MOST_EVENTS = 200
 
@@ -55,11 +52,11 @@ def standing_record(role: RoleStatus) -> Json:
     return {
         "lock": role.lock,
         "role": role.role,
-        "leader": None if role.leader is None else _leader(role.leader),
-        "last_leader": None if role.last_leader is None else _leader(role.last_leader),
+        "leader": None if role.leader is None else _fields(role.leader, _LEADER),
+        "last_leader": None if role.last_leader is None else _fields(role.last_leader, _LEADER),
         "is_closed": role.is_closed,
         "is_expected": role.is_expected,
-        "candidates": [_candidate(each) for each in role.current_candidates],
+        "candidates": [_fields(each, _CANDIDATE) for each in role.current_candidates],
     }
 
 
@@ -70,7 +67,7 @@ def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: fl
         "judged_at": at,
         "counted_since": judged.since,
         "counted_until": judged.until if role.is_closed else None,
-        "terms": [_term(term) for term in judged.terms[-_MOST_TERMS:]],
+        "terms": [_fields(term, _TERM) for term in judged.terms[-_MOST_TERMS:]],
         "gaps": _gaps(judged.terms[-_MOST_TERMS:], is_led=role.leader is not None or role.is_closed),
         "leaderless_s": round(judged.leaderless_s, 3),
         "availability": round(judged.availability, 6),
@@ -80,48 +77,8 @@ def past_record(role: RoleStatus, lines: Sequence[Line], *, since: float, at: fl
     }
 
 
-def _leader(leader: Leader) -> Json:
-    return {
-        "node": leader.node,
-        "instance": leader.instance,
-        "token": leader.token,
-        "acquired_at": leader.acquired_at,
-        "renewed_at": leader.renewed_at,
-        "lease_until": leader.lease_until,
-        "renewal_due_at": leader.renewal_due_at,
-        "is_overdue": leader.is_overdue,
-        "host": leader.host,
-        "process_id": leader.process_id,
-        "version": leader.version,
-        "is_alive": leader.is_alive,
-        "about": leader.about,
-    }
-
-
-def _candidate(each: Candidate) -> Json:
-    return {
-        "node": each.node,
-        "instance": each.instance,
-        "state": each.state,
-        "place": each.place or None,
-        "since": each.since,
-        "host": each.host,
-        "process_id": each.process_id,
-        "version": each.version,
-        "is_alive": each.is_alive,
-    }
-
-
-def _term(term: PastTerm) -> Json:
-    return {
-        "node": term.node,
-        "instance": term.instance,
-        "token": term.token,
-        "began_at": term.began_at,
-        "ended_at": term.ended_at,
-        "end": term.end,
-        "cause": term.cause,
-    }
+def _fields(record: object, names: Iterable[str]) -> Json:
+    return {name: getattr(record, name) for name in names}
 
 
 def _gaps(terms: Sequence[PastTerm], *, is_led: bool) -> list[Json]:
@@ -177,31 +134,12 @@ def _without_former(nodes: Collection[Json]) -> list[Json]:
 
 
 def _node(each: Candidate | Leader, seen_at: float) -> Json:
-    return {
-        "node": each.node,
-        "instance": each.instance,
-        "host": each.host,
-        "process_id": each.process_id,
-        "version": each.version,
-        "is_alive": each.is_alive,
-        "seen_at": seen_at,
-        "silent_at": each.silent_at,
-        "about": each.about,
-    }
+    return {**_fields(each, _NODE), "seen_at": seen_at}
 
 
 def event_record(line: Line) -> Json:
     """Return the record of one line of the history."""
-    return {
-        "at": line.at,
-        "lock": line.lock,
-        "role": line.role,
-        "node": line.node,
-        "event": line.event,
-        "cause": line.cause,
-        "token": line.token,
-        "detail": line.detail,
-    }
+    return _fields(line, _EVENT)
 
 
 def shown_events(lines: Iterable[Line]) -> list[Json]:

@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pgleaderlock.ops.http import Classify, Visit
 
-__all__ = ["TOKEN_HEADER", "Guard", "classify", "is_operator", "refusal"]
-
 TOKEN_HEADER = "X-Pgleaderlock-Token"  # noqa: S105 - the name of it
 _TOKEN_LINE = re.compile(rb"^x-pgleaderlock-token:[ \t]*(.*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _STREAM_LINE = re.compile(rb"GET /events[? ]")

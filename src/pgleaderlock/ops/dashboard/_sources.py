@@ -19,8 +19,6 @@ from pgleaderlock.ops.registry.audit import Line
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.stores.base import Backend
 
-__all__ = ["RegistrySource", "Source", "StoreSource"]
-
 _CALM_S = 0.05
 """The least time between two looks, so that changes of many nodes at once need one look."""
 _SHARE = 4  # at most one part in so many of the time is spent reading

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["Listener", "Streams", "TooManyListeners"]
-
 _LONGEST_QUEUE: Final = 32
 
 

@@ -8,7 +8,6 @@ which is safe from any thread. The actions of the demo's buttons run on the even
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from pgleaderlock._base.checks import check_int
@@ -112,9 +111,7 @@ class Dashboard:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _at_home(self, action: Action) -> Action:

@@ -8,8 +8,6 @@ from pgleaderlock.ops.http._limits import HttpLimits
 from pgleaderlock.ops.http._rare_log import RareLog
 from pgleaderlock.ops.http._waiting_room import WaitingRoom
 
-__all__ = ["Acceptor"]
-
 _PER_TURN: Final = 32  # then those that were accepted are looked at
 _FULL_PAUSE_S: Final = 0.02
 _FAILURE_PAUSE_S: Final = 1.0

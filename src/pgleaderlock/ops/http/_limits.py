@@ -4,8 +4,6 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["HttpLimits", "limits_for"]
-
 _SHARE: Final = 4  # a server uses at most this part of the descriptors, and leaves at least this part free
 _FEWEST: Final = 8
 _MANY_DESCRIPTORS: Final = 1 << 20  # where the limit is infinite

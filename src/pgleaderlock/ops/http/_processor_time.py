@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["ProcessorTime"]
-
 _SAVED_S = 0.5  # what an idle second or two saves for a burst, such as a page with all its files
 
 
@@ -16,10 +14,7 @@ class ProcessorTime:
     """
 
     def __init__(
-        self,
-        share: float,
-        clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.thread_time,
+        self, share: float, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.thread_time
     ) -> None:
         self._share, self._clock, self._used = share, clock, used
         self._saved_s = _SAVED_S

@@ -10,8 +10,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pgleaderlock.ops.http._limits import HttpLimits
 from pgleaderlock.ops.http._rare_log import FailedRequestFilter
 
-__all__ = ["Connection"]
-
 # Of our own, because uvicorn's logger belongs to the program: errors in a handler alone, and one of them a minute.
 _logger = logging.getLogger("pgleaderlock.http")
 _logger.addFilter(FailedRequestFilter())

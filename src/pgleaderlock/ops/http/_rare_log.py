@@ -6,8 +6,6 @@ from typing import Final
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock._logging import NDLogger
 
-__all__ = ["EVERY_S", "FailedRequestFilter", "RareLog"]
-
 EVERY_S: Final = 60.0
 
 

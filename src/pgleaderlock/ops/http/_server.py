@@ -17,8 +17,6 @@ from pgleaderlock.ops.http._protocol import Connection
 from pgleaderlock.ops.http._rare_log import RareLog
 from pgleaderlock.ops.http._waiting_room import LARGEST_HEAD, Classify, Visit, WaitingRoom
 
-__all__ = ["HttpServer", "listen"]
-
 T = TypeVar("T")
 
 _BACKLOG: Final = 1024

@@ -21,8 +21,6 @@ from pgleaderlock.ops.http._limits import HttpLimits
 from pgleaderlock.ops.http._processor_time import ProcessorTime
 from pgleaderlock.ops.http._rare_log import RareLog
 
-__all__ = ["LARGEST_HEAD", "Answered", "Classify", "Visit", "WaitingRoom"]
-
 LARGEST_HEAD: Final = 16_384
 _MOMENT_S: Final = 0.1
 _SLOW_S: Final = 1.0
@@ -91,11 +89,7 @@ class WaitingRoom:
     """All connections of one server. Used on the server's event loop only."""
 
     def __init__(
-        self,
-        limits: HttpLimits,
-        log: RareLog,
-        classify: Classify,
-        begin: Callable[[socket.socket, bytes], Answered],
+        self, limits: HttpLimits, log: RareLog, classify: Classify, begin: Callable[[socket.socket, bytes], Answered]
     ) -> None:
         self._limits, self._log = limits, log
         self._classify, self._begin = classify, begin

@@ -5,17 +5,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import core
 
 from pgleaderlock.ops.metrics._tally import BUCKETS_S, Reading
-
-__all__ = ["Families", "WatchedRegistry"]
 
 _LABELS = ("role", "node")
 _BUCKETS = (*map(str, BUCKETS_S), "+Inf")
@@ -46,79 +38,79 @@ class Families:
 
     def __init__(self, prefix: str) -> None:
         name = f"{prefix}_leader"
-        self.is_leader = GaugeMetricFamily(
+        self.is_leader = core.GaugeMetricFamily(
             f"{name}_is_leader", "1 if this node may act as the leader at this moment, 0 otherwise.", labels=_LABELS
         )
-        self.is_heir = GaugeMetricFamily(
+        self.is_heir = core.GaugeMetricFamily(
             f"{name}_is_heir",
             "1 if this node is the heir, the follower that is ready to lead next, 0 otherwise. Only elections on "
             "PostgreSQL sessions have one.",
             labels=_LABELS,
         )
-        self.time_left = GaugeMetricFamily(
+        self.time_left = core.GaugeMetricFamily(
             f"{name}_time_left_seconds",
             "How long this node may still act as the leader if no renewal succeeds; 0 when it does not lead, "
             "+Inf where nothing enforces a lease.",
             labels=_LABELS,
         )
-        self.tenure = GaugeMetricFamily(
+        self.tenure = core.GaugeMetricFamily(
             f"{name}_tenure_seconds", "How long this node has been the leader; 0 when it does not lead.", labels=_LABELS
         )
-        self.elections = CounterMetricFamily(
+        self.elections = core.CounterMetricFamily(
             f"{name}_elections",
             "Attempts of this node at becoming the leader. One attempt is one entry into ACQUIRING: one question to "
             "the store, or the end of one round of queueing.",
             labels=_LABELS,
         )
-        self.failovers = CounterMetricFamily(
+        self.failovers = core.CounterMetricFamily(
             f"{name}_failovers",
             "How often leadership came to this node after a leader that this node knew of, itself included. "
             "A recovery within the grace period is none.",
             labels=_LABELS,
         )
-        self.losses = CounterMetricFamily(
+        self.losses = core.CounterMetricFamily(
             f"{name}_losses",
             "Terms of this node that ended without being asked to, by cause.",
             labels=(*_LABELS, "cause"),
         )
-        self.leaderless = CounterMetricFamily(
+        self.leaderless = core.CounterMetricFamily(
             f"{name}_leaderless_seconds",
             "Seconds in which this node took part and knew of no leader: it did not lead, and had not found the lock "
             "held by another since its start, the end of its term, or its last failed attempt.",
             labels=_LABELS,
         )
-        self.renewals = HistogramMetricFamily(
+        self.renewals = core.HistogramMetricFamily(
             f"{name}_renew_seconds", "How long the store took to confirm the leadership once more.", labels=_LABELS
         )
-        self.callback_errors = CounterMetricFamily(
+        self.callback_errors = core.CounterMetricFamily(
             f"{name}_callback_errors", "Exceptions raised by callbacks and listeners of the election.", labels=_LABELS
         )
-        self.work_failures = CounterMetricFamily(
+        self.work_failures = core.CounterMetricFamily(
             f"{name}_work_failures", "Exceptions raised by work that runs while this node leads.", labels=_LABELS
         )
-        self.work_overruns = CounterMetricFamily(
+        self.work_overruns = core.CounterMetricFamily(
             f"{name}_work_overruns",
             "How often such work still ran when leadership could no longer be trusted. There must be none.",
             labels=_LABELS,
         )
-        self.info = InfoMetricFamily(name, "Which pgleaderlock this is.", labels=_LABELS)
-        self.registry_up = GaugeMetricFamily(
+        self.info = core.InfoMetricFamily(name, "Which pgleaderlock this is.", labels=_LABELS)
+        self.registry_up = core.GaugeMetricFamily(
             f"{prefix}_registry_up",
             "1 if the last thing to be written to the registry was, 0 if not.",
             labels=("node",),
         )
-        self.registry_dropped = CounterMetricFamily(
+        self.registry_dropped = core.CounterMetricFamily(
             f"{prefix}_registry_dropped_events",
             "Events that the history does not have, because the registry was away for too long.",
             labels=("node",),
         )
-        self.overlaps = GaugeMetricFamily(
+        self.overlaps = core.GaugeMetricFamily(
             f"{prefix}_audit_overlaps",
             "Overlaps of two terms in the last day of the history, for roles that this node leads. There must be none.",
             labels=_LABELS,
         )
 
-    def __iter__(self) -> Iterator[Metric]:
+    def __iter__(self) -> Iterator[core.Metric]:
         return iter(vars(self).values())
 
     def add_registry(self, registry: "WatchedRegistry") -> None:

@@ -1,14 +1,11 @@
 """The HTTP server for scrapes: the application of ``prometheus_client``, served as the dashboard is."""
 
-from types import TracebackType
 from typing import Final, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
 
 from pgleaderlock._base.checks import check_int
 from pgleaderlock.ops.http import HttpServer, limits_for, listen
-
-__all__ = ["MetricsServer", "serve_metrics"]
 
 _MOST_CONNECTIONS: Final = 64  # a few Prometheus servers; each answer is held in memory as a whole
 
@@ -33,9 +30,7 @@ class MetricsServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

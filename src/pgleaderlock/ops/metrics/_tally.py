@@ -10,8 +10,6 @@ from pgleaderlock._base.causes import LossCause
 from pgleaderlock.engine.fsm import Input
 from pgleaderlock.models import Event, EventKind, LockState
 
-__all__ = ["BUCKETS_S", "Reading", "Tally"]
-
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0)
 """The upper ends, included, of the buckets that renewals are sorted into; one more takes the rest."""
 

@@ -6,7 +6,7 @@ Both say who asks in the server's words first, and then what the session says of
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pgleaderlock._base.checks import visible
 from pgleaderlock._base.clock import Clock
@@ -14,19 +14,6 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._sql import CHANGE_CHANNEL
 from pgleaderlock.postgres.terms import create_sql
-
-__all__ = [
-    "LONGEST_CLAIM",
-    "MARK",
-    "MAX_WAIT_S",
-    "Ask",
-    "AskInbox",
-    "AskNotice",
-    "SessionInbox",
-    "TableInbox",
-    "by_session",
-    "read_claim",
-]
 
 MARK = "pgleaderlock ask "
 """The beginning of the application_name of a session that asks; the rest cannot be guessed."""
@@ -126,16 +113,6 @@ class Ask:
     """Why the asker may not."""
     number: int = 0
     """Of the row, or of the session."""
-
-
-class AskInbox(Protocol):
-    """A place in which asks are found."""
-
-    async def read(self, locks: Sequence[str], claims: Sequence[AskNotice]) -> list[Ask]:
-        """Return what is asked of the leader of these locks."""
-
-    async def answer(self, ask: Ask, answer: str, why: str | None) -> bool:
-        """Give the answer. False if it has one already."""
 
 
 def read_claim(notification: Notification, schema: str) -> AskNotice | None:
@@ -262,6 +239,10 @@ class SessionInbox:
     async def answer(self, ask: Ask, answer: str, why: str | None) -> bool:  # noqa: ARG002 - the history has it
         """Forget it: the answer is in the history."""
         return self._waiting.pop(ask.number, None) is not None
+
+
+AskInbox = TableInbox | SessionInbox
+"""A place in which asks are found. ``answer`` returns False if an ask has its answer already."""
 
 
 def _for(schema: str, statement: str) -> str:

@@ -29,8 +29,6 @@ from pgleaderlock.ops.registry._pending_rows import PendingRows, Standing
 from pgleaderlock.ops.registry._sql import ASK_CHANNEL
 from pgleaderlock.stores.times import USUAL_LEASE_S
 
-__all__ = ["Asks", "Verdict", "judge"]
-
 _LOOK_EVERY_S = 1.0
 _LOOK_SELDOM_S = 60.0
 _TELL_EVERY_S = 60.0

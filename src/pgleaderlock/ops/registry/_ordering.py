@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from pgleaderlock.ops.registry.audit import Line
 
-__all__ = ["in_order"]
-
 _Numbered = tuple[int, Line]
 
 

@@ -3,8 +3,6 @@
 from collections import deque
 from dataclasses import dataclass, replace
 
-__all__ = ["Happening", "Outbox", "clean"]
-
 
 @dataclass(frozen=True, slots=True)
 class Happening:

@@ -15,8 +15,6 @@ from pgleaderlock.ops.registry._outbox import Happening, Outbox
 from pgleaderlock.postgres._activity import lock_columns
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["Changes", "PendingRows", "Standing"]
-
 _NAMES = {
     EventKind.ACQUIRED: "acquired",
     EventKind.RECOVERED: "recovered",

@@ -3,21 +3,6 @@
 The table of the history is large, and in the order of writing; ``(lock, at)`` and ``(at)`` are indexed.
 """
 
-__all__ = [
-    "BY_ID",
-    "CANDIDATES",
-    "FORMER_ROLES",
-    "HISTORY",
-    "LEADERS",
-    "NOW",
-    "NUMBERED",
-    "OPEN_BEFORE",
-    "PAST",
-    "ROLES",
-    "SUMMED_UP",
-    "statement",
-]
-
 # In numbers, which may be infinite. The server refuses to subtract infinite times and intervals, and one such row,
 # written by hand, would make all others unreadable.
 _ALIVE = "extract(epoch FROM clock_timestamp())::float - extract(epoch FROM n.seen_at)::float < 3 * n.heartbeat_s + 1"

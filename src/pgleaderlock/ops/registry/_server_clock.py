@@ -8,8 +8,6 @@ two clocks drift.
 When the server's clock is set, its answers contradict what was computed before, which is then discarded.
 """
 
-__all__ = ["ServerClock"]
-
 _DRIFT = 1e-4  # of two clocks against each other: far more than crystals do, far less than the promise needs
 
 

@@ -5,8 +5,6 @@ the one that is there. A node that replaces the row of a leader that did not lea
 that leader was last seen.
 """
 
-__all__ = ["ASK_CHANNEL", "CHANGE_CHANNEL", "statements"]
-
 ASK_CHANNEL = "pgleaderlock_ask"
 """On which a leader is asked to hand over."""
 CHANGE_CHANNEL = "pgleaderlock_change"

@@ -11,8 +11,6 @@ from typing import Any
 
 from pgleaderlock.ops.registry.audit import BEGINS, ENDS, Line, Orderly, PastTerm, failover, terms_of
 
-__all__ = ["Past", "keys_of_ends", "sum_up"]
-
 Row = tuple[Any, ...]
 
 

@@ -21,18 +21,7 @@ from itertools import pairwise
 
 from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
-__all__ = [
-    "BEGINS",
-    "ENDS",
-    "TELLS",
-    "Line",
-    "Orderly",
-    "PastTerm",
-    "RoleAudit",
-    "audit",
-    "failover",
-    "terms_of",
-]
+__all__ = ["BEGINS", "ENDS", "TELLS", "Line", "Orderly", "PastTerm", "RoleAudit", "audit", "failover", "terms_of"]
 
 BEGINS = ("acquired", "recovered")
 """The events with which a term begins."""

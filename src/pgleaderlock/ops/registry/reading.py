@@ -100,8 +100,8 @@ class Candidate:
     started_at: float | None = None
     heartbeat_s: float | None = None
     read_at: float | None = None
-    place: str = ""
-    """Its place in the succession, as of its last sign of life: "heir", "next heir", or empty."""
+    place: str | None = None
+    """Its place in the succession, as of its last sign of life: "heir", "next heir", or none."""
 
     @property
     def is_overdue(self) -> bool:
@@ -336,7 +336,7 @@ def _read_candidate(values: Sequence[Any]) -> Candidate:
     read = Candidate(*values)
     if read.state not in _PLACES:
         return read
-    return replace(read, state=LockState.FOLLOWER.value, place=read.state if read.is_alive else "")
+    return replace(read, state=LockState.FOLLOWER.value, place=read.state if read.is_alive else None)
 
 
 def _first_at(status: RoleStatus) -> float | None:

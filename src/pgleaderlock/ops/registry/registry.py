@@ -17,7 +17,6 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._base.checks import check_flag, check_int, check_seconds, visible
@@ -176,9 +175,7 @@ class Registry:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _hear(self, standing: Standing, event: Event) -> None:

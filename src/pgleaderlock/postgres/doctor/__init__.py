@@ -22,24 +22,13 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for
+from pgleaderlock.postgres.doctor import _server
 from pgleaderlock.postgres.doctor._clock import check_server_clock
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._lease import check_enforcement, check_line, check_token
 from pgleaderlock.postgres.doctor._lock import check_lock, check_term_table
-from pgleaderlock.postgres.doctor._network import (
-    check_keepalives,
-    check_own_clock,
-    check_round_trip,
-)
+from pgleaderlock.postgres.doctor._network import check_keepalives, check_own_clock, check_round_trip
 from pgleaderlock.postgres.doctor._room import check_connections, check_lock_table
-from pgleaderlock.postgres.doctor._server import (
-    check_database,
-    check_pooler,
-    check_read_only,
-    check_role,
-    check_statistics,
-    check_version,
-)
 from pgleaderlock.postgres.doctor._settings import check_commits, check_log, check_timeouts
 from pgleaderlock.postgres.doctor._site import Site, open_site, told
 from pgleaderlock.postgres.keys import LockKey
@@ -127,18 +116,18 @@ async def _run(check: Check, site: Site, ends_at: float) -> Finding:
 
 
 CHECKS = (
-    Check("database", check_database),
-    Check("server version", check_version),
-    Check("server role", check_role),
-    Check("pooler", check_pooler),
-    Check("read-only", check_read_only),
+    Check("database", _server.check_database),
+    Check("server version", _server.check_version),
+    Check("server role", _server.check_role),
+    Check("pooler", _server.check_pooler),
+    Check("read-only", _server.check_read_only),
     Check("lease enforcement", check_enforcement, mend="make room for a second connection, and ask again"),
     Check("queue", check_line, Verdict.PROBLEM, "GRANT this user what the message names"),
     Check("commits", check_commits),  # before the token, which waits for one
     Check(
         "token", check_token, Verdict.PROBLEM, "GRANT this user what the message names; on a standby, see server role"
     ),
-    Check("statistics", check_statistics, Verdict.PROBLEM),
+    Check("statistics", _server.check_statistics, Verdict.PROBLEM),
     Check("connections", check_connections),
     Check("lock table", check_lock_table),
     Check("time-outs", check_timeouts),

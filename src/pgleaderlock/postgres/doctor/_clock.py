@@ -18,8 +18,6 @@ from pathlib import Path
 from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
 from pgleaderlock.postgres.doctor._site import Site, shown_s
 
-__all__ = ["ClockLook", "check_server_clock", "judge_clock"]
-
 _WATCH_S = 0.3
 _TOLERANCE_S = 1.0  # a step below it is lost in what a busy machine and a coarse timer leave open
 _STEP_ADVICE = (

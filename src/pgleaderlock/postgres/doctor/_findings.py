@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Note", "Verdict", "together"]
-
 
 class Verdict(StrEnum):
     """What a finding means for an election, the least serious first."""

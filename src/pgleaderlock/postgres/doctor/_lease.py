@@ -13,8 +13,6 @@ from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._site import Site
 from pgleaderlock.postgres.session import Session, end_of
 
-__all__ = ["check_enforcement", "check_line", "check_token"]
-
 _TRIAL_SILENCE_S = 0.2
 _TRIAL_BOUND_S = 2.0
 

@@ -15,8 +15,6 @@ from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, toget
 from pgleaderlock.postgres.doctor._site import Site
 from pgleaderlock.postgres.lease import Place, witness_key
 
-__all__ = ["check_lock", "check_term_table"]
-
 # From the catalogues, because to_regclass() is an error for who may not look into the schema.
 _TERM_TABLE = """
 SELECT c.oid IS NOT NULL,

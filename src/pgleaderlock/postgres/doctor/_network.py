@@ -15,8 +15,6 @@ from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._site import Site, shown_s
 from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["check_keepalives", "check_own_clock", "check_round_trip"]
-
 _ROUND_TRIPS = 20
 _ROUND_TRIPS_BOUND_S = 2.0
 

@@ -7,8 +7,6 @@ from pgleaderlock.postgres._advice import identifier
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._site import Site
 
-__all__ = ["check_connections", "check_lock_table"]
-
 _LEADER_NEEDS = 2
 _TAKEOVER_NEEDS = 4  # a successor's two beside those of a leader that died and is not missed yet
 _LOCK_TABLE_FULL = 0.8

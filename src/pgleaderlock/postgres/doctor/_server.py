@@ -10,8 +10,6 @@ from pgleaderlock.postgres._pooler import REMEDY, why_not_ours
 from pgleaderlock.postgres.doctor._findings import Finding, Verdict
 from pgleaderlock.postgres.doctor._site import Site
 
-__all__ = ["check_database", "check_pooler", "check_read_only", "check_role", "check_statistics", "check_version"]
-
 _SHARING_BOUND_S = 2.0
 _XACT_ID_SINCE = 130000
 _PRIMARY_ADVICE = "connect to the primary, or name all hosts in the DSN: an election asks for the primary among them"

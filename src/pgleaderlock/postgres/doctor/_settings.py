@@ -10,8 +10,6 @@ from pgleaderlock.postgres._standby import REMEDY, missing_standby
 from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
 from pgleaderlock.postgres.doctor._site import Setting, Site
 
-__all__ = ["check_commits", "check_log", "check_timeouts"]
-
 _USUAL_DEADLOCK_TIMEOUT_S = 1.0
 _LIFTED_LIMITS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout")  # by set_up()
 

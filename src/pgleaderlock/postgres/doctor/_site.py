@@ -18,8 +18,6 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.session import Parameters, Row
 
-__all__ = ["Setting", "Site", "open_site", "shown_s", "told"]
-
 _CONNECT_BOUND_S = 20.0  # more than the time-out of one host, so that a second one is tried
 _ANSWER_BOUND_S = 60.0  # more than that of a check, which bounds all of its questions
 _READ_ONLY_WORDS = ("session is read-only", "hot standby mode")  # libpq's own, with target_session_attrs

@@ -33,8 +33,6 @@ from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.stores.file._record import COUNTED_BY_NAME, LARGEST_TOKEN, decode, padded
 
-__all__ = ["Draft", "Folder", "Live"]
-
 _LARGEST_TEXT = 65536
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not hang us
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -241,8 +239,6 @@ class Folder:
                         raise
                 finally:
                     os.close(number)
-
-    # --- Helpers -----------------------------------------------------------------------------------------------
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{suffix}")

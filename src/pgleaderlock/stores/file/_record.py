@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["COUNTED_BY_NAME", "LARGEST_TOKEN", "Entry", "decode", "digest_of", "encode", "now_text", "padded"]
-
 LARGEST_TOKEN = 10**18 - 1
 COUNTED_BY_NAME = 10**15
 """Up to here the name of a term's file is enough: see _folder. With a term per millisecond, it takes 30,000 years."""

@@ -13,8 +13,6 @@ from pgleaderlock.stores.file._folder import Folder, Live
 from pgleaderlock.stores.file._record import COUNTED_BY_NAME, Entry, decode, digest_of
 from pgleaderlock.stores.record import Record
 
-__all__ = ["Version", "View", "record_of"]
-
 _UNREADABLE = "(unreadable)"
 
 

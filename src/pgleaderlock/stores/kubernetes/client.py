@@ -217,8 +217,7 @@ class HttpLeaseClient:
         what = self._scrubbed(str(error).encode("utf-8", "replace")).decode() or type(error).__name__
         happened = "ended the connection before its answer was complete" if _is_cut_off(error) else "cannot be reached"
         return ConnectionError(
-            f"cannot {ask}: the API server {self._cluster.server} {happened} ({what})",
-            cause=LossCause.CONNECTION_LOST,
+            f"cannot {ask}: the API server {self._cluster.server} {happened} ({what})", cause=LossCause.CONNECTION_LOST
         )
 
 

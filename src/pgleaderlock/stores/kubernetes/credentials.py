@@ -59,12 +59,7 @@ class TokenFile:
     """A token in a file that another program replaces."""
 
     def __init__(
-        self,
-        path: Path,
-        base: Credential | None = None,
-        *,
-        clock: Clock = suspend_aware_clock,
-        origin: str = "",
+        self, path: Path, base: Credential | None = None, *, clock: Clock = suspend_aware_clock, origin: str = ""
     ) -> None:
         """``origin`` says, for the operator, which key of which kubeconfig names the file."""
         self._named = f"the Kubernetes token file {path}{f' ({origin})' if origin else ''}"

@@ -28,14 +28,7 @@ from pgleaderlock._base.checks import quoted
 from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError
 from pgleaderlock.stores.kubernetes.api import ApiError, LeaseClient, LeaseObject
-from pgleaderlock.stores.kubernetes.lease import (
-    LeaseVersion,
-    WallClock,
-    claimed_lease,
-    new_lease,
-    read_lease,
-    utc_now,
-)
+from pgleaderlock.stores.kubernetes.lease import LeaseVersion, WallClock, claimed_lease, new_lease, read_lease, utc_now
 from pgleaderlock.stores.kubernetes.watch import LeaseWatch
 from pgleaderlock.stores.record import Claim, Record, RecordStore
 

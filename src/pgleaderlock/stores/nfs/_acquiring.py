@@ -15,8 +15,6 @@ from pgleaderlock.stores.nfs._candidate import Candidate
 from pgleaderlock.stores.nfs._errors import MissingFolder
 from pgleaderlock.stores.nfs._waiting import Turnstile
 
-__all__ = ["Patience", "acquire"]
-
 _RETRIED = frozenset({errno.ENOENT, errno.ESTALE})
 _TOUCH_EVERY_S = 20.0  # `pgleaderlock nfs` shows a claim as dead that was not touched for a minute
 _SHORTEST_REST_S, _LONGEST_REST_S = 0.005, 0.25

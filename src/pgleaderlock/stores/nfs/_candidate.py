@@ -39,8 +39,6 @@ from pgleaderlock.stores.nfs._claim import Claimant, encode, encode_lifetime
 from pgleaderlock.stores.nfs._errors import LockError
 from pgleaderlock.stores.nfs._folder import VANISHED, Folder, Listing, Seen, heartbeat_of, remove, write
 
-__all__ = ["Candidate", "as_record"]
-
 _NS = 1_000_000_000
 _TIDY_EVERY_S = 10.0
 _TIDIED_AT_ONCE = 32

@@ -14,8 +14,6 @@ from typing import Any
 
 from pgleaderlock.stores.nfs._intervals import LONGEST_S
 
-__all__ = ["Claimant", "decode", "encode", "encode_lifetime", "is_beginning", "is_name", "is_note", "new_name"]
-
 _LONGEST_PART = 80  # of the 255 bytes that a name may have
 # With any separator. Strict, because a file of another program may begin with "claim" too, and must not be removed.
 _NAME = re.compile(r"claim(?P<sep>.+?).*(?P=sep).*(?P=sep)[0-9]+(?P=sep)[0-9]+", re.DOTALL)

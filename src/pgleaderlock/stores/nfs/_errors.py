@@ -2,8 +2,6 @@
 
 from pgleaderlock import errors
 
-__all__ = ["AlreadyLockedError", "LockError", "MissingFolder", "NotLockedError", "TimeOutError"]
-
 
 class LockError(errors.LockError):
     """The base class of the errors of a :class:`~pgleaderlock.stores.nfs.Lock`."""

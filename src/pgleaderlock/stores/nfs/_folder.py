@@ -51,8 +51,6 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.stores.nfs._claim import Claimant, decode, is_beginning, is_name, is_note
 from pgleaderlock.stores.nfs._errors import LockError, MissingFolder
 
-__all__ = ["VANISHED", "ClaimSeen", "Folder", "Listing", "Seen", "heartbeat_of", "remove", "write"]
-
 _NUMBER = re.compile("0|[1-9][0-9]*")
 _ODD_NUMBER = re.compile(r"[+-]?\d+")  # of any script
 _FAR = 10**18 - 1
@@ -188,28 +186,19 @@ class Folder:
 
     def see(self, epoch: int) -> Seen | None:
         """Return the state of this epoch's file; None when it was removed, which means that a later one exists."""
-        try:
-            with _opened(self.epoch_path(epoch)) as number:
-                found = os.fstat(number)
-                text = _text_of(number, found.st_size)
-        except OSError as error:
-            if error.errno in VANISHED:
-                return None
-            raise
-        claimant = decode(text)
+        read = _read_claim(self.epoch_path(epoch))
+        if read is None:
+            return None
+        found, claimant = read
         return Seen(epoch, claimant, heartbeat_of(found), _expires_at(found, claimant), found.st_ctime)
 
     def see_claim(self, name: str) -> ClaimSeen | None:
         """Return the state of a claim's file; None when it was removed."""
-        try:
-            with _opened(f"{self.path}/{name}") as number:
-                found = os.fstat(number)
-                text = _text_of(number, found.st_size)
-        except OSError as error:
-            if error.errno in VANISHED:
-                return None
-            raise
-        return ClaimSeen(name, decode(text), found.st_ino, found.st_nlink, found.st_ctime)
+        read = _read_claim(f"{self.path}/{name}")
+        if read is None:
+            return None
+        found, claimant = read
+        return ClaimSeen(name, claimant, found.st_ino, found.st_nlink, found.st_ctime)
 
     def is_claim_alone(self, name: str) -> bool:
         """Whether no process has this claim locked. Do not ask for a new claim, whose owner is about to lock it."""
@@ -218,7 +207,7 @@ class Folder:
     def is_epoch(self, epoch: int, found: os.stat_result) -> bool:
         """Whether this is the file of the epoch. False when that was removed, also if a new one has its name."""
         try:
-            with _opened(self.epoch_path(epoch)) as number:
+            with opened(self.epoch_path(epoch)) as number:
                 return os.path.samestat(found, os.fstat(number))
         except OSError as error:
             if error.errno in VANISHED:
@@ -231,7 +220,7 @@ class Folder:
         The link count alone does not prove it: another program may have linked the claim.
         """
         try:
-            with _opened(claim) as number:
+            with opened(claim) as number:
                 ours = os.fstat(number)
             if ours.st_nlink == 1:
                 return False
@@ -391,12 +380,10 @@ class Folder:
                 break
         return leftovers
 
-    # --- Helpers -----------------------------------------------------------------------------------------------
-
     def _is_far_epoch(self, epoch: int) -> bool | None:
         """Whether the file begins like a claim; None when it was removed."""
         try:
-            with _opened(self.epoch_path(epoch)) as number:
+            with opened(self.epoch_path(epoch)) as number:
                 text = os.read(number, _TAIL).strip(b"\0")
         except OSError as error:
             if error.errno in _NO_TEXT:
@@ -470,7 +457,7 @@ def remove(path: str) -> None:
 def _age_s(claim: str, now: float, held: Seen | None) -> float:
     """Return the seconds since this claim was touched, by the server's clock; -inf if it is the holder's or removed."""
     try:
-        with _opened(claim) as number:
+        with opened(claim) as number:
             found = os.fstat(number)
     except OSError:
         return -math.inf  # it was removed
@@ -482,7 +469,7 @@ def _age_s(claim: str, now: float, held: Seen | None) -> float:
 def _is_claim(path: str) -> bool:
     """Whether a candidate wrote this file: no other file is ever removed, whatever its name."""
     try:
-        with _opened(path) as number:
+        with opened(path) as number:
             return is_beginning(os.read(number, _TAIL))
     except OSError:
         return False
@@ -501,6 +488,18 @@ def _open_to_group(file: Path | int) -> None:
         os.chmod(file, mode | (mode & stat.S_IRWXU) >> 3)  # noqa: PTH101
 
 
+def _read_claim(path: str) -> tuple[os.stat_result, Claimant | None] | None:
+    """Return the state and the content of a claim, or of the epoch that it became; None when it was removed."""
+    try:
+        with opened(path) as number:
+            found = os.fstat(number)
+            return found, decode(_text_of(number, found.st_size))
+    except OSError as error:
+        if error.errno in VANISHED:
+            return None
+        raise
+
+
 def _text_of(number: int, size: int) -> bytes:
     """Return the text of a claim; of a long one, its first line and its last ones: the last complete line counts.
 
@@ -516,7 +515,7 @@ def _text_of(number: int, size: int) -> bytes:
 
 def _is_unlocked(path: str) -> bool:
     try:
-        with _opened(path) as number:
+        with opened(path) as number:
             fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -532,7 +531,8 @@ def _created(path: str, *, is_local: bool) -> Descriptor:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
+def opened(path: str) -> Iterator[int]:
+    """Open a file to read it, within the block."""
     number = os.open(path, _READ)
     try:
         yield number

@@ -4,8 +4,6 @@ import functools
 import os
 import socket
 
-__all__ = ["hostname", "is_running"]
-
 
 @functools.cache
 def hostname() -> str:

@@ -17,8 +17,6 @@ from pgleaderlock.stores.nfs._errors import LockError
 from pgleaderlock.stores.nfs._folder import ClaimSeen, Folder, Listing, Seen
 from pgleaderlock.stores.nfs._host import hostname, is_running
 
-__all__ = ["Inspection", "break_lock", "inspect", "tidy"]
-
 _ALIVE_S = 60.0  # a waiting candidate touches its claim three times as often
 _YOUNG_S = 5.0  # a claim is made a moment before it is locked
 

@@ -4,8 +4,6 @@ from datetime import timedelta
 
 from pgleaderlock._base.checks import check_seconds
 
-__all__ = ["LONGEST_S", "Interval", "check_lifetime", "seconds"]
-
 SHORTEST_S = 0.001  # a file operation takes longer than less than that, so the lock could never be acquired
 LONGEST_S = 100 * 365.25 * 86400
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from pgleaderlock._base.checks import quoted
@@ -30,8 +29,6 @@ from pgleaderlock.stores.nfs._errors import AlreadyLockedError, LockError, NotLo
 from pgleaderlock.stores.nfs._folder import Folder, Seen
 from pgleaderlock.stores.nfs._intervals import Interval, check_lifetime, seconds
 from pgleaderlock.stores.nfs._waiting import Turnstile
-
-__all__ = ["SEP", "Lock", "LockState"]
 
 SEP = "^" if sys.platform == "win32" else "|"
 """The separator of the parts of a claim's name. No part is ever parsed from that name."""
@@ -240,9 +237,7 @@ class Lock:
         self.lock()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, _type: object, exc: BaseException | None, *_: object) -> Literal[False]:
         try:
             self.unlock()
         except LockError as error:
@@ -282,16 +277,12 @@ class Lock:
         await self.lock_async()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> Literal[False]:
+    async def __aexit__(self, _type: object, exc: BaseException | None, *_: object) -> Literal[False]:
         try:
             await self.unlock_async()
         except LockError as error:
             self._raise_unless(exc, error)
         return False
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _patience(self, timeout: Interval | None) -> Patience:
         timeout_s = self._default_timeout_s if timeout is None else _timeout_s("timeout", timeout)

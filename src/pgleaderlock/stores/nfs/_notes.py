@@ -20,36 +20,25 @@ The file is named like a claim, because candidates of every version ignore claim
 import contextlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock.stores import place
 from pgleaderlock.stores.nfs._claim import is_note
-from pgleaderlock.stores.nfs._folder import Seen, remove
-
-__all__ = ["leave", "read", "remove_all"]
+from pgleaderlock.stores.nfs._folder import Seen, opened, remove
 
 _TIME_OFFSETS = Path("/proc/self/timens_offsets")
 _LARGEST = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _NotePath:
-    """The path of a note, and the clock that its time belongs to."""
-
-    path: str
-    clock: str
-
-
 def leave(folder: Path, seen: Seen, since: float) -> None:
     """Write a note since when, on this host's clock, this was seen unchanged. A refusal by the server is ignored."""
-    where = _place(folder, seen)
-    if where is None or read(folder, seen, since) is not None:
+    path, clock = _place(folder, seen)
+    if path is None or read(folder, seen, since) is not None:
         return  # another process saw it earlier
-    text = json.dumps({"name": "", "clock": where.clock, "seen": _facts(seen), "since": since}).encode()
+    text = json.dumps({"name": "", "clock": clock, "seen": _facts(seen), "since": since}).encode()
     with contextlib.suppress(OSError):
-        remove(where.path)
-        number = os.open(where.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
+        remove(path)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
         try:
             os.write(number, text)
         finally:
@@ -58,17 +47,14 @@ def leave(folder: Path, seen: Seen, since: float) -> None:
 
 def read(folder: Path, seen: Seen, now: float) -> float | None:
     """Return since when this has been unchanged, if a process of this host noted it; None without such a note."""
-    where = _place(folder, seen)
-    if where is None:
+    path, clock = _place(folder, seen)
+    if path is None:
         return None
     try:
-        number = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
+        with opened(path) as number:
             note = json.loads(os.read(number, _LARGEST))
-        finally:
-            os.close(number)
         since = float(note["since"])
-        is_about_it = note["clock"] == where.clock and note["seen"] == _facts(seen)
+        is_about_it = note["clock"] == clock and note["seen"] == _facts(seen)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # there is no note, or it is still being written
     return since if is_about_it and 0 <= since <= now else None
@@ -82,15 +68,14 @@ def remove_all(folder: Path, before_epoch: int) -> None:
                 remove(f"{folder}/{name}")
 
 
-def _place(folder: Path, seen: Seen) -> _NotePath | None:
+def _place(folder: Path, seen: Seen) -> tuple[str | None, str]:
+    """Return the path of the note, None if there can be none; and the clock that its time belongs to."""
     boot_id = place.boot_id()
-    if boot_id is None:
-        return None
     offsets = ""
     with contextlib.suppress(OSError):  # a kernel without time namespaces
         offsets = " ".join(_TIME_OFFSETS.read_text("ascii").split())
     path = f"{folder}/claim|seen|{boot_id}|0|{seen.epoch}"
-    return _NotePath(path, f"{boot_id} {offsets}") if is_note(path.rpartition("/")[2]) else None
+    return path if boot_id is not None and is_note(path.rpartition("/")[2]) else None, f"{boot_id} {offsets}"
 
 
 def _facts(seen: Seen) -> list[object]:

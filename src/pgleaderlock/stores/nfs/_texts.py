@@ -5,8 +5,6 @@ from pgleaderlock.stores.nfs._candidate import Candidate
 from pgleaderlock.stores.nfs._errors import LockError
 from pgleaderlock.stores.nfs._folder import Folder, Seen
 
-__all__ = ["ALREADY_UNLOCKED", "FORKED", "NEVER_LOCKED", "lost", "not_acquired"]
-
 NEVER_LOCKED = "it was never locked by this object"
 ALREADY_UNLOCKED = "it was already unlocked"
 FORKED = "it was locked before a fork, by the parent of this process, and a child does not inherit it"

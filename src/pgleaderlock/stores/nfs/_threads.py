@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from pgleaderlock._base import threads
 
-__all__ = ["Threads", "Undoable", "run"]
-
 T = TypeVar("T")
 
 _NAME = "pgleaderlock-nfs"
@@ -38,8 +36,7 @@ _THREADS = Threads()
 
 async def run(work: Callable[[], T], threads: Threads = _THREADS) -> T:
     """Run work in a thread and return its result. When this coroutine is cancelled, the work goes on."""
-    answer = threads.begin(work)
-    return await answer
+    return await threads.begin(work)
 
 
 class Undoable:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from pgleaderlock._base.files.watch import Watch
 
-__all__ = ["Turnstile"]
-
 _POLL_S = 0.01
 _LONGEST_POLL_S = 0.25
 _COURTESY_S = 0.02

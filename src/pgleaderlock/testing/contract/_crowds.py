@@ -12,8 +12,6 @@ from pgleaderlock.models import EventKind
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_growing, assert_refused
 
-__all__ = ["CrowdTests", "ProcessTests"]
-
 _Term = tuple[float, float, int]
 """When a term began and ended, and its token."""
 _PATIENCE_S = 60.0

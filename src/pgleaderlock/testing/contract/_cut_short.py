@@ -15,8 +15,6 @@ from pgleaderlock.testing.contract._tools import (
     token_of,
 )
 
-__all__ = ["CutShortTests"]
-
 
 class CutShortTests(ContractTools):
     """A cancelled call ends at once, and leaves no lock behind."""

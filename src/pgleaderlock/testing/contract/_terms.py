@@ -14,8 +14,6 @@ from pgleaderlock.testing.contract._tools import (
     token_of,
 )
 
-__all__ = ["TermTests"]
-
 
 class TermTests(ContractTools):
     """One holder at a time, and tokens that grow."""

@@ -13,19 +13,6 @@ from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.models import Grant
 from pgleaderlock.stores.base import Backend
 
-__all__ = [
-    "ContractTools",
-    "acquired",
-    "assert_growing",
-    "assert_over",
-    "assert_refused",
-    "closed",
-    "ended",
-    "released",
-    "renewed",
-    "token_of",
-]
-
 T = TypeVar("T")
 
 PATIENCE_S = 30.0

@@ -17,8 +17,6 @@ from pgleaderlock.testing.contract._tools import (
     token_of,
 )
 
-__all__ = ["TrustTests"]
-
 _STAGGERED_S = (0.001, 0.0005, 0.0005, 0.0, 0.0, 0.0)
 """How long after each of several attempts the next one begins; after the last, the event loop blocks."""
 
@@ -123,8 +121,6 @@ class TrustTests(ContractTools):
             await asyncio.wait({watch}, timeout=self.lease_s)
             assert watch.cancelled(), "lost() went on after it was cancelled"
             await renewed(only, grant)
-
-    # --- Helpers -----------------------------------------------------------------------------------------------
 
     def _assert_within_the_lease(self, grant: Grant, before: float) -> None:
         end = suspend_aware_clock() + self.lease_s

@@ -6,8 +6,6 @@ import time
 from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.testing.contract._tools import ContractTools, acquired, assert_refused, closed, released, renewed
 
-__all__ = ["WaitingTests"]
-
 _MOST_RETURNS_PER_S = 20
 
 

@@ -17,14 +17,4 @@ from pgleaderlock.testing.demo._place import own_folder, own_server
 from pgleaderlock.testing.demo._script import ActionResult, Tally, play
 from pgleaderlock.testing.demo._stage import ACTIONS, Failover, Said, Stage
 
-__all__ = [
-    "ACTIONS",
-    "ActionResult",
-    "Failover",
-    "Said",
-    "Stage",
-    "Tally",
-    "own_folder",
-    "own_server",
-    "play",
-]
+__all__ = ["ACTIONS", "ActionResult", "Failover", "Said", "Stage", "Tally", "own_folder", "own_server", "play"]

@@ -13,8 +13,6 @@ from typing import Any
 from pgleaderlock.testing.demo._node import DSN_VARIABLE
 from pgleaderlock.testing.demo._relay import Relay
 
-__all__ = ["Actor"]
-
 _LOG_LINES = 15
 
 OnReport = Callable[["Actor", int, dict[str, Any]], None]

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
-__all__ = ["Ledger", "ReportedClaim"]
-
 _REMEMBERED = 50
 
 
@@ -73,9 +71,7 @@ class Ledger:
 
     def _compare(self) -> None:
         found = find_overlaps(
-            self._claims,
-            lambda claim: claim.seen_at,
-            lambda claim: claim.seen_at if claim.has_ceased else math.inf,
+            self._claims, lambda claim: claim.seen_at, lambda claim: claim.seen_at if claim.has_ceased else math.inf
         )
         for each in found:
             if each.first.process_id != each.second.process_id:

@@ -40,8 +40,6 @@ from pgleaderlock.ops.registry import Registry
 from pgleaderlock.retry import FixedInterval
 from pgleaderlock.testing._claim import pause, sample_forever
 
-__all__ = ["DSN_VARIABLE", "ClaimWatch", "be_busy", "main", "say", "until_stdin_ends"]
-
 DSN_VARIABLE = "PGLEADERLOCK_NODE_DSN"
 """The environment variable with the connection string."""
 

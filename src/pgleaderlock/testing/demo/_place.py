@@ -20,8 +20,6 @@ from typing import Any
 from pgleaderlock.testing.embedded import Server, shared_folder
 from pgleaderlock.testing.embedded.folders import told_plainly
 
-__all__ = ["own_folder", "own_server", "remove_orphans"]
-
 _PREFIX = "pgleaderlock-demo-"
 _OWNER = "owner.lock"
 _LONGEST_ROOT = 50  # in bytes: sockets in there cannot have longer names

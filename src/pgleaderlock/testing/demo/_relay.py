@@ -13,8 +13,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from urllib.parse import quote
 
-__all__ = ["CHUNK_BYTES", "SOCKET_NAME", "Relay", "Stream", "first_of"]
-
 SOCKET_NAME = ".s.PGSQL.5432"
 """The file name that libpq expects for the socket of port 5432."""
 CHUNK_BYTES = 65536

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pgleaderlock.errors import LockError
 from pgleaderlock.testing.demo._stage import Failover, Said, Stage
 
-__all__ = ["ActionResult", "Tally", "play"]
-
 
 @dataclass(slots=True)
 class ActionResult:

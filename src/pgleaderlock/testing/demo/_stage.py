@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._base.clock import suspend_aware_clock as clock
@@ -24,8 +23,6 @@ from pgleaderlock.testing.demo._actor import Actor
 from pgleaderlock.testing.demo._ledger import Ledger, ReportedClaim
 from pgleaderlock.testing.demo._relay import Relay
 from pgleaderlock.testing.embedded import Server
-
-__all__ = ["ACTIONS", "ROLE", "Failover", "Said", "Stage"]
 
 ROLE = "demo"
 """The role for which all nodes are candidates."""
@@ -110,7 +107,7 @@ class Stage:
         self, server: Server, *, nodes: int, lease_s: float, hear: Callable[[Said], None], linger_s: float = 2.0
     ) -> None:
         self._server = server
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._notify = hear
         self._linger_s = linger_s
         self._ledger = Ledger()
@@ -129,11 +126,6 @@ class Stage:
         }
 
     # --- State ---
-
-    @property
-    def lease_s(self) -> float:
-        """How long a silent leader keeps the lock."""
-        return self._lease_s
 
     @property
     def leader(self) -> str | None:
@@ -175,9 +167,7 @@ class Stage:
             raise
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def wait_until_whole(self, timeout_s: float = 30.0) -> None:
@@ -228,7 +218,7 @@ class Stage:
             self._notify(Said(_HARMED[action].format(node=actor.name), action, from_node=actor.name))
             at = await self._harm(action, actor)
             with contextlib.suppress(TimeoutError):
-                await self._until(lambda: self._ledger.successor(claim.token) is not None, self._lease_s + _SLACK_S)
+                await self._until(lambda: self._ledger.successor(claim.token) is not None, self.lease_s + _SLACK_S)
             if action in ("cut", "step_down"):  # after these the old leader can report by now
                 with contextlib.suppress(TimeoutError):
                     await self._until(lambda: claim.has_ceased, _OWN_REPORT_S)
@@ -245,7 +235,7 @@ class Stage:
             await make_tables(self._server.dsn, DEFAULT_SCHEMA, None)  # the nodes may not have made them yet
             async with open_reader(self._server.dsn, DEFAULT_SCHEMA) as reader:
                 leader = await _registered(reader, actor.name)
-                await asyncio.sleep(max(0.0, self._asked_at + self._lease_s + _OBEYED_WITHIN_S - clock()))
+                await asyncio.sleep(max(0.0, self._asked_at + self.lease_s + _OBEYED_WITHIN_S - clock()))
                 at = self._asked_at = clock()
                 await reader.ask_to_step_down(str(LockKey.named(ROLE)), by="the demo", leader=leader)
                 return at
@@ -272,7 +262,7 @@ class Stage:
             heir=failover.to_node,
             node=failover.from_node,
             ms=_readable(failover.failover_ms),
-            lease=f"{self._lease_s:g} s",
+            lease=f"{self.lease_s:g} s",
         )
         if failover.stopped_ms is not None:
             text += f"; {failover.from_node} had stopped acting as leader after {_readable(failover.stopped_ms)}"

@@ -16,22 +16,7 @@ from urllib.parse import quote
 
 from pgleaderlock._base.server_settings import NO_FORMER_LEADER
 from pgleaderlock.errors import EmbeddedServerError
-from pgleaderlock.testing.embedded.folders import (
-    ELSEWHERE,
-    can_enter,
-    make_folder,
-    make_private_folder,
-    told_plainly,
-    unprivileged_account,
-)
-from pgleaderlock.testing.embedded.programs import (
-    Account,
-    command_line,
-    find_binaries,
-    major_version,
-    poll,
-    run_program,
-)
+from pgleaderlock.testing.embedded import folders, programs
 
 __all__ = ["Server", "StopMode"]
 
@@ -70,7 +55,7 @@ class Server:
         self.folder = Path(folder).resolve()  # one name for one folder: a running server is known by it
         self.data = self.folder / "data"
         self.log_path = self.folder / "server.log"
-        self._binaries = Path(binaries).absolute() if binaries else find_binaries()
+        self._binaries = Path(binaries).absolute() if binaries else programs.find_binaries()
         self._tcp_port = tcp_port
         self._port = tcp_port or 5432  # without TCP it is only a part of the socket's name
         self._settings = dict(settings or {})
@@ -110,16 +95,19 @@ class Server:
 
     def init(self) -> None:
         """Make the data if they are missing; complete or not at all, whenever this is killed."""
-        with told_plainly(self.folder):
+        with folders.told_plainly(self.folder):
             self._make_own_folder()
             if not (self.data / "PG_VERSION").exists():
                 self._make_data()
                 self._has_no_past = True
-            found, wanted = (self.data / "PG_VERSION").read_text().strip(), major_version(self._usable_binaries)
+            found, wanted = (
+                (self.data / "PG_VERSION").read_text().strip(),
+                programs.major_version(self._usable_binaries),
+            )
         if found != wanted:
             raise EmbeddedServerError(
                 f"{self.data} was made by PostgreSQL {found}, and the programs in {self._binaries} are of "
-                f"{wanted}. Set PGLEADERLOCK_PG_BIN to the folder of a PostgreSQL {found}, or {ELSEWHERE}"
+                f"{wanted}. Set PGLEADERLOCK_PG_BIN to the folder of a PostgreSQL {found}, or {folders.ELSEWHERE}"
             )
 
     def start(self, *, no_former_leader: bool = False) -> None:
@@ -130,7 +118,7 @@ class Server:
         self.init()
         self._has_no_past |= no_former_leader
         try:
-            with told_plainly(self.folder):
+            with folders.told_plainly(self.folder):
                 self._bring_up()
         except BaseException:  # an interrupt, too, leaves nothing half-started
             self.stop("immediate")
@@ -146,7 +134,7 @@ class Server:
         if pid := self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, _STOP_SIGNALS[mode])
-            if not poll(lambda: self.pid != pid, _STOP_TIMEOUT_S):
+            if not programs.poll(lambda: self.pid != pid, _STOP_TIMEOUT_S):
                 raise EmbeddedServerError(
                     f"PostgreSQL in {self.folder} did not stop ({mode}) in {_STOP_TIMEOUT_S:g} s. "
                     f"See {self.log_path}. To end it at once: kill -QUIT {pid}"
@@ -161,23 +149,23 @@ class Server:
         self.start()
 
     @functools.cached_property
-    def _account(self) -> Account | None:
+    def _account(self) -> programs.Account | None:
         """Whose the data are, once there are any: a 'postgres' that is added later has no part in them."""
-        chosen = unprivileged_account()
+        chosen = folders.unprivileged_account()
         if chosen and self.data.exists() and (there := self.data.stat()).st_uid:
-            return Account(f"user id {there.st_uid}", there.st_uid, there.st_gid)
+            return programs.Account(f"user id {there.st_uid}", there.st_uid, there.st_gid)
         return chosen
 
     def _make_own_folder(self) -> None:
-        make_folder(self.folder)
+        folders.make_folder(self.folder)
         if (owner := self.folder.stat().st_uid) != os.geteuid():
             raise EmbeddedServerError(
-                f"{self.folder} belongs to user id {owner}; we are {os.geteuid()}. Remove it, or {ELSEWHERE}"
+                f"{self.folder} belongs to user id {owner}; we are {os.geteuid()}. Remove it, or {folders.ELSEWHERE}"
             )
-        if self._account and not can_enter(self.folder, self._account):
+        if self._account and not folders.can_enter(self.folder, self._account):
             raise EmbeddedServerError(
                 f"PostgreSQL refuses to run as root. It would run as {self._account.name}, who cannot enter "
-                f"{self.folder}. Let others pass through it and what is above it (chmod o+x), or {ELSEWHERE}"
+                f"{self.folder}. Let others pass through it and what is above it (chmod o+x), or {folders.ELSEWHERE}"
             )
 
     def _make_data(self) -> None:
@@ -188,11 +176,13 @@ class Server:
                 os.chown(new, self._account.uid, self._account.gid)
             how = ("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username=postgres")
             initdb = self._usable_binaries / "initdb"
-            code, output = run_program(initdb, *how, "-D", new, account=self._account, timeout_s=_INIT_TIMEOUT_S)
+            code, output = programs.run_program(
+                initdb, *how, "-D", new, account=self._account, timeout_s=_INIT_TIMEOUT_S
+            )
             if code:
                 raise EmbeddedServerError(
                     f"PostgreSQL's initdb could not make {self.data} (it takes 40 MB):\n{_tail(output)}\n"
-                    f"Mend what it names, or {ELSEWHERE}"
+                    f"Mend what it names, or {folders.ELSEWHERE}"
                 )
 
     @contextlib.contextmanager
@@ -213,7 +203,7 @@ class Server:
         if not self._account:
             return self._binaries
         with contextlib.suppress(PermissionError):
-            if run_program(self._binaries / "initdb", "--version", account=self._account)[0] == 0:
+            if programs.run_program(self._binaries / "initdb", "--version", account=self._account)[0] == 0:
                 return self._binaries
         install, made = self._binaries.parent, (self._binaries / "postgres").stat()
         mark = hashlib.sha256(f"{install} {made.st_size} {made.st_mtime_ns}".encode()).hexdigest()[:12]
@@ -256,7 +246,7 @@ class Server:
             pid = int(lines[0])
         except (FileNotFoundError, NotADirectoryError, IndexError, ValueError):
             return None
-        if f" -D {self.data} " not in f"{command_line(pid)} ":  # dead, or its id is another process's now
+        if f" -D {self.data} " not in f"{programs.command_line(pid)} ":  # dead, or its id is another process's now
             return None
         return pid, "".join(lines[7:8]).strip() or "starting"
 
@@ -274,11 +264,11 @@ class Server:
 
     def _launch(self) -> None:
         """Start the server, or return without it if that is worth another try."""
-        make_private_folder(self._socket_folder, self._account)
+        folders.make_private_folder(self._socket_folder, self._account)
         self._remove_misleading_pid_files()
         log_start = self._make_log()
         how = ("-w", "-t", f"{_START_TIMEOUT_S:.0f}", "-l", self.log_path, "-o", self._options())
-        code, output = run_program(
+        code, output = programs.run_program(
             self._usable_binaries / "pg_ctl",
             "start",
             "-D",
@@ -336,7 +326,7 @@ class Server:
     def _start_error(self, what: str, log: str) -> EmbeddedServerError:
         return EmbeddedServerError(
             f"The embedded PostgreSQL in {self.folder} {what}. The end of {self.log_path}:\n{log}\n"
-            f"Mend what it names; or move {self.folder} away, to begin with an empty one; or {ELSEWHERE}"
+            f"Mend what it names; or move {self.folder} away, to begin with an empty one; or {folders.ELSEWHERE}"
         )
 
 

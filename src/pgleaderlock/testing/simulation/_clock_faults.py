@@ -10,12 +10,9 @@ restart behind a leader's back is injected only while all other nodes are, and h
 
 from collections.abc import Callable
 
-from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation._basic_faults import BasicFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
-from pgleaderlock.testing.simulation.world import World
-
-__all__ = ["ClockFaults"]
 
 _STEP_S = 120.0
 _STEP = 20.0
@@ -24,25 +21,8 @@ _DOWN = 0.05
 """Leases that a restart takes."""
 
 
-class ClockFaults:
+class ClockFaults(BasicFaults):
     """The part of the fault injector for the server's wall clock."""
-
-    _world: World
-    _checker: Checker
-    _lease_s: float
-    _nodes: list[SimulatedNode]
-
-    def _server_here(self) -> ModelledPostgres | None:
-        raise NotImplementedError
-
-    def _then(self, delay_s: float, do: Callable[[], object]) -> None:
-        raise NotImplementedError
-
-    def cut(self, node: SimulatedNode, lasts_s: float) -> bool | None:
-        """Pull a node's cable."""
-        raise NotImplementedError
-
-    # --- The faults --------------------------------------------------------------------------------------------
 
     def step_clock(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
         """Set the server's wall clock forward or back."""
@@ -98,8 +78,6 @@ class ClockFaults:
             return False
         self._step(server, -2 * self._lease_s * self._world.random.random(), ends=True)
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _draw_step_s(self) -> float:
         return max(_STEP_S, _STEP * self._lease_s) * self._world.random.uniform(-1.0, 1.0)

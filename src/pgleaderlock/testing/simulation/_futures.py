@@ -3,8 +3,6 @@
 import asyncio
 from typing import TypeVar
 
-__all__ = ["reject", "resolve"]
-
 T = TypeVar("T")
 
 

@@ -7,11 +7,9 @@ late to be seen beside a leader that counts its validity wrongly. Here the leade
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Connection, SimulatedNode
-from pgleaderlock.testing.simulation.world import World
-
-__all__ = ["LateFaults"]
 
 _LATE = 0.33
 """Leases by which answers are late, at most: later ones would not renew anything."""
@@ -21,28 +19,8 @@ _STRIKE = (0.3, 0.9)
 """Leases from the first late answer until the other fault: at least one renewal has come late."""
 
 
-class LateFaults:
+class LateFaults(PairFaults):
     """The part of the fault injector for late answers."""
-
-    _world: World
-    _lease_s: float
-    _is_clear: bool
-
-    def freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
-        raise NotImplementedError
-
-    def kill_session(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
-        """End one of a node's sessions on the server."""
-        raise NotImplementedError
-
-    def slow_connects(self, node: SimulatedNode, lasts_s: float) -> bool | None:
-        """Let new connections take long."""
-        raise NotImplementedError
-
-    def _note(self, node: SimulatedNode, what: str) -> None:
-        raise NotImplementedError
-
-    # --- The faults --------------------------------------------------------------------------------------------
 
     def late_answers(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let answers come late for a while, on about half of the connections that a node has."""
@@ -62,8 +40,6 @@ class LateFaults:
         self.slow_connects(node, lasts_s)
         self._strike_later(lambda: self.kill_session(node))
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
         random = self._world.random

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from pgleaderlock.testing.simulation._late_faults import LateFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
-from pgleaderlock.testing.simulation.world import World
-
-__all__ = ["LifecycleFaults"]
 
 _HASTE = 0.05
 """Leases after which a hurried caller gives up waiting, at most."""
@@ -17,19 +15,8 @@ _LATE = 0.5
 _ALL = 1.0
 
 
-class LifecycleFaults:
+class LifecycleFaults(LateFaults):
     """The part of the fault injector for hurried callers."""
-
-    _world: World
-    _lease_s: float
-
-    def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
-        raise NotImplementedError
-
-    def _note(self, node: SimulatedNode, what: str) -> None:
-        raise NotImplementedError
-
-    # --- The faults --------------------------------------------------------------------------------------------
 
     def hasty_step_down(self, node: SimulatedNode, _: float = 0.0) -> bool | None:
         """Ask a leader to step down, twice and with short time-outs, while its answers are late."""
@@ -52,8 +39,6 @@ class LifecycleFaults:
         self._ask(node, service.shutdown(self._world.random.choice([None, _HASTE * self._lease_s])))
         self._ask_again(node, service.start)
         return None
-
-    # --- How ---------------------------------------------------------------------------------------------------
 
     def _ask(self, node: SimulatedNode, asked: Coroutine[Any, Any, None]) -> None:
         node.loop.create_task(asked)

@@ -20,8 +20,6 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["NodeLoop"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

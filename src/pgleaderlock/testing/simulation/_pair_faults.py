@@ -6,12 +6,9 @@ notice the network delays (a pulled cable, a slow message), and such a fault is 
 """
 
 from pgleaderlock._base.causes import LossCause
-from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation._basic_faults import BasicFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
-from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
-from pgleaderlock.testing.simulation.world import World
-
-__all__ = ["PairFaults"]
+from pgleaderlock.testing.simulation.postgres import ServerSession
 
 _APART = (0.0, 0.004, 0.17)
 """Leases between the two ends, at most: at once, while the first is being read, while a session is replaced."""
@@ -30,26 +27,10 @@ _NOTICED = 0.1
 """Leases within which a leader that is not frozen has left LEADER, after both its sessions have ended."""
 _NEWCOMER_LATENCIES = 10
 """Within so many latencies of the network a node that has both locks comes to lead."""
-_PAUSE = 1.15
-"""Leases since another session of this node was ended by a fault whose notice may be slow."""
 
 
-class PairFaults:
+class PairFaults(BasicFaults):
     """The part of the fault injector for session pairs."""
-
-    _world: World
-    _checker: Checker
-    _lease_s: float
-    _nodes: list[SimulatedNode]
-    _killed_at: dict[str, float]
-
-    def _server_here(self) -> ModelledPostgres | None:
-        raise NotImplementedError
-
-    def _note(self, node: SimulatedNode, what: str) -> None:
-        raise NotImplementedError
-
-    # --- The faults --------------------------------------------------------------------------------------------
 
     def slow_connects(self, node: SimulatedNode, lasts_s: float) -> bool | None:
         """Let new connections take long, up to a part of a lease, while those that exist are quick."""
@@ -149,17 +130,10 @@ class PairFaults:
         server.on_grant = look
         return None
 
-    def freeze(self, node: SimulatedNode, lasts_s: float) -> bool | None:
-        raise NotImplementedError
-
-    # --- How ---------------------------------------------------------------------------------------------------
-
     def _pair_of(self, node: SimulatedNode) -> list[ServerSession] | None:
         """Return both sessions of a leader, if the notice of their end would reach its host in the usual time."""
         server = self._server_here()
-        if server is None or not node.is_alive:
-            return None
-        if self._world.now < self._killed_at.get(node.name, -1e9) + _PAUSE * self._lease_s:
+        if server is None or not node.is_alive or self._was_killed_lately(node):
             return None
         holders = server.holders_of(node.name)
         if len(holders) != _PAIR or not all(session.is_quickly_reached for session in holders):

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from pgleaderlock.postgres._hangup import LOOKED_AT_BYTES
 
-__all__ = ["ReceiveBuffer"]
-
 _ROOM_BYTES = 6 << 20
 """What Linux keeps for one connection that is not read, at most (tcp_rmem)."""
 _EXIT_S = 0.002

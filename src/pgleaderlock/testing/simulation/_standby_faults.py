@@ -1,29 +1,14 @@
 """A synchronous standby that is absent: commits that write wait for it, with all the locks of their session."""
 
-from collections.abc import Callable
-
-from pgleaderlock.testing.simulation.checks import Checker
+from pgleaderlock.testing.simulation._basic_faults import BasicFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
-from pgleaderlock.testing.simulation.postgres import ModelledPostgres
-from pgleaderlock.testing.simulation.world import World
-
-__all__ = ["StandbyFaults"]
 
 _LASTS = 4.0
 """How many times as long as other faults it lasts: a lock that a dead process keeps is detected only after leases."""
 
 
-class StandbyFaults:
+class StandbyFaults(BasicFaults):
     """The part of the fault injector for the standby."""
-
-    _world: World
-    _checker: Checker
-
-    def _server_here(self) -> ModelledPostgres | None:
-        raise NotImplementedError
-
-    def _then(self, delay_s: float, do: Callable[[], object]) -> None:
-        raise NotImplementedError
 
     def lose_standby(self, _: SimulatedNode, lasts_s: float) -> bool | None:
         server = self._server_here()

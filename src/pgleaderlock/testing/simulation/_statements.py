@@ -13,7 +13,8 @@ __all__ = ["Ask", "read"]
 
 _KEY = r"('-?\d+'::\w+(?:, '-?\d+'::\w+)?)"
 _TRY = re.compile(rf"pg_try_advisory_lock\({_KEY}\)")
-_TRY_FOR = re.compile(rf"pg_try_advisory_lock\({_KEY}\) THEN (?:ARRAY\[)?'([\w ]+)'")
+_LIMIT = r"set_config\('idle_session_timeout', '(\d+)', false\)"
+_TRY_FOR = re.compile(rf"pg_try_advisory_lock\({_KEY}\) THEN (?:ARRAY\[)?'([\w ]+)'(?:, {_LIMIT})?")
 _GRANTED = re.compile(r"set_config\('pgleaderlock.granted', '([\w ]+)', false\)")
 _FIRST = re.compile(
     rf"\s*(?:(UNLISTEN) \*;|SELECT pg_advisory_unlock\({_KEY}\);|"
@@ -22,7 +23,7 @@ _FIRST = re.compile(
 )
 _WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
 _UNLOCK = re.compile(rf"pg_advisory_unlock\({_KEY}\)")
-_IDLE_MS = re.compile(r"set_config\('idle_session_timeout', '(\d+)', false\)")
+_IDLE_MS = re.compile(_LIMIT)
 _SLICE_MS = re.compile(r"set_config\('lock_timeout', '(\d+)', true\)")
 _NOTIFY = re.compile(r"SELECT pg_notify\('(\w+)', ''\)")
 _LISTEN = re.compile(r'LISTEN "(\w+)"')
@@ -43,8 +44,8 @@ class Ask:
     wait_ms: int = 0
     granted: str = ""
     """The answer of a session that acquires the lock."""
-    otherwise: tuple[str, str] | None = None
-    """Another lock, for which the session tries if it does not get the first, and the answer if it acquires that."""
+    otherwise: "Ask | None" = None
+    """The try for another lock, if the session does not get the first."""
     looks_for_race: bool = False
     """Whether a wait slice that times out looks whether it was granted the lock nevertheless."""
     is_flushed: bool = False
@@ -91,7 +92,7 @@ def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
 
 
 def _read_simple(statement: str) -> Ask | None:
-    if statement == "SELECT 1":
+    if statement.strip() == "SELECT 1":
         return Ask("ping")
     if "pg_backend_pid() = %s::int" in statement:
         return Ask(
@@ -131,12 +132,12 @@ def _read_lock(statement: str) -> Ask | None:
             _idle_ms(statement),
             int(wait[1]) if wait else 0,
             granted[1] if granted else "",
-            (second[1], second[2]) if second else None,
+            _try_for(*second.groups()) if second else None,
             "FROM pg_locks" in statement,
         )
     if tried := _TRY_FOR.findall(statement):
-        otherwise = tried[1] if len(tried) > 1 else None
-        return Ask("try", tried[0][0], _idle_ms(statement), granted=tried[0][1], otherwise=otherwise)
+        otherwise = _try_for(*tried[1]) if len(tried) > 1 else None
+        return replace(_try_for(*tried[0]), otherwise=otherwise)
     if found := _TRY.search(statement):
         return Ask("try_one", found[1], _idle_ms(statement))
     if found := _UNLOCK.search(statement):
@@ -145,6 +146,10 @@ def _read_lock(statement: str) -> Ask | None:
         frees_all = "pg_advisory_unlock_all()" in statement
         return Ask("unlock", found[1], _idle_ms(statement), frees_all=frees_all, marks=marks)
     return None
+
+
+def _try_for(key: str, granted: str, idle_ms: str | None) -> Ask:
+    return Ask("try", key, int(idle_ms) if idle_ms else None, granted=granted)
 
 
 def _read_terms(statement: str) -> Ask | None:

@@ -8,6 +8,7 @@
   network has no fault. (A killed session and an unanswered renewal together leave no lock that could keep a successor
   waiting.)
 - While a node is healthy and no new fault occurs, a node leads before long.
+- Long after the last fault, one follower is the heir and another the next heir, where a store has places.
 - No lock stays with a session whose process is gone for longer than about two leases.
 - A user's code does not act as leader after a newer term began.
 - Nothing raises: no callback, no leader task, no other task. In production an exception is logged and the election goes
@@ -26,7 +27,7 @@ from pgleaderlock.models import Event, EventKind
 from pgleaderlock.testing.simulation.node import SimulatedNode, describe_event
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["Checker", "SimulationFailed"]
+__all__ = ["Checker", "Course", "SimulationFailed"]
 
 _STORY_LINES = 60
 _DEAD_HOLDER_LEASES = 2.5
@@ -41,7 +42,7 @@ class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
         self.what = what
         self.kind = kind
         """``two_leaders``, ``token``, ``late``, ``cause``, ``told_late``, ``no_leader``, ``stuck``, ``unrest``,
-        ``acted`` or ``raised``."""
+        ``no_heir``, ``acted`` or ``raised``."""
         self.replay = replay
 
 
@@ -52,14 +53,17 @@ def _is_only_a_try(event: Event) -> bool:
 
 
 @dataclass(slots=True)
-class _Course:
+class Course:
     """The state that the checkers of all roles share."""
 
     story: deque[tuple[float, str, str]]
     terms: int = 0
     losses: Counter[str] = field(default_factory=Counter)
+    """The causes of the terms that ended without a request, counted."""
     gaps_s: list[float] = field(default_factory=list)
+    """How long each time without a leader lasted."""
     is_over: bool = False
+    """Whether the run is over, so that nothing is checked any more."""
     disturbed_at: float = 0.0
     struck_at: float = 0.0
     place: str = ""
@@ -72,7 +76,7 @@ class Checker:
         self._world = world
         self.lease_s = lease_s
         self._replay = replay
-        self._course = _Course(deque(maxlen=None if keep else _STORY_LINES))
+        self.course = Course(deque(maxlen=None if keep else _STORY_LINES))
         self._others: list[Checker] = []
         self.nodes: list[SimulatedNode] = []
         self.highest = -1
@@ -82,33 +86,9 @@ class Checker:
     def for_another_role(self) -> "Checker":
         """Return a checker for another role of the same processes."""
         other = Checker(self._world, self.lease_s, self._replay)
-        other._course = self._course
+        other.course = self.course
         self._others.append(other)
         return other
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run is over, so that nothing is checked any more."""
-        return self._course.is_over
-
-    @is_over.setter
-    def is_over(self, value: bool) -> None:
-        self._course.is_over = value
-
-    @property
-    def terms(self) -> int:
-        """The number of terms, of all roles."""
-        return self._course.terms
-
-    @property
-    def losses(self) -> Counter[str]:
-        """The causes of the terms that ended without a request, counted."""
-        return self._course.losses
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """How long each time without a leader lasted."""
-        return self._course.gaps_s
 
     @property
     def is_led(self) -> bool:
@@ -122,19 +102,19 @@ class Checker:
 
     def leave_out(self, place: str) -> None:
         """Replace this path in the transcript, which must be the same every time."""
-        self._course.place = place
+        self.course.place = place
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the transcript."""
-        if self.is_over:
+        if self.course.is_over:
             return
-        if self._course.place:
-            what = what.replace(self._course.place, "/simulated")
-        self._course.story.append((self._world.now, who, what))
+        if self.course.place:
+            what = what.replace(self.course.place, "/simulated")
+        self.course.story.append((self._world.now, who, what))
 
     def transcript(self) -> list[str]:
         """Return the lines of the transcript."""
-        return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self._course.story]
+        return [f"{at:12.3f}  {who:6}  {what}" for at, who, what in self.course.story]
 
     # --- Steps -------------------------------------------------------------------------------------------------
 
@@ -154,7 +134,7 @@ class Checker:
 
     def raise_failure(self) -> None:
         """Raise a failure that was found where an exception is lost: in a callback, or in a task without an owner."""
-        if self._failure is not None and not self.is_over:
+        if self._failure is not None and not self.course.is_over:
             raise self._failure
 
     def _check_new_term(self, node: SimulatedNode) -> None:
@@ -168,9 +148,9 @@ class Checker:
         if node.token <= self.highest:
             self._fail("token", f"{node.name} leads with token {node.token}, and {self.highest} was there before")
         self.highest = node.token
-        self._course.terms += 1
+        self.course.terms += 1
         if self.leaderless_since is not None:
-            self.gaps_s.append(self._world.now - self.leaderless_since)
+            self.course.gaps_s.append(self._world.now - self.leaderless_since)
             self.leaderless_since = None
 
     def _check_alone(self) -> None:
@@ -201,7 +181,7 @@ class Checker:
 
     def heard(self, node: SimulatedNode, event: Event) -> None:
         """Check an event of an election."""
-        if self.is_over or event.kind is EventKind.RENEWED:
+        if self.course.is_over or event.kind is EventKind.RENEWED:
             return
         if not _is_only_a_try(event):
             self.note(node.name, describe_event(event))
@@ -214,7 +194,7 @@ class Checker:
                 self._fail("cause", f"{node.name} lost its leadership without a known cause: {event}")
             if event.cause == LossCause.STALLED and self._was_awake(node):
                 self._fail("cause", f"{node.name} reports that it stalled, and it did not: {event}")
-            self.losses[event.cause] += 1
+            self.course.losses[event.cause] += 1
 
     def _was_awake(self, node: SimulatedNode) -> bool:
         """Whether the process and its event loop ran all the time for the last lease and more."""
@@ -237,7 +217,7 @@ class Checker:
 
     def failed(self, node: SimulatedNode, context: dict[str, Any]) -> None:
         """Fail on an exception that no code caught."""
-        if self._failure is not None and not self.is_over:  # that exception is a failure that we raised
+        if self._failure is not None and not self.course.is_over:  # that exception is a failure that we raised
             raise self._failure
         error = context.get("exception")
         with contextlib.suppress(SimulationFailed):  # an exception here would be lost: see raise_failure()
@@ -247,15 +227,15 @@ class Checker:
 
     def disturb(self) -> None:
         """Note that a fault began or ended: the time until a node must lead begins anew."""
-        self._course.disturbed_at = self._world.now
+        self.course.disturbed_at = self._world.now
 
     def note_strike(self) -> None:
         """Note that a fault was injected."""
-        self._course.struck_at = self._world.now
+        self.course.struck_at = self._world.now
 
     def check_dead_holder(self, holder: str, lock: str, since: float) -> None:
         """Check that a session whose client is gone has lost its lock after 2.5 leases, if a node could end it."""
-        waited_s = self._world.now - max(since, self._course.struck_at)
+        waited_s = self._world.now - max(since, self.course.struck_at)
         if waited_s > _DEAD_HOLDER_LEASES * self.lease_s and self._well_nodes():
             self._fail("stuck", f"lock {lock} has been held for {waited_s:.1f} s by a session of {holder} that is gone")
 
@@ -275,7 +255,7 @@ class Checker:
             return
         self._note_leaderless()
         assert self.leaderless_since is not None  # noqa: S101 - noted just now
-        waited_s = self._world.now - max(self.leaderless_since, self._course.disturbed_at)
+        waited_s = self._world.now - max(self.leaderless_since, self.course.disturbed_at)
         # A step-down whose release fails ends in STOPPED, by the specification's table: then a node is no candidate.
         candidates = [each for each in self._well_nodes() if not each.lock.state.is_stopped]
         if candidates and waited_s > patience_s:
@@ -286,8 +266,15 @@ class Checker:
         """Fail because leadership changed although there had been no fault for long."""
         self._fail("unrest", "leadership changed without a fault")
 
+    def check_places(self) -> None:
+        """Check that the next leaders are ready: of the followers, one is the heir and another the next heir."""
+        places = sorted(each.lock.place for each in self.nodes if each.lock.state.is_following)
+        wanted = sorted(["heir", "next heir"][: len(places)])
+        if [place for place in places if place] != wanted:
+            self._fail("no_heir", f"the followers' places are {places}, long after the last fault")
+
     def _fail(self, kind: str, what: str) -> None:
-        if self.is_over:
+        if self.course.is_over:
             return
         self.note("CHECK", what)
         self._failure = SimulationFailed(what, kind, self.transcript()[-_STORY_LINES:], self._replay)

@@ -30,12 +30,7 @@ class SimulatedGroup(LeaderGroup):
         keys = {f"role-{number}": LockKey.pair(43, number) for number in range(1, roles)}
         keys["role-0"] = LockKey.bigint(43)  # both kinds go in one statement
         super().__init__(
-            _DSN,
-            keys,
-            lease_s=lease_s,
-            poll_s=lease_s / _POLLS,
-            options=LockOptions(clock=node.loop.time),
-            **settings,
+            _DSN, keys, lease_s=lease_s, poll_s=lease_s / _POLLS, options=LockOptions(clock=node.loop.time), **settings
         )
         self._node = node
         self._server = server

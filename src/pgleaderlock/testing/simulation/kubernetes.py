@@ -24,7 +24,7 @@ from pgleaderlock.stores.kubernetes.refusals import explain
 from pgleaderlock.testing._lease_api import LeaseApi, Refusal
 from pgleaderlock.testing.simulation._futures import resolve
 from pgleaderlock.testing.simulation.network import Cable, Pipe
-from pgleaderlock.testing.simulation.world import World
+from pgleaderlock.testing.simulation.world import ServerThatGoesDown, World
 
 __all__ = ["ApiServer", "SimulatedClient", "Stream", "wall_clock"]
 
@@ -43,13 +43,11 @@ def wall_clock(world: World, rate: float, ahead_s: float) -> Callable[[], dateti
     return lambda: _EPOCH + timedelta(seconds=world.now * rate + ahead_s)
 
 
-class ApiServer:
+class ApiServer(ServerThatGoesDown):
     """The server's side."""
 
     def __init__(self, world: World, note: Callable[[str, str], None]) -> None:
-        self.world = world
-        self.note = note
-        self.is_up = True
+        super().__init__(world, note)
         self._api = LeaseApi(
             wall_clock=wall_clock(world, 1.0, 0.0), new_uid=lambda: f"{world.random.getrandbits(64):016x}"
         )
@@ -112,9 +110,8 @@ class ApiServer:
 
     def go_down(self, down_s: float) -> None:
         """Fail requests for a while. All that was written is kept."""
-        self.is_up = False
         self._end_all_streams()
-        self.world.later(down_s, self.come_back)
+        super().go_down(down_s)
 
     def empty_holder(self) -> None:
         """Let an operator empty the name of the holder in every Lease, without asking the holder."""
@@ -131,15 +128,6 @@ class ApiServer:
     def _end_all_streams(self) -> None:
         for stream in list(self._streams):
             self.end_stream(stream)
-
-    def come_back(self) -> None:
-        """Answer again."""
-        if not self.is_up:
-            self.is_up = True
-            self.note("server", "is up")
-
-    def end(self) -> None:
-        """Do nothing: there is nothing to remove."""
 
 
 def _put(namespace: str, name: str, lease: LeaseObject, api: LeaseApi) -> LeaseObject:

@@ -136,12 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _trace(job: _SimulationRun) -> int:
     try:
         report = simulate(
-            job.seed,
-            profile=job.profile,
-            store=job.store,
-            hours=job.hours,
-            lease_s=job.lease_s,
-            keep_transcript=True,
+            job.seed, profile=job.profile, store=job.store, hours=job.hours, lease_s=job.lease_s, keep_transcript=True
         )
     except SimulationFailed as failure:
         _say(str(failure))

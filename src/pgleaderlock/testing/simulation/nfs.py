@@ -21,7 +21,7 @@ from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.network import Pipe
 from pgleaderlock.testing.simulation.node import SimulatedNode
-from pgleaderlock.testing.simulation.world import World
+from pgleaderlock.testing.simulation.world import ServerThatGoesDown, World
 
 __all__ = ["FileServer", "SimulatedNfsStore"]
 
@@ -31,12 +31,12 @@ _POLLS = 10
 """Polls per lease. The default of ten a second would be most of the steps of a simulated hour."""
 
 
-class FileServer(SharedFolder):
+class FileServer(SharedFolder, ServerThatGoesDown):
     """The folder, on a server that may be down."""
 
     def __init__(self, world: World, note: Callable[[str, str], None], leave_out: Callable[[str], object]) -> None:
-        super().__init__(world, leave_out)
-        self._note = note
+        SharedFolder.__init__(self, world, leave_out)
+        ServerThatGoesDown.__init__(self, world, note)
         self._waiting: list[Callable[[], object]] = []
 
     def serve(self, do: Callable[[], object]) -> None:
@@ -46,17 +46,9 @@ class FileServer(SharedFolder):
         else:
             self._waiting.append(do)
 
-    def go_down(self, down_s: float) -> None:
-        """Answer no client for a while."""
-        self.is_up = False
-        self._world.later(down_s, self.come_back)
-
     def come_back(self) -> None:
         """Answer again, first what has waited."""
-        if self.is_up:
-            return
-        self.is_up = True
-        self._note("server", "is up")
+        super().come_back()
         waiting, self._waiting = self._waiting, []
         for do in waiting:
             do()

@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pgleaderlock.engine.election import Election
 from pgleaderlock.models import ERROR_KINDS, Event, EventKind
+from pgleaderlock.postgres.leader_group import LeaderGroup
 from pgleaderlock.testing.simulation._loop import NodeLoop
 from pgleaderlock.testing.simulation.network import Cable
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["Connection", "Lifecycle", "Role", "SimulatedNode", "Watcher", "describe_event"]
+if TYPE_CHECKING:
+    from pgleaderlock.testing.simulation.checks import Checker
+
+__all__ = ["Connection", "Role", "SimulatedNode", "describe_event"]
 
 
 class Connection(Protocol):
@@ -27,35 +31,6 @@ class Connection(Protocol):
         """Make it silent without a close, as when the host loses power, or a firewall drops its state."""
 
 
-class Watcher(Protocol):
-    """The checker, as a node sees it."""
-
-    def stepped(self, node: "SimulatedNode") -> None:
-        """Handle a step of a node."""
-
-    def heard(self, node: "SimulatedNode", event: Event) -> None:
-        """Handle an event of a node's election."""
-
-    def acted(self, node: "SimulatedNode", deed: str) -> None:
-        """Handle an action of a user's code that only a leader may do."""
-
-    def failed(self, node: "SimulatedNode", context: dict[str, Any]) -> None:
-        """Handle an exception that no code caught."""
-
-    def note(self, who: str, what: str) -> None:
-        """Add a line to the transcript."""
-
-
-class Lifecycle(Protocol):
-    """An object that is started and shut down: an election, or a group of them."""
-
-    async def start(self) -> None:
-        """Start it."""
-
-    async def shutdown(self, timeout_s: float | None = None) -> None:
-        """Shut it down in order."""
-
-
 class SimulatedNode:
     """One process, which may be started, frozen, crashed and started again; ``lock`` is its current election."""
 
@@ -64,7 +39,7 @@ class SimulatedNode:
         name: str,
         world: World,
         rate: float,
-        watcher: Watcher,
+        watcher: "Checker",
         make_election: Callable[["SimulatedNode"], Election],
     ) -> None:
         self.name = name
@@ -75,7 +50,7 @@ class SimulatedNode:
         self.boots = 0
         self.booted_at = 0.0
         self.lock: Election
-        self.service: Lifecycle
+        self.service: Election | LeaderGroup
         """The object to start: ``lock``, or the group that ``lock`` belongs to."""
         self.seats: list[SimulatedNode] = [self]
         """One for each role for which this process is a candidate."""
@@ -121,10 +96,7 @@ class SimulatedNode:
             seat.token = None  # a new process remembers nothing
         self.sessions.clear()
         self.loop = NodeLoop(  # type: ignore[abstract] # it has no socket methods, on purpose
-            self.world,
-            self.rate,
-            after_step=self._stepped,
-            failed=lambda context: self._watcher.failed(self, context),
+            self.world, self.rate, after_step=self._stepped, failed=lambda context: self._watcher.failed(self, context)
         )
         self.lock = self._make_election(self)
         self._watcher.note(self.name, "starts")
@@ -198,7 +170,7 @@ class SimulatedNode:
 class Role(SimulatedNode):
     """One more election of a process. It shares the loop, the cable and all else of that process."""
 
-    def __init__(self, process: SimulatedNode, name: str, watcher: Watcher) -> None:  # not super's: no new process
+    def __init__(self, process: SimulatedNode, name: str, watcher: "Checker") -> None:  # not super's: no new process
         self._process = process
         self.name = name
         self._watcher = watcher

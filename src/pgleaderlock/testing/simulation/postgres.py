@@ -241,8 +241,8 @@ class ServerSession:
             key, ask = self._waits_for
             self._waits_for = None
             self.server.leave_queue(self, key)
-            is_granted = ask.otherwise is not None and self.server.take(self, ask.otherwise[0])
-            self._answer((ask.otherwise[1] if ask.otherwise is not None and is_granted else "",))
+            second = ask.otherwise
+            self._answer((second.granted if second is not None and self.server.take(self, second.key) else "",))
 
 
 def _writes(ask: Ask) -> bool:
@@ -379,11 +379,10 @@ class ModelledPostgres:
         return (*known, DEADLOCK_S, self.wall_clock - since, run)
 
     def _try(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
-        for key, granted in ((ask.key, ask.granted), ask.otherwise or ("", "")):
-            if key and self.take(session, key):
-                session.limit_idleness(ask)
-                return ([granted, ""],)
-        return (None,)
+        if self.take(session, ask.key):
+            session.limit_idleness(ask)
+            return ([ask.granted, ""],)
+        return (None,) if ask.otherwise is None else self._try(session, ask.otherwise, ())
 
     def _try_one(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
         session.limit_idleness(ask)  # which such a statement sets, whether the lock is free or not

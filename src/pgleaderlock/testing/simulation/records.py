@@ -13,20 +13,18 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.stores.record import Claim, Record, RecordStore
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.network import Cable, Pipe
-from pgleaderlock.testing.simulation.world import World
+from pgleaderlock.testing.simulation.world import ServerThatGoesDown, World
 
 __all__ = ["ModelledRecord", "SimulatedStore"]
 
 T = TypeVar("T")
 
 
-class ModelledRecord:
+class ModelledRecord(ServerThatGoesDown):
     """The store's side."""
 
     def __init__(self, world: World, note: Callable[[str, str], None]) -> None:
-        self.world = world
-        self.note = note
-        self.is_up = True
+        super().__init__(world, note)
         self.current: Record | None = None
         self._version = 0
         self._watchers: list[Callable[[], object]] = []
@@ -52,18 +50,8 @@ class ModelledRecord:
 
     def go_down(self, down_s: float) -> None:
         """Refuse connections for a while. The record is kept, but all watches are lost."""
-        self.is_up = False
         self._watchers.clear()
-        self.world.later(down_s, self.come_back)
-
-    def come_back(self) -> None:
-        """Answer again."""
-        if not self.is_up:
-            self.is_up = True
-            self.note("server", "is up")
-
-    def end(self) -> None:
-        """Do nothing: there is nothing to remove."""
+        super().go_down(down_s)
 
 
 class SimulatedStore(RecordStore):

@@ -26,7 +26,7 @@ from pgleaderlock.testing.simulation.fault_injector import FaultInjector
 from pgleaderlock.testing.simulation.fault_profiles import FAULT_PROFILES, FaultProfile
 from pgleaderlock.testing.simulation.node import Role, SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres
-from pgleaderlock.testing.simulation.stores import STORES, Server, Store
+from pgleaderlock.testing.simulation.stores import STORES, Store
 from pgleaderlock.testing.simulation.world import World
 
 __all__ = ["Report", "Simulation", "quiet", "simulate"]
@@ -91,7 +91,7 @@ class Simulation:
         self._build = build
         self._settings = self._draw_settings() if settings is None else settings
         self.checker = Checker(self.world, lease_s, self._replay(nodes, hours), keep=keep_transcript)
-        self.server = self._make_server()
+        self.server = self.store.make_server(self.world, self.checker, self.profile)
         for number in range(nodes):
             rate = self.world.random.uniform(1 - self.profile.clock_spread, 1 + self.profile.clock_spread)
             node = SimulatedNode(f"n{number + 1}", self.world, rate, self.checker, self._make_election)
@@ -123,9 +123,6 @@ class Simulation:
             checker.nodes += [Role(node, f"{node.name}.{number + 1}", checker) for node in self.nodes]
 
     # --- Setup -------------------------------------------------------------------------------------------------
-
-    def _make_server(self) -> Server:
-        return self.store.make_server(self.world, self.checker, self.profile)
 
     def _draw_settings(self) -> dict[str, object]:
         """Draw the settings that differ between users."""
@@ -180,11 +177,11 @@ class Simulation:
         self._look()
 
     def _boot(self, node: SimulatedNode) -> None:
-        if not self.checker.is_over:
+        if not self.checker.course.is_over:
             node.boot()
 
     def _look(self) -> None:
-        if self.checker.is_over:
+        if self.checker.course.is_over:
             return
         if not self.server.is_up:
             self.checker.disturb()  # no node can lead without the server
@@ -212,10 +209,12 @@ class Simulation:
         self._await_leader()
         self.run(_SETTLED * self.lease_s)
         self._await_leader()
-        leader, terms = self.checker.leader, self.checker.terms
+        leader, terms = self.checker.leader, self.checker.course.terms
         self.run(_SETTLED * self.lease_s)
-        if leader is not self.checker.leader or terms != self.checker.terms:
+        if leader is not self.checker.leader or terms != self.checker.course.terms:
             self.checker.note_unrest()
+        if self.store.has_places:
+            self.checker.check_places()
         for loop in self._loops:
             loop.forget_finished()
         self.checker.raise_failure()
@@ -228,7 +227,7 @@ class Simulation:
 
     def end(self) -> None:
         """Shut all nodes down, and cancel the tasks of dead ones, so that none is destroyed while pending."""
-        self.checker.is_over = True
+        self.checker.course.is_over = True
         self.faults.end()
         for node in self.nodes:
             if node.is_alive:
@@ -251,10 +250,10 @@ class Simulation:
             self.profile.name,
             self.world.now / 3600,
             self.world.steps,
-            self.checker.terms,
+            self.checker.course.terms,
             self.faults.counts,
-            self.checker.losses,
-            tuple(self.checker.gaps_s),
+            self.checker.course.losses,
+            tuple(self.checker.course.gaps_s),
             tuple(self.checker.transcript()),
         )
 

@@ -129,6 +129,8 @@ class Store:
     make_server: Callable[[World, Checker, FaultProfile], Server] = _postgres
     contend: Callable[[SimulatedNode, Any, float, dict[str, Any]], Backend | LeaderGroup] = _on_postgres
     """Makes the backend or group of a node: a real one, over simulated connections."""
+    has_places: bool = False
+    """Whether its followers have places in the succession: an heir and a next heir."""
     roles: int = 1
     """How many roles each process takes part in."""
 
@@ -136,15 +138,18 @@ class Store:
 STORES = {
     store.name: store
     for store in (
-        Store("postgres", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | {"flood_and_end_both"}),
+        Store("postgres", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | {"flood_and_end_both"}, has_places=True),
         Store("postgres-poll", _SESSIONS | _KILLS | _PAIRS | _CLOCKS, {"wake": "poll"}),
-        Store("postgres-terms", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS, {"term_table": True}),
+        Store(
+            "postgres-terms", _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS, {"term_table": True}, has_places=True
+        ),
         Store(
             "postgres-strict",
             _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS | {"double_ambush", "early_time_outs"},
             {"term_table": True, "takeover": "strict"},
+            has_places=True,
         ),
-        Store("postgres-alone", _SESSIONS | _CLOCKS, {"witness": False}),
+        Store("postgres-alone", _SESSIONS | _CLOCKS, {"witness": False}, has_places=True),
         Store(
             "records",
             _EVERYWHERE | {"down"},

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-__all__ = ["Appointment", "World"]
+__all__ = ["Appointment", "ServerThatGoesDown", "World"]
 
 
 class Appointment:
@@ -59,3 +59,26 @@ class World:
             if unless is not None and unless():
                 return
         self.now = max(self.now, until)
+
+
+class ServerThatGoesDown:
+    """The part of a modelled server that can be down for a while."""
+
+    def __init__(self, world: World, note: Callable[[str, str], None]) -> None:
+        self.world = world
+        self.note = note
+        self.is_up = True
+
+    def go_down(self, down_s: float) -> None:
+        """Answer no client for a while. All that was written is kept."""
+        self.is_up = False
+        self.world.later(down_s, self.come_back)
+
+    def come_back(self) -> None:
+        """Answer again."""
+        if not self.is_up:
+            self.is_up = True
+            self.note("server", "is up")
+
+    def end(self) -> None:
+        """Do nothing: there is nothing to remove."""

@@ -23,8 +23,6 @@ from pgleaderlock._base import overlaps
 from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.testing.torture._logs import Claim, Fault, Logs, Told
 
-__all__ = ["SEVERAL", "Gap", "ObservedTerm", "Verdict", "find_overlaps", "judge", "percentile"]
-
 SEVERAL = "several at once"
 """The kind of a failover that had more than one cause."""
 BEGINNING, END, UNKNOWN = "the beginning", "the end", "nothing that was done"

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from pgleaderlock.testing.torture._plan import Deed
 
-__all__ = ["CALM_LEASES", "TOUCH_LEASES", "ClockStep", "plan_step"]
-
 CALM_LEASES = 1.5
 """How long after a step no other fault is injected in ``fast``: timers of idle sessions are set for one lease."""
 TOUCH_LEASES = 3.0

@@ -26,8 +26,6 @@ from pgleaderlock.testing.torture._options import CONNECTIONS_PER_NODE, MESSAGES
 from pgleaderlock.testing.torture._plan import Deed, draw
 from pgleaderlock.testing.torture._wall_clock import WallClock
 
-__all__ = ["Conductor"]
-
 _READY_S = 60.0
 _LOOK_EVERY_S = 0.02
 _REPLACED_AFTER_S = 0.2

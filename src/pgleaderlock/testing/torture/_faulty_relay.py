@@ -28,8 +28,6 @@ from pathlib import Path
 
 from pgleaderlock.testing.demo._relay import CHUNK_BYTES, Relay, Stream, first_of
 
-__all__ = ["Allowance", "FaultyRelay", "Target"]
-
 _SIDES = 2
 _HANG_UP_AT_ONCE = struct.pack("ii", 1, 0)
 
@@ -55,7 +53,7 @@ class Allowance:
     def __init__(self, connections: int, messages_per_s: float, clock: Callable[[], float]) -> None:
         self.connections = connections
         self.messages_per_s = messages_per_s
-        self.in_use = self.most_in_use = self.refused = self.messages = 0
+        self.in_use = self.most_in_use = self.refused = 0
         self._clock = clock
         self._paid_until = 0.0
 
@@ -74,7 +72,6 @@ class Allowance:
 
     async def message(self) -> None:
         """Return when one more message may be sent. A second's worth may come at once: elections send in bursts."""
-        self.messages += 1
         now = self._clock()
         self._paid_until = max(self._paid_until, now) + 1 / self.messages_per_s
         if self._paid_until - now > 1.0:

@@ -27,8 +27,6 @@ from pgleaderlock.testing.embedded import Server
 from pgleaderlock.testing.torture._faulty_relay import FaultyRelay, Target
 from pgleaderlock.testing.torture._wall_clock import WallClock
 
-__all__ = ["Ground"]
-
 _RESTART_S = 120.0
 _ANSWER_S = 10.0
 """The timeout of our own queries, connecting included: a server that fell silent must not keep Ctrl-C waiting."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from pgleaderlock.testing._claim import read_claims
 
-__all__ = ["FAULT_LOG", "RUN_LOG", "Claim", "Fault", "Logs", "Told", "read_logs", "write_line"]
-
 FAULT_LOG = "faults.jsonl"
 """The injected faults, a line for each, written by the conductor."""
 RUN_LOG = "run.json"

@@ -12,8 +12,6 @@ from pgleaderlock.testing.demo._node import DSN_VARIABLE
 from pgleaderlock.testing.torture._faulty_relay import FaultyRelay
 from pgleaderlock.testing.torture._wall_clock import WallClock
 
-__all__ = ["TorturedNode"]
-
 _FRESH_S = GAP_S * 5
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CONNECTIONS_PER_NODE", "MESSAGES_PER_NODE", "Options"]
-
 CONNECTIONS_PER_NODE = 4
 """A leader has two; as many again may be half open, until the server finds out."""
 MESSAGES_PER_NODE = 40

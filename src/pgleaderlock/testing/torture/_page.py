@@ -12,8 +12,6 @@ from pgleaderlock.testing.torture._plan import FAULTS
 from pgleaderlock.testing.torture._style import STYLE
 from pgleaderlock.testing.torture._summary import PERCENTS, Setting, failed_terms_words, ms, seconds
 
-__all__ = ["page"]
-
 
 def page(verdict: Verdict, setting: Setting) -> str:
     """Return the report as one HTML page."""
@@ -71,7 +69,7 @@ def _tiles(verdict: Verdict, setting: Setting) -> str:
         (f"{100 * (1 - leaderless_s / total_s):.1f} %", f"of {seconds(total_s)} with a leader"),
         (
             "-" if slowest is None else seconds(slowest),
-            f"the slowest failover; the lease is {setting.lease_s:g}\N{NO-BREAK SPACE}s",
+            f"the slowest failover; the lease is {setting.options.lease_s:g}\N{NO-BREAK SPACE}s",
         ),
     )
     shown = "".join(f"<div><b>{escape(figure)}</b><span>{escape(words)}</span></div>" for figure, words in tiles)

@@ -8,8 +8,6 @@ from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.testing.torture._checker import Gap, ObservedTerm, Verdict
 from pgleaderlock.testing.torture._logs import Claim, Fault
 
-__all__ = ["legend", "strips"]
-
 _WIDTH = 1180
 _LABELS = 78
 _LANE = 36
@@ -23,24 +21,14 @@ _NICE_S = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)
 _VISIBLE_GAP_S = 0.02
 _LETTER = 5.2
 _LONGEST_LABEL = 40
-_GROUPS = {
-    "kill": "process",
-    "freeze": "process",
-    "session": "session",
-    "witness": "session",
-    "both": "session",
-    "apart": "session",
-    "reset": "network",
-    "delay": "network",
-    "connect": "network",
-    "throttle": "network",
-    "cut": "network",
-    "drop": "network",
-    "restart": "server",
-    "standby": "server",
-    "step": "server",
-    "clock": "clock",
+_KINDS = {
+    "process": ("kill", "freeze"),
+    "session": ("session", "witness", "both", "apart"),
+    "network": ("reset", "delay", "connect", "throttle", "cut", "drop"),
+    "server": ("restart", "standby", "step"),
+    "clock": ("clock",),
 }
+_GROUPS = {kind: group for group, kinds in _KINDS.items() for kind in kinds}
 
 
 def strips(verdict: Verdict) -> Iterator[str]:

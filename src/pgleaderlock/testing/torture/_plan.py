@@ -10,8 +10,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "Deed", "draw"]
-
 FAULTS = {
     "kill": "a node is killed with -9, and started again",
     "freeze": "a node is stopped (SIGSTOP), and goes on later",
@@ -32,16 +30,7 @@ FAULTS = {
 }
 """Every kind of fault, and what it does."""
 
-_WEIGHTS = {
-    "kill": 4,
-    "freeze": 5,
-    "session": 3,
-    "apart": 3,
-    "restart": 0.6,
-    "standby": 0.6,
-    "step": 1.2,
-    "clock": 1,
-}
+_WEIGHTS = {"kill": 4, "freeze": 5, "session": 3, "apart": 3, "restart": 0.6, "standby": 0.6, "step": 1.2, "clock": 1}
 _TO_LEADER = 0.7
 _AT_ONCE = 0.2
 _JUMPS_S = (-86_400, -3600, -5, 5, 3600, 86_400)

@@ -1,7 +1,5 @@
 """How the report looks: light or dark as the reader's system is, one accent, red only for what must not be."""
 
-__all__ = ["STYLE"]
-
 STYLE = """
 :root{color-scheme:light dark;--ground:light-dark(#f5f5f3,#0f1114);--card:light-dark(#fff,#171a1f);
 --line:light-dark(#e6e6e1,#2a2f37);--text:light-dark(#1b1d21,#eceef1);--muted:light-dark(#62666d,#9aa1ab);

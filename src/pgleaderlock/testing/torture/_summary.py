@@ -5,8 +5,7 @@ from typing import Any
 
 from pgleaderlock.testing._claim import GAP_S
 from pgleaderlock.testing.torture._checker import Verdict, percentile
-
-__all__ = ["PERCENTS", "Setting", "as_record", "failed_terms_words", "ms", "seconds"]
+from pgleaderlock.testing.torture._options import Options
 
 PERCENTS = (50, 90, 99, 100)
 """The percentiles that are shown of the failover times; the last is the longest."""
@@ -19,11 +18,7 @@ class Setting:
 
     where: str
     version: str
-    seconds: float
-    nodes: int
-    lease_s: float
-    takeover: str
-    seed: int
+    options: Options
     command: str
     done: dict[str, int] = field(default_factory=dict)
     left_out: int = 0
@@ -34,10 +29,10 @@ class Setting:
 
     def sentence(self) -> str:
         """Return the server, the number of nodes and the settings of the run as one sentence."""
-        cut = "cut short, " if self.is_cut_short else ""
+        cut, options = "cut short, " if self.is_cut_short else "", self.options
         return (
-            f"{self.nodes} processes on PostgreSQL {self.version} ({self.where}), {cut}"
-            f"lease {self.lease_s:g} s, take-over {self.takeover}, seed {self.seed}"
+            f"{options.nodes} processes on PostgreSQL {self.version} ({self.where}), {cut}"
+            f"lease {options.lease_s:g} s, take-over {options.takeover}, seed {options.seed}"
         )
 
     def not_done(self) -> str:
@@ -87,10 +82,7 @@ def as_record(verdict: Verdict, setting: Setting) -> dict[str, Any]:
         "problems": verdict.problems(),
         "where": setting.where,
         "server_version": setting.version,
-        "seed": setting.seed,
-        "nodes": setting.nodes,
-        "lease_s": setting.lease_s,
-        "takeover": setting.takeover,
+        **{name: getattr(setting.options, name) for name in ("seed", "nodes", "lease_s", "takeover")},
         "lasted_s": round(logs.ended_at - logs.began_at, 3),
         "cut_short": setting.is_cut_short,
         "overlaps": [

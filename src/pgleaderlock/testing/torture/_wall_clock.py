@@ -13,8 +13,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["WallClock", "why_clocks_cannot_jump"]
-
 _PROBE = """
 import sys, time
 from pathlib import Path

@@ -264,7 +264,7 @@ class Supervisor:
             return False
         why = ": it did not end when asked to, and was killed" if client.was_overdue else ""
         self._tell("INFO", "command_ended", f"the command ended with {outcome.code}{why}", code=outcome.code)
-        if self._is_to_restart(outcome):
+        if self._policy.restart and self._asked_by is None and outcome.code != 128 + signal.SIGHUP:
             return True
         self._finish(Ending(How.COMMAND, outcome.code))
         return False
@@ -280,9 +280,6 @@ class Supervisor:
     def _finish(self, ending: Ending) -> None:
         if not self._ending.done():
             self._ending.set_result(ending)
-
-    def _is_to_restart(self, outcome: Outcome) -> bool:
-        return self._policy.restart and self._asked_by is None and outcome.code != 128 + signal.SIGHUP
 
     def _note_pause(self, pause_s: float) -> None:
         self._tell("INFO", "restarting", f"runs again in {pause_s:g} s", seconds=pause_s)

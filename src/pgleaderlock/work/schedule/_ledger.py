@@ -20,8 +20,6 @@ from pgleaderlock.work.schedule._connection import LedgerConnection, Row
 from pgleaderlock.work.schedule._sql import NOW, PRUNED_AT_ONCE, done_sql, statements
 from pgleaderlock.work.schedule.policy import JobPolicy, Plan
 
-__all__ = ["Answer", "JobStanding", "Ledger", "Run"]
-
 T = TypeVar("T")
 _LONGEST_DETAIL = 500
 

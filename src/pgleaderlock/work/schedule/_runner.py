@@ -24,8 +24,6 @@ from pgleaderlock.work.schedule.policy import JobPolicy, make_plan
 from pgleaderlock.work.schedule.tick import Tick
 from pgleaderlock.work.schedule.timetable import Schedule
 
-__all__ = ["Job", "JobRunner"]
-
 T = TypeVar("T")
 _PAUSES = ExponentialBackoff(base_s=0.2, max_s=5.0)
 _LONGEST_SLEEP_S = 60.0  # clocks drift, and the database's may be stepped: so ask for its time again

@@ -14,8 +14,6 @@ own row and returns the same answer.
 from pgleaderlock.options import check_schema
 from pgleaderlock.postgres.terms import LIMIT_IDLENESS, NOT_THE_NEWEST
 
-__all__ = ["NOW", "PRUNED_AT_ONCE", "done_sql", "statements"]
-
 NOW = "clock_timestamp()"
 """The clock that decides which slots have come."""
 PRUNED_AT_ONCE = 5000
