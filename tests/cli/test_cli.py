@@ -32,11 +32,13 @@ from pgleaderlock.cli.database import UnreachableError
 from pgleaderlock.cli.target import in_postgres
 from pgleaderlock.postgres._dsn import has_password
 from pgleaderlock.postgres._status import Candidate
+from pgleaderlock.sync import LeaderLock as SyncLock
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.cli import CLI
 from tests.support.postgres import look_at_lock
 from tests.support.processes import Process
+from tests.support.sync import until
 from tests.support.terminals import Terminal
 
 LEADS = "this process leads"
@@ -355,6 +357,26 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
         first, second = status(postgres.dsn, key).splitlines()
     assert first.startswith(f"{key} is held by pid {pid}, somebody else, user ")
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
+
+
+def test_status_names_the_heir_and_the_next_heir_and_says_that_others_do_not_show(
+    postgres: Postgres, role: LockKey
+) -> None:
+    settings: dict[str, Any] = {"key": role, "settle_s": 0}
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(SyncLock(postgres.dsn, **settings))
+        assert leader.wait_for_leadership(20)
+        heir = stack.enter_context(SyncLock(postgres.dsn, **settings))
+        until(lambda: heir.place == "heir")
+        next_heir = stack.enter_context(SyncLock(postgres.dsn, **settings))
+        until(lambda: next_heir.place == "next heir")
+        stack.enter_context(SyncLock(postgres.dsn, **settings))
+        shown = status(postgres.dsn, role).splitlines()
+        record = json.loads(status(postgres.dsn, role, "--json"))
+    assert [line.split(": pid")[0] for line in shown[1:3]] == ["  heir", "  next heir"]
+    assert shown[3].startswith("  more followers may be waiting: they are idle sessions that hold no lock")
+    assert len(shown) == 4
+    assert [each["place"] for each in record["waiting"]] == ["heir", "next heir"]
 
 
 def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:

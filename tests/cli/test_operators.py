@@ -95,6 +95,19 @@ def test_status_shows_a_role_that_nobody_leads(hand: Hand):
     assert re.search(r"scheduler +no leader +- +- +- +1 alive, 1 dead: web-2", run("status", *hand.options).stdout)
 
 
+def test_status_of_all_roles_names_the_heir(hand: Hand):
+    for node, state in (("web-1", "leader"), ("web-2", "next heir"), ("web-3", "heir")):
+        hand.node(node)
+        hand.candidate(node, state=state)
+    assert "3 alive, heir: web-3" in " ".join(run("status", *hand.options).stdout.split())
+    (record,) = records(run("status", *hand.options, "--json"))
+    assert {each["node"]: (each["state"], each["place"]) for each in record["candidates"]} == {
+        "web-1": ("leader", None),
+        "web-2": ("follower", "next heir"),
+        "web-3": ("follower", "heir"),
+    }
+
+
 def test_status_counts_a_silent_node_as_silent_and_not_as_alive(hand: Hand):
     for name, seen_ago_s in (("web-1", 2500), ("web-2", 0), ("web-3", 5000)):
         hand.node(name, seen_ago_s=seen_ago_s, heartbeat_s=1000)

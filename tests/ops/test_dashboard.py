@@ -48,6 +48,11 @@ XSS = "<script>alert(1)</script>"
 # --- The picture -------------------------------------------------------------------------------------------------
 
 
+def test_a_candidate_shows_its_place_in_the_succession():
+    shown = record(RoleStatus("l", "role", leader("a"), [candidate("a", "leader"), candidate("b", place="heir")]), [])
+    assert [(each["node"], each["place"]) for each in shown["candidates"]] == [("a", None), ("b", "heir")]
+
+
 def test_a_role_shows_its_terms_the_gaps_between_them_and_their_causes():
     lines = [
         line("acquired", 10.0),

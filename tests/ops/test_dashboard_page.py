@@ -167,6 +167,31 @@ def test_the_page_says_who_leads_for_how_long_and_who_else_would(server, visitor
     assert "leads" in page.title()
 
 
+@pytest.mark.parametrize("width", [375, 1400])
+def test_the_heir_is_marked_beside_its_name_and_fits(server, visitor, width):
+    stage = one_role()
+    stage.stand(ROLE, "node-a", "node-b", "node-c", heir="node-c")
+    show(server, stage)
+    page = visitor.open(server.url, viewport={"width": width, "height": 800}, reduced_motion="reduce")
+    marks = page.locator("#candidates .place:visible")
+    expect(marks).to_have_text(["heir"])
+    heir = page.locator("#candidates li", has=page.locator(".place:visible"))
+    expect(heir).to_contain_text("node-c")
+    assert page.evaluate(OUT_OF_PLACE) == []
+    stage.stand(ROLE, "node-a", "node-b", "node-" + "d" * 200, heir="node-" + "d" * 200)
+    server.look_again()
+    expect(heir).to_contain_text("node-ddd")
+    assert page.evaluate(NAMES_OUTSIDE_THEIR_CELLS) == []
+    assert is_within_width(page)
+    item, mark = heir.bounding_box(), marks.bounding_box()
+    assert item is not None
+    assert mark is not None
+    assert mark["x"] + mark["width"] <= item["x"] + item["width"]
+    stage.stand(ROLE, "node-a", "node-b", "node-c")
+    server.look_again()
+    expect(marks).to_have_count(0)
+
+
 def test_a_change_of_leader_moves_on_screen_within_a_second_without_a_reload(server, visitor):
     stage = one_role()
     show(server, stage)

@@ -30,6 +30,7 @@ DOWN = ConnectionError("the server is down", cause=LossCause.CONNECTION_LOST)
 TAKEN = LeadershipLost("another has it", cause=LossCause.HELD_BY_ANOTHER)
 NAMES = {
     "is_leader",
+    "is_heir",
     "time_left_seconds",
     "tenure_seconds",
     "elections_total",
@@ -265,6 +266,21 @@ async def test_a_leader_is_one_and_everybody_else_zero():
         await election.wait_for_leadership()
         assert seen("is_leader") == 1
     assert seen("is_leader") == 0
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("place", "is_heir"), [("heir", 1), ("next heir", 0), ("", 0)])
+async def test_the_heir_is_one_and_a_leader_is_no_heir(place: str, is_heir: int):
+    class Placed(ScriptedBackend):
+        @property
+        def place(self) -> str:
+            return place
+
+    election, _, seen = watch_one(Placed())
+    assert (seen("is_heir"), seen("is_leader")) == (is_heir, 0)
+    async with election:
+        await election.wait_for_leadership()
+        assert (seen("is_heir"), seen("is_leader")) == (0, 1)
 
 
 @pytest.mark.virtual_time
@@ -727,6 +743,7 @@ def test_a_scrape_over_http_shows_every_metric_with_its_type_and_a_help_text():
         families = {family.name: family for family in parse(get(server.port))}
     assert {name: family.type for name, family in families.items()} == {
         "forge_leader_is_leader": "gauge",
+        "forge_leader_is_heir": "gauge",
         "forge_leader_time_left_seconds": "gauge",
         "forge_leader_tenure_seconds": "gauge",
         "forge_leader_elections": "counter",

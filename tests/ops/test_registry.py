@@ -77,6 +77,49 @@ async def test_the_leader_and_the_candidates_can_be_read(postgres: Postgres, sch
             ]
 
 
+async def test_the_heir_and_the_next_heir_can_be_read_and_a_dead_heir_is_none(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
+
+        async def places() -> dict[str, str | None]:
+            (status,) = await reader.status()
+            assert all(each.state == "follower" for each in status.candidates if each.place)
+            return {each.node: each.place for each in status.candidates}
+
+        await one.lock.wait_for_leadership()
+        async with Node(postgres.dsn, schema, key, "two") as two:
+            await until(lambda: two.lock.place == "heir")
+            async with Node(postgres.dsn, schema, key, "three") as three:
+                await until(lambda: three.lock.place == "next heir")
+                async with Node(postgres.dsn, schema, key, "four"):
+
+                    async def are_written() -> bool:
+                        return await places() == {"one": None, "two": "heir", "three": "next heir", "four": None}
+
+                    await eventually(are_written)
+            async with Node(postgres.dsn, schema, key, "five") as five:
+                await until(lambda: five.lock.place == "next heir")
+                await one.lock.step_down()
+                await two.lock.wait_for_leadership()
+
+                async def is_passed_on() -> bool:
+                    found = await places()
+                    return (found["two"], found["five"]) == (None, "heir")
+
+                await eventually(is_passed_on)
+    name = f'"{schema}"'
+    async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as connection:
+        for table, values in (
+            ("nodes", "gen_random_uuid(), 'gone', 'h', 1, '0', '{}', now(), now() - interval '1 hour', 1"),
+            ("candidates", f"(SELECT instance FROM {name}.nodes), 'l', 'r', 'heir', now()"),
+        ):
+            await connection.execute(f"INSERT INTO {name}.{table} VALUES ({values})".encode())
+    async with reading(postgres.dsn, schema) as reader:
+        ((dead,),) = [each.candidates for each in await reader.status("l")]
+        assert (dead.state, dead.place, dead.is_alive) == ("follower", None, False)
+
+
 async def test_a_renewal_shows(postgres: Postgres, schema: str, key: LockKey):
     async with Node(postgres.dsn, schema, key, "one") as one, contextlib.AsyncExitStack() as stack:
         await one.lock.wait_for_leadership()

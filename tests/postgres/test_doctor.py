@@ -639,9 +639,12 @@ def test_a_clock_that_stops_with_the_host_is_warned_about(has_boottime: bool, pl
 # --- The lock and its record ----------------------------------------------------------------------------------------
 
 
+NO_ONE_WAITS = "it has no heir; it has no next heir; 0 more queued"
+
+
 async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, key: LockKey):
     free = (await found_in(clinic.dsn, key))["lock"]
-    assert (free.verdict, free.found) == (INFO, f"{key} is free; 0 queued; its witness is free")
+    assert (free.verdict, free.found) == (INFO, f"{key} is free; {NO_ONE_WAITS}; its witness is free")
     assert (await found_in(clinic.dsn))["lock"].found.startswith("not looked at")
     retry = FixedInterval(5.0)
     leader = LeaderLock(clinic.dsn, key=key, retry_strategy=retry, settle_s=0)
@@ -650,9 +653,10 @@ async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, 
         assert await leader.wait_for_leadership(10)
         async with follower:
             async with asyncio.timeout(10):
-                while "; 1 queued; " not in (held := (await found_in(clinic.dsn, key))["lock"]).found:
+                while "its heir is pid " not in (held := (await found_in(clinic.dsn, key))["lock"]).found:
                     pass
     assert held.found.startswith(f"{key} is held by pid ")
+    assert "; it has no next heir; 0 more queued; " in held.found
     assert "its witness is held by pid " in held.found
     assert f":{os.getpid()} 15s wf, user postgres)" in held.found
     assert held.verdict is INFO
@@ -664,7 +668,7 @@ async def test_candidates_that_do_not_agree_are_warned_about(clinic: Server, key
         await rival.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
         async with LeaderLock(clinic.dsn, key=key, retry_strategy=FixedInterval(5.0), lease_s=15):
             async with asyncio.timeout(10):
-                while "; 1 queued; " not in (finding := (await found_in(clinic.dsn, key))["lock"]).found:
+                while "its heir is pid " not in (finding := (await found_in(clinic.dsn, key))["lock"]).found:
                     pass
     assert finding.verdict is WARNING
     assert "'15s wf' and '5s wf'" in finding.found

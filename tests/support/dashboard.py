@@ -24,8 +24,10 @@ def leader(node: str = "a", token: int = 1, at: float = 100.0, **more: Any) -> L
     return Leader(node, node, token, at, at, at + 10, 1, "host", 2, "0", {}, is_alive=alive, read_at=at)
 
 
-def candidate(node: str, state: str = "follower", *, is_alive: bool = True, seen_at: float = 100.0) -> Candidate:
-    return Candidate(node, node, state, 50.0, seen_at, "host", 2, "0", {}, is_alive=is_alive)
+def candidate(
+    node: str, state: str = "follower", *, is_alive: bool = True, seen_at: float = 100.0, place: str | None = None
+) -> Candidate:
+    return Candidate(node, node, state, 50.0, seen_at, "host", 2, "0", {}, is_alive=is_alive, place=place)
 
 
 def record(role: RoleStatus, lines: list[Line], since: float = 0.0, at: float = 200.0) -> dict[str, Any]:

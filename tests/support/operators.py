@@ -73,10 +73,10 @@ class Hand:
         )
 
     def candidate(self, node: str, **more: Any) -> None:
-        row = {"lock": "pair:1/100", "role": "scheduler", **more}
+        row = {"lock": "pair:1/100", "role": "scheduler", "state": "follower", **more}
         self.execute(
-            "INSERT INTO S.candidates VALUES (%s, %s, %s, 'follower', now())",
-            *(instance_of(node), row["lock"], row["role"]),
+            "INSERT INTO S.candidates VALUES (%s, %s, %s, %s, now())",
+            *(instance_of(node), row["lock"], row["role"], row["state"]),
         )
 
 

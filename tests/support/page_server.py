@@ -45,7 +45,7 @@ class Stage:
             lines.append(Line(*begun, event or "released", cause, self._token, now - ended_ago_s))
         self.lines[lock] = lines
 
-    def stand(self, role: str, *nodes: str, silent: str = "") -> None:
+    def stand(self, role: str, *nodes: str, silent: str = "", heir: str = "") -> None:
         """Have these nodes stand for the role."""
         now = time.time()
         status = self.roles.setdefault(role, RoleStatus(f"bigint:{len(role)}:{role[:40]}", role))
@@ -54,6 +54,7 @@ class Stage:
             Candidate(
                 node, _instance(node), "leader" if node == leads else "follower", now - 1900, now - 1, "10.0.4.17",
                 4242 + index, "0.2.0.dev0", {}, is_alive=node != silent,
+                place="heir" if node == heir else None,
             )
             for index, node in enumerate(nodes)
         ]  # fmt: skip

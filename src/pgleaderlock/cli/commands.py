@@ -231,13 +231,14 @@ def status(
     schema: str | None,
     config_file: Path | None,
 ) -> None:
-    """Show who holds the lock and who queues for it, as its store shows it now.
+    """Show who holds the lock, who leads next and who else queues for it, as its store shows it now.
 
     Without a lock: all roles of the registry, or those of --config, with their leaders and candidates, as the nodes
     reported them.
 
     Informational only: it may be outdated by the time you read it, so never decide by it which process leads.
-    Followers that poll are not queued, so they are not shown. Process ids are those of the server's sessions.
+    Of the followers, the locks show the heir, the next heir and those that queue: all others are idle. Process ids are
+    those of the server's sessions.
     """
     show_logs("ERROR")
     if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):

@@ -22,10 +22,11 @@ from pgleaderlock.cli.times import duration, fields_of
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Place as HeirPlace
 
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _PROCESS = ("host", "process_id", "version", "about", "is_alive")
-_CANDIDATE = ("node", "instance", "state", "since", "seen_at", *_PROCESS)
+_CANDIDATE = ("node", "instance", "state", "place", "since", "seen_at", *_PROCESS)
 _SHOWN_NAMES = 10
 _WHO_IS_IN_IT = (  # an empty registry does not mean that there is no leader: most locks are held without a registry
     "It has only nodes that use a registry. For the holder of any other lock, see pgleaderlock status --role NAME."
@@ -197,9 +198,11 @@ def _no_leader(role: RoleStatus) -> Text:
 
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:
+    heirs = [visible(each.node) for each in candidates if each.place == HeirPlace.HEIR.value]
     dead = [visible(each.node) for each in candidates if not each.is_alive]
     silent = [visible(each.node) for each in candidates if each.is_alive and each.is_overdue]
     counted = [f"{len(candidates) - len(dead) - len(silent)} alive"]
+    counted += [f"heir: {', '.join(heirs)}"] if heirs else []
     for what, names in (("silent", silent), ("dead", dead)):
         counted += [f"{len(names)} {what}: {', '.join(names)}"] if names else []
     return ", ".join(counted)

@@ -1,4 +1,4 @@
-"""``pgleaderlock status``: who holds a lock and who queues for it, as its store shows it now."""
+"""``pgleaderlock status``: who holds a lock, who is next and who queues for it, as its store shows it now."""
 
 import asyncio
 
@@ -10,6 +10,7 @@ from pgleaderlock.models import Holder
 
 ANSWER_TIMEOUT_S = 30.0  # longer than the time-out for connecting; for a server that accepts and then does not answer
 _GLANCE_TIMEOUT_S = 3.0
+_QUIET = "  more followers may be waiting: they are idle sessions that hold no lock, and only a registry shows them"
 
 
 async def show_status(target: Target, *, as_json: bool) -> None:
@@ -40,7 +41,11 @@ async def glance(target: Target) -> tuple[Holder | None, str]:
 
 def _print_as_json(target: Target, seen: Sight) -> None:
     holders = [holder_fields(candidate.holder) for candidate in seen.candidates if candidate.granted]
-    waiting = [holder_fields(candidate.holder) for candidate in seen.candidates if not candidate.granted]
+    waiting = [
+        {**holder_fields(candidate.holder), "place": candidate.place or None}
+        for candidate in seen.candidates
+        if not candidate.granted
+    ]
     state = "held" if holders else "free"
     note = {"note": seen.note} if seen.note else {}
     print_json({**target.fields, "state": state, "holder": next(iter(holders), None), "waiting": waiting, **note})
@@ -55,6 +60,8 @@ def _print_as_text(target: Target, seen: Sight) -> None:
         if candidate.granted:
             print_folded(f"{name} is held by {describe_holder(candidate.holder)}")
         else:
-            print_folded(f"  queued: {describe_holder(candidate.holder)}")
+            print_folded(f"  {candidate.place or 'queued'}: {describe_holder(candidate.holder)}")
+    if any(candidate.place for candidate in seen.candidates):
+        print_folded(_QUIET)
     if is_held and seen.note:
         print_folded(f"  problem: {visible(seen.note)}")

@@ -27,7 +27,7 @@ class Sight:
     """What a store shows about a lock at one moment."""
 
     candidates: list[Candidate]
-    """The holder, then the queued candidates if the store shows them."""
+    """The holder, then the followers that the store shows."""
     note: str = ""
     """Why candidates may be unable to lead, which "free" and "held" do not show; empty if there is no reason."""
 

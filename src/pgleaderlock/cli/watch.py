@@ -115,10 +115,14 @@ def _screen_for(*, as_json: bool) -> _Screen:
 
 
 def _essence(role: RoleStatus) -> tuple[Any, ...]:
-    """Return what counts as a change: leader, candidates and whether they are alive; not every heartbeat."""
+    """Return what counts as a change: leader, candidates, their places, who is alive; not every heartbeat."""
     leader = role.leader
     led = None if leader is None else (leader.instance, leader.token, silence_s(leader) is None)
-    return role.role, led, tuple((each.instance, each.state, each.is_alive) for each in role.current_candidates)
+    return (
+        role.role,
+        led,
+        tuple((each.instance, each.state, each.place, each.is_alive) for each in role.current_candidates),
+    )
 
 
 def _stale_text(error: str, since: float) -> str:

@@ -1,14 +1,18 @@
 """Who holds an advisory lock and who waits for it, as PostgreSQL shows it. For display only.
 
+Of the followers, ``pg_locks`` shows the heir and the next heir, by the places that they hold, and sessions that are
+queued for the lock itself. All other followers are idle sessions that hold nothing: they cannot be told from others.
+
 ``pg_locks`` shows both key spaces in the same columns: a pair has its numbers in classid and objid with objsubid 2, a
 bigint has its upper and lower half there with objsubid 1. All of them are unsigned.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pgleaderlock.models import Holder
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Place, heir_key, next_heir_key
 from pgleaderlock.postgres.session import FetchAll
 
 _UINT32 = 2**32 - 1
@@ -32,6 +36,8 @@ class Candidate:
 
     granted: bool
     holder: Holder
+    place: str = ""
+    """The follower's place in the succession: "heir", "next heir", or empty."""
 
 
 def lock_columns(key: LockKey) -> tuple[int, int, int]:
@@ -52,8 +58,31 @@ def holder_of(row: tuple[Any, ...]) -> Holder:
 
 
 async def candidates(fetch_all: FetchAll, key: LockKey) -> list[Candidate]:
-    """Return the holder first, then the followers in the order of the queue."""
+    """Return the holder first, then the sessions that are queued for this one lock, in the order of the queue."""
     return [_candidate(row) for row in await fetch_all(_QUERY, lock_columns(key))]
+
+
+async def election_candidates(fetch_all: FetchAll, key: LockKey) -> list[Candidate]:
+    """Return the holder first, then the followers that show: those queued, the heir and the next heir."""
+    found = await candidates(fetch_all, key)
+    for place, place_key in ((Place.HEIR, heir_key(key)), (Place.NEXT_HEIR, next_heir_key(key))):
+        for each in await candidates(fetch_all, place_key):
+            if each.granted:
+                found = _with_place(found, each.holder, place.value)
+    return found
+
+
+def _with_place(found: list[Candidate], follower: Holder, place: str) -> list[Candidate]:
+    """Add the place to the session of this follower, which is not queued for the lock between two wait slices.
+
+    A session that holds the lock has no place any more. One that holds both places is the heir.
+    """
+    if all(each.holder.pid != follower.pid for each in found):
+        return [*found, Candidate(granted=False, holder=follower, place=place)]
+    return [
+        replace(each, place=place) if each.holder.pid == follower.pid and not (each.granted or each.place) else each
+        for each in found
+    ]
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:

@@ -5,7 +5,7 @@ For display only: the answer may be out of date by the time it is read.
 
 from functools import partial
 
-from pgleaderlock.postgres._activity import Candidate, candidates
+from pgleaderlock.postgres._activity import Candidate, election_candidates
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._standby import standby_problem
 from pgleaderlock.postgres.keys import LockKey
@@ -16,13 +16,13 @@ _CALL_S = 10.0
 
 
 async def inspect_lock(dsn: str, key: LockKey) -> tuple[list[Candidate], str]:
-    """Return the holder of the lock, then the followers; and a text about what is wrong, or an empty one.
+    """Return the holder of the lock, then the followers that show; and a text about what is wrong, or an empty one.
 
     ConnectionError if the database does not answer.
     """
     connection = await Connector(key, dsn=dsn).open()
     fetch_all = partial(connection.fetch_all, bound_s=_CALL_S)
     try:
-        return await candidates(fetch_all, key), await standby_problem(fetch_all, key)
+        return await election_candidates(fetch_all, key), await standby_problem(fetch_all, key)
     finally:
         await connection.close()

@@ -3,6 +3,7 @@
 All of a lease's times count from when a request was *sent*, never from when its answer came.
 """
 
+import enum
 import hashlib
 import logging
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pgleaderlock.stores.times import RENEWALS_PER_LEASE, answer_bound_s, choose
 __all__ = [
     "OF_BACKEND",
     "Lease",
+    "Place",
     "fence_key",
     "heir_key",
     "next_heir_key",
@@ -39,6 +41,14 @@ def quiet_period_log_level(left_s: float) -> int:
 def witness_key(key: LockKey) -> LockKey:
     """Return the key of the second lock. Frozen for ever: candidates of all versions must agree on it."""
     return _derived(key, "witness")
+
+
+class Place(enum.Enum):
+    """A follower's place in the succession. The value is how it is shown to people."""
+
+    NONE = ""
+    NEXT_HEIR = "next heir"
+    HEIR = "heir"
 
 
 def heir_key(key: LockKey) -> LockKey:

@@ -27,31 +27,22 @@ leader, the heir and the next heir end at once: it leads within a third of the l
 """
 
 import asyncio
-import enum
 import math
 import random
 
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.postgres.session import Session
 
-__all__ = ["Place", "Succession"]
+__all__ = ["Succession"]
 
 _JITTER = 0.25
 _HEED_EVERY_S = 0.2
 _SPREAD_S = 0.1
 """Within this time after a notification the quiet followers try, one after the other and not all at once."""
-
-
-class Place(enum.Enum):
-    """A follower's place in the succession. The value is how it is shown to people."""
-
-    NONE = ""
-    NEXT_HEIR = "next heir"
-    HEIR = "heir"
 
 
 class Succession:

@@ -68,6 +68,11 @@ class BlockingElection(Decorators, Generic[A]):
         return self._engine.trusted_until
 
     @property
+    def place(self) -> str:
+        """This candidate's place in the succession, for display only: ``heir``, ``next heir``, or empty."""
+        return self._engine.place
+
+    @property
     def lease_s(self) -> float | None:
         """The lease duration: how long the store keeps the lock of a silent leader. None where it keeps it for ever."""
         return self._engine.lease_s

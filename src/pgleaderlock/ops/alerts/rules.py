@@ -24,6 +24,7 @@ __all__ = ["METRICS", "Remark", "check_prefix", "prometheus_rules"]
 
 METRICS = (
     "leader_is_leader",
+    "leader_is_heir",
     "leader_elections_total",
     "leader_tenure_seconds",
     "leader_failovers_total",

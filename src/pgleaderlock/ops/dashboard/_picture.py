@@ -20,7 +20,7 @@ _LEADER = (
     "node", "instance", "token", "acquired_at", "renewed_at", "lease_until", "renewal_due_at", "is_overdue", "host",
     "process_id", "version", "is_alive", "about",
 )  # fmt: skip
-_CANDIDATE = ("node", "instance", "state", "since", "host", "process_id", "version", "is_alive")
+_CANDIDATE = ("node", "instance", "state", "place", "since", "host", "process_id", "version", "is_alive")
 _TERM = ("node", "instance", "token", "began_at", "ended_at", "end", "cause")
 _NODE = ("node", "instance", "host", "process_id", "version", "is_alive", "silent_at", "about")
 _EVENT = ("at", "lock", "role", "node", "event", "cause", "token", "detail")

@@ -28,6 +28,7 @@ from typing import Protocol
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import MissingExtra
+from pgleaderlock.postgres.lease import Place
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -133,7 +134,9 @@ class Metrics:
         for labels, each in watched:
             # Read once for all values that depend on the clock: no scrape shows a leader with no time left.
             time_left_s = each.election.time_left_s
-            families.add(labels, time_left_s, each.tally.read(each.clock(), leads=time_left_s > 0))
+            leads = time_left_s > 0
+            reading = each.tally.read(each.clock(), leads=leads)
+            families.add(labels, time_left_s, reading, is_heir=not leads and each.election.place == Place.HEIR.value)
         for registry in registries:
             families.add_registry(registry)
         return iter(families)

@@ -41,6 +41,12 @@ class Families:
         self.is_leader = core.GaugeMetricFamily(
             f"{name}_is_leader", "1 if this node may act as the leader at this moment, 0 otherwise.", labels=_LABELS
         )
+        self.is_heir = core.GaugeMetricFamily(
+            f"{name}_is_heir",
+            "1 if this node is the heir, the follower that is ready to lead next, 0 otherwise. Only elections on "
+            "PostgreSQL sessions have one.",
+            labels=_LABELS,
+        )
         self.time_left = core.GaugeMetricFamily(
             f"{name}_time_left_seconds",
             "How long this node may still act as the leader if no renewal succeeds; 0 when it does not lead, "
@@ -113,8 +119,9 @@ class Families:
         for role, count in registry.overlaps.items():
             self.overlaps.add_metric((role, registry.node), count)
 
-    def add(self, labels: tuple[str, str], time_left_s: float, reading: Reading) -> None:
+    def add(self, labels: tuple[str, str], time_left_s: float, reading: Reading, *, is_heir: bool) -> None:
         self.is_leader.add_metric(labels, 1.0 if time_left_s > 0 else 0.0)
+        self.is_heir.add_metric(labels, 1.0 if is_heir else 0.0)
         self.time_left.add_metric(labels, time_left_s)
         self.tenure.add_metric(labels, reading.tenure_s)
         self.elections.add_metric(labels, reading.elections)

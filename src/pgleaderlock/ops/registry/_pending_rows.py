@@ -41,6 +41,8 @@ class Standing:
     election: Election
     state: LockState = LockState.STOPPED
     since: float = 0.0
+    place: str = ""
+    """The place in the succession, as it was at the last sign of life."""
     token: int | None = None
     acquired_at: float | None = None
     """None when it does not lead."""
@@ -51,6 +53,11 @@ class Standing:
     """When the row of this leader was written last; None when it does not lead."""
     shown_until: float | None = None
     """Until when it says that this leader is valid; None where nothing ends that."""
+
+    @property
+    def shown_state(self) -> str:
+        """What the row of this candidate says: its place, which only a follower has, or its state."""
+        return self.place if self.place and self.state.is_following else self.state.value
 
     @property
     def interval_s(self) -> float:
@@ -107,6 +114,13 @@ class PendingRows:
         if election.is_leader:
             standing.token, standing.acquired_at = election.token, now
         self.mark_all()
+
+    def note_places(self) -> None:
+        """Read the places of all candidates: no event tells of them."""
+        for standing in self.standings.values():
+            before, standing.place = standing.shown_state, standing.election.place
+            if standing.shown_state != before:
+                self._mark_candidate(standing)
 
     def leading(self) -> list[Standing]:
         """The roles that this node leads, as far as it has said so."""

@@ -5,13 +5,14 @@ For people and for messages; nothing decides by what it answers.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgleaderlock._base.checks import visible
 from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
+from pgleaderlock.models import LockState
 from pgleaderlock.ops.registry import _reading_sql
 from pgleaderlock.ops.registry._database import Database, Row
 from pgleaderlock.ops.registry._ordering import in_order
@@ -20,6 +21,7 @@ from pgleaderlock.ops.registry._summing import Past, keys_of_ends, sum_up
 from pgleaderlock.ops.registry.asking import Answer, Asked, Asker, AskRefused, Target
 from pgleaderlock.ops.registry.audit import BEGINS, ENDS, TELLS, Line
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
+from pgleaderlock.postgres.lease import Place
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
 
@@ -31,6 +33,7 @@ _LOOK_EVERY_S = 1.0
 _LATE_AFTER = 2
 _PATIENCE_S = 120.0  # for a past of years
 _LEAVES = ("released", "stopped", "unwatched")
+_PLACES = frozenset(each.value for each in Place) - {""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class Candidate:
     started_at: float | None = None
     heartbeat_s: float | None = None
     read_at: float | None = None
+    place: str | None = None
+    """Its place in the succession, as of its last sign of life: "heir", "next heir", or none."""
 
     @property
     def is_overdue(self) -> bool:
@@ -177,7 +182,7 @@ class RegistryReader:
             found[name] = status = RoleStatus(name, role, leader if leader.is_valid else None)
             status.last_leader = None if leader.is_valid else leader
         for name, role, *values in await self._fetch(_reading_sql.CANDIDATES, **which):
-            found.setdefault(name, RoleStatus(name, role)).candidates.append(Candidate(*values))
+            found.setdefault(name, RoleStatus(name, role)).candidates.append(_read_candidate(values))
         for name, role, first_at, last_at, last_event in await self._fetch(_reading_sql.PAST, **which):
             status = found.setdefault(name, RoleStatus(name, role))
             status.first_at, status.last_at, status.last_event = first_at, last_at, last_event
@@ -324,6 +329,14 @@ class RegistryReader:
         if patience_s is not None:
             return await self._database.fetch_patiently(text, parameters, patience_s)
         return await self._database.fetch(text, parameters)
+
+
+def _read_candidate(values: Sequence[Any]) -> Candidate:
+    """Read a row. The state of a follower with a place is written as that place; one that is dead has lost it."""
+    read = Candidate(*values)
+    if read.state not in _PLACES:
+        return read
+    return replace(read, state=LockState.FOLLOWER.value, place=read.state if read.is_alive else None)
 
 
 def _first_at(status: RoleStatus) -> float | None:

@@ -208,6 +208,8 @@ class Registry:
             if not self._database.is_open:
                 await self._open()
                 self._pending.mark_all()  # whatever was there may be gone
+            if self._clock() >= self._beat_due_at:
+                self._pending.note_places()
             # Both at the same moment: that a node leads is never written without the line that says since when.
             changes, batch = self._pending.take_changes(), self._pending.outbox.take(_BATCH)
             self._in_flight = len(batch)
@@ -382,7 +384,7 @@ class Registry:
         rows = []
         for each in (self._pending.standings[lock] for lock in changes.stands):
             since = self._server_clock.at(each.since)
-            rows.append({"lock": each.lock, "role": each.role, "state": each.state.value, "since": since})
+            rows.append({"lock": each.lock, "role": each.role, "state": each.shown_state, "since": since})
         return rows
 
     def _node_row(self) -> dict[str, Any]:

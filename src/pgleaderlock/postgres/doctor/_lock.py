@@ -5,16 +5,17 @@ Only candidates that do not agree are warned about. Nothing else shows them to e
 
 from collections.abc import Sequence
 
+from pgleaderlock.models import Holder
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
-from pgleaderlock.postgres._activity import Candidate, candidates
+from pgleaderlock.postgres._activity import Candidate, candidates, election_candidates
 from pgleaderlock.postgres._ownership import problems_sql
 from pgleaderlock.postgres._schema_state import may_upgrade_sql
 from pgleaderlock.postgres._schema_versions import LABEL, known_version, version_sql
 from pgleaderlock.postgres._standby import REMEDY, described, standby_waits
 from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
 from pgleaderlock.postgres.doctor._site import Site
-from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.postgres.lease import Place, witness_key
 
 # From the catalogues, because to_regclass() is an error for who may not look into the schema.
 _TERM_TABLE = """
@@ -65,16 +66,10 @@ async def check_lock(site: Site, name: str) -> Finding:
     stuck = [Note(Verdict.PROBLEM, described(waits), REMEDY)] if waits else []
     if site.key is None:
         return together(name, [Note(Verdict.INFO, "not looked at: none was named"), *stuck])
-    found = await candidates(site.fetch_all, site.key)
+    found = await election_candidates(site.fetch_all, site.key)
     witnesses = await candidates(site.fetch_all, witness_key(site.key))
-    in_line = sum(not candidate.granted for candidate in found)
-    notes = [
-        Note(
-            Verdict.INFO,
-            f"{site.key.described} is {_holder(found)}; {in_line} queued; its witness is {_holder(witnesses)}",
-        ),
-        *stuck,
-    ]
+    shown = f"{site.key.described} is {_holder(found)}; {_followers(found)}; its witness is {_holder(witnesses)}"
+    notes = [Note(Verdict.INFO, shown), *stuck]
     agreements = {_dsn.agreement_of(candidate.holder.name) for candidate in found} - {None}
     if len(agreements) > 1:
         differ = " and ".join(sorted(map(repr, agreements)))
@@ -83,7 +78,21 @@ async def check_lock(site: Site, name: str) -> Finding:
     return together(name, notes)
 
 
+def _followers(found: Sequence[Candidate]) -> str:
+    """Return who leads next, as far as the locks show it. Quiet followers do not show, nor does a warm session."""
+    places = {candidate.place: candidate.holder for candidate in found if candidate.place}
+    others = sum(not candidate.granted and not candidate.place for candidate in found)
+    named = [
+        f"its {place} is {_named(places[place])}" if place in places else f"it has no {place}"
+        for place in (Place.HEIR.value, Place.NEXT_HEIR.value)
+    ]
+    return "; ".join([*named, f"{others} more queued"])
+
+
 def _holder(found: Sequence[Candidate]) -> str:
     holders = [candidate.holder for candidate in found if candidate.granted]
-    named = " and ".join(f"pid {holder.pid} ({holder.name}, user {holder.detail})" for holder in holders)
-    return f"held by {named}" if named else "free"
+    return f"held by {' and '.join(map(_named, holders))}" if holders else "free"
+
+
+def _named(holder: Holder) -> str:
+    return f"pid {holder.pid} ({holder.name}, user {holder.detail})"

@@ -138,14 +138,19 @@ export class Detail {
       const item = make("li");
       const text = make("div");
       item.append(make("span", "swatch"), text, make("span", "state"));
-      text.append(makeName(), make("small"));
+      const line = make("div", "line");
+      line.append(makeName(), make("span", "place"));
+      text.append(line, make("small"));
       text.lastChild.append(makeName());
       return item;
     };
     const update = (item, each) => {
       const isLeader = role.leader?.instance === each.instance && role.leader?.node === each.node;
       item.firstChild.style.background = colourOf(each.node);
-      setName(item.children[1].firstChild, each.node);
+      const [name, place] = item.children[1].firstChild.children;
+      setName(name, each.node);
+      setText(place, each.place ?? "");
+      setHidden(place, !each.place);
       setName(item.children[1].lastChild.firstChild, [each.host, each.process_id && `pid ${each.process_id}`].filter(Boolean).join(" · "));
       item.dataset.kind = !each.is_alive ? "gone" : isLeader ? "leads" : "";
       item.since = each.since;
