@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from pgleaderlock import ConnectionError
+from pgleaderlock._logging import get_logger
 from pgleaderlock.models import LossCause
+from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.warm_session import WarmSession
 from tests.support.model_session import KEY, LEASE_S, ModelSession, make
 
 pytestmark = pytest.mark.virtual_time
@@ -207,6 +210,32 @@ async def test_a_session_that_is_being_opened_is_waited_for_when_the_lock_is_gra
     await follow(backend, 60)
     assert await backend.try_acquire() is not None
     assert second.kinds() == ["setup", "take"]
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("how", ["close", "take"])
+async def test_a_session_that_is_opened_in_the_moment_in_which_it_is_given_up_is_closed(turns: int, how: str):
+    session, may_open, opened = ModelSession(), asyncio.Event(), []
+
+    async def open_ready() -> ReadySession:
+        await may_open.wait()
+        opened.append(session)
+        return ReadySession(session, 100, 0.0, "12.5")
+
+    warm = WarmSession(open_ready, Lease(LEASE_S), get_logger(), lambda *_: None)
+    warm.keep()
+    await asyncio.sleep(1)
+    may_open.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    given_up = asyncio.ensure_future(getattr(warm, how)())
+    if how == "take":
+        await asyncio.sleep(0)
+        given_up.cancel()
+    await asyncio.wait({given_up})
+    await warm.close()
+    if how == "close" or given_up.cancelled():
+        assert all(each.closed for each in opened)
 
 
 async def test_without_a_witness_no_second_session_is_opened():
