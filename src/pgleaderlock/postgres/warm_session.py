@@ -63,11 +63,19 @@ class WarmSession:
             await asyncio.wait({ping}, timeout=LATE_S)
             is_late = not ping.done()
         opening, self._opening = self._opening, None
-        ready = self._ready if self.is_open and not is_late else None
-        if ready is not None:
-            self._ready = None
-        await self.close()
-        return ready if opening is None else await _opened(opening)
+        ready, self._ready = (None, self._ready) if is_late or not self.is_open else (self._ready, None)
+        try:
+            await self.close()
+            if opening is None:
+                return ready
+            await asyncio.wait({opening})
+        except asyncio.CancelledError:
+            if ready is not None:
+                await ready.session.close()
+            if opening is not None:
+                await discard(opening)
+            raise
+        return None if opening.exception() else opening.result()
 
     async def close(self) -> None:
         """Stop keeping it, and close it if it was not given away."""
@@ -143,12 +151,3 @@ async def discard(opening: "asyncio.Future[ReadySession]") -> None:
     await asyncio.wait({opening})
     if not opening.cancelled() and opening.exception() is None:
         await opening.result().session.close()
-
-
-async def _opened(opening: "asyncio.Future[ReadySession]") -> ReadySession | None:
-    try:
-        await asyncio.wait({opening})
-    except asyncio.CancelledError:
-        await discard(opening)
-        raise
-    return None if opening.exception() else opening.result()
