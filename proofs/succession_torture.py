@@ -72,11 +72,12 @@ class Stage:
 
 
 def _kill(number: int) -> Callable[[Stage], float]:
-    """Kill the leader and those next to it, so many in all."""
+    """Kill the leader and those next to it, so many in all; all three when the others have not just come."""
 
     def play(stage: Stage) -> float:
         places = stage.settled()
         stage.crowd.drop_reports()
+        stage.wait(stage.random.uniform(0, stage.lease_s / 3) if number == 3 else 0)
         began = stage.kill(*[places.leader, places.heir, places.next_heir][:number])
         return stage.next_leader().at - began
 
@@ -169,6 +170,7 @@ def _silence_second_session(*, only_answers: bool) -> Callable[[Stage], float]:
             proxy.let_pass()
             began = crowd.kill(leader)
             term = crowd.next_leader()
+            crowd.observer.until(lambda _: any(claim.node == heir for claim in crowd.claims()), "a claim of the heir")
             crowd.kill(heir, third)
         crowd.observer.until(lambda now: not now.sessions, "the end of all sessions")
         return term.at - began

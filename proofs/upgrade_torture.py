@@ -47,7 +47,8 @@ _OLD_VERSION = "0.1.0"
 _MEMBERS = 6
 _TERMS_EACH = 20
 _TERM_PATIENCE_S = 30.0
-_CALM_S = 0.1
+_RETRY_S = 0.5
+_CALM_S = 2 * _RETRY_S  # a candidate that stepped down rests for one delay: all take part in each election
 _DEEDS = {"kill": 4, "freeze": 4, "step down": 6, "lock": 3, "witness": 2, "ambush": 2}
 
 
@@ -103,7 +104,7 @@ class MixedMember(Member):
         self.files.append(path)
         source = self.old_source if self.version == "old" else _ROOT / "src"
         order = {"name": self.name, "dsn": self.arguments[0], "key": str(KEY), "path": str(path)}
-        times = {"retry_s": 0.5, "lease_s": LEASE_S}
+        times = {"retry_s": _RETRY_S, "lease_s": LEASE_S}
         self.process = subprocess.Popen(
             [sys.executable, str(_PROGRAM), json.dumps({**order, **times})],
             stdin=subprocess.PIPE,
@@ -189,7 +190,7 @@ class Upgrade(Torture):
             waiting.discard(name)
             if not waiting:
                 break
-            time.sleep(_CALM_S)  # for newcomers to queue: how terms follow each other is not judged here
+            time.sleep(_CALM_S)
             leader.signal(signal.SIGUSR1)
             former = leader
         return sorted(waiting)
