@@ -113,8 +113,10 @@ def _read_simple(statement: str) -> Ask | None:
 def _read_nomination(statement: str) -> Ask | None:
     if statement.strip().startswith("SELECT set_config('idle_session_timeout'"):
         return Ask("end_lease", idle_ms=_idle_ms(statement))
-    if "current_setting('application_name')" in statement:
-        return Ask("session_names" if "pg_stat_activity" in statement else "holder_and_own_name")
+    if "SELECT min(l.pid) FROM pg_locks AS l" in statement:
+        return Ask("holder_and_own_name")
+    if "array_agg(DISTINCT a.application_name)" in statement:
+        return Ask("session_names")
     if "AS k (i, a, b, c)" in statement and "l.granted::text" in statement:
         return Ask("sessions_at")
     if "pg_notify(%s, %s)" in statement:
