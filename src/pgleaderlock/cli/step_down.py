@@ -202,7 +202,7 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.heir.token})"
     if outcome == "same_node":
         return f"{node} stepped down and acquired {role} again {time} {tokens}: no other candidate did."
-    instead = ", not to the node that --to names" if outcome == "another_node" else ""
+    instead = ", not to the node that --to names," if outcome == "another_node" else ""
     return f"{node} handed over to {visible(seen.heir.node)}{instead} {time} {tokens}"
 
 
