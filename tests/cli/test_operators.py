@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.support.json_shapes import assert_shape, documented
 from tests.support.operators import HOSTILE, SHOWN_HOSTILE, Hand, file_of, hand, records, run, run_beside
 from tests.support.processes import Process
 from tests.support.registry import Node, eventually, reading, schema
+from tests.support.sync import until as until_now
 from tests.support.terminals import Terminal
 
 __all__ = ["file_of", "hand", "schema"]  # fixtures
@@ -464,6 +466,69 @@ async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgre
     by = f"@{socket.gethostname()}:{os.getpid()}"
     asks = [each["detail"] for each in records(asked) if each["event"] == "step_down_asked"]
     assert [each.endswith(by) for each in asks] == [True, True]
+
+
+@pytest.mark.slow
+def test_the_leader_hands_over_to_the_node_that_is_named(postgres: Postgres, schema: str, key: LockKey, tmp_path: Path):
+    """Real processes, because a node is named by its process."""
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f"[cluster.leader_election]\nbackend = {json.dumps(postgres.dsn)}\nlease_duration = '20s'\n"
+        f"settle = '0s'\nroles = [{{ name = 'scheduler', key = '{key}' }}]\n"
+        f"[registry]\nschema = '{schema}'\nheartbeat = '200ms'\n"
+    )
+    here = ("--dsn", postgres.dsn, "--schema", schema)
+
+    def states() -> dict[str, str]:
+        shown = [record for record in records(run("status", *here, "--json")) if record["leader"]]
+        return {each["node"]: each["place"] or each["state"] for record in shown for each in record["candidates"]}
+
+    with contextlib.ExitStack() as stack:
+        for name, state in (("web-1", "leader"), ("web-2", "heir"), ("web-3", "next heir"), ("web-4", "follower")):
+            words = ("run", "--config", str(file), "--set", f"cluster.node={name}", "--slice", "0.1")
+            stack.enter_context(Process(*CLI, *words))
+            until_now(lambda name=name, state=state: states().get(name) == state, 60)  # type: ignore[misc]
+        result = run("step-down", *here, "--role", "scheduler", "--to", "web-4", "--json")
+        (record,) = records(result)
+        assert (record["outcome"], record["from"], record["to"]) == ("handed_over", "web-1", "web-4")
+        assert result.exit_code == exit_codes.CLEAN
+        for name, why in (
+            ("web-9", "web-9 is no candidate for it. Candidates that are alive: web-1, web-2, web-3, web-4"),
+            ("web-4", "web-4 leads it already"),
+        ):
+            refused = run("step-down", *here, "--role", "scheduler", "--to", name)
+            assert refused.exit_code == exit_codes.NOT_HANDED_OVER
+            assert refused.stderr == f"web-4 was not asked to step down from scheduler ({key}): {why}\n"
+
+
+@pytest.mark.slow
+def test_another_node_than_the_one_that_was_named_is_no_success(postgres: Postgres, hand: Hand):
+    for node in ("web-1", "web-3"):
+        hand.node(node)
+        hand.candidate(node)
+    hand.leader("web-1", ago_s=100, token=7)
+    with answering(postgres.dsn, hand, ("acquired", 0.1, "web-2", 9), ("released", 0.6, "web-1", 7)):
+        result = run("step-down", *hand.options, "--role", "scheduler", "--to", "web-3", "--wait", "20")
+    assert result.exit_code == exit_codes.NOT_HANDED_OVER
+    assert result.stderr.startswith("web-1 handed over to web-2, not to the node that --to names, in ")
+
+
+def test_a_nominee_that_is_not_heard_of_or_has_a_name_twice_is_refused(hand: Hand):
+    hand.node("web-1")
+    hand.leader("web-1", token=7)
+    hand.node("web-2", seen_ago_s=100, heartbeat_s=1)
+    hand.candidate("web-2")
+    for instance in (str(uuid.uuid4()), str(uuid.uuid4())):
+        hand.node("web-3", instance=instance)
+        hand.execute("INSERT INTO S.candidates VALUES (%s, 'pair:1/100', 'scheduler', 'follower', now())", instance)
+    words = ("step-down", *hand.options, "--role", "scheduler", "--wait", "0.1")
+    dead, twice = run(*words, "--to", "web-2"), run(*words, "--to", "web-3")
+    assert dead.exit_code == twice.exit_code == exit_codes.NOT_HANDED_OVER
+    assert "web-2 has not been heard of for too long. Candidates that are alive: web-3" in dead.stderr
+    assert "2 candidates are called web-3: name one by its process, --to host:pid" in twice.stderr
+    mixed = run(*words, "--reason", "to host-2:18")
+    assert mixed.exit_code == exit_codes.USAGE
+    assert "use --to" in mixed.stderr
 
 
 @pytest.mark.slow

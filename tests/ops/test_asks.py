@@ -17,12 +17,13 @@ from pgleaderlock import ConnectionError, Event, EventKind, LeaderLock, LockErro
 from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.ops.dashboard import RegistrySource
 from pgleaderlock.ops.registry import Registry
-from pgleaderlock.ops.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox, read_claim
+from pgleaderlock.ops.registry._ask_inbox import MARK, Ask, SessionInbox, TableInbox, nominee_in, read_claim
 from pgleaderlock.ops.registry._asks import Verdict, judge
 from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._sql import ASK_CHANNEL
 from pgleaderlock.ops.registry.asking import Answer, AskRefused, Target
 from pgleaderlock.ops.registry.reading import RegistryReader, open_reader
+from pgleaderlock.postgres import nomination
 from pgleaderlock.postgres._dsn import one_line
 from pgleaderlock.postgres._schema import make_tables
 from tests.conftest import Postgres
@@ -271,6 +272,70 @@ async def test_one_ask_per_lease_is_obeyed_and_the_next_has_to_wait(
 
 async def _has_two(reader: RegistryReader) -> bool:
     return len(await asked_in(reader)) == 2
+
+
+@contextlib.asynccontextmanager
+async def three_nodes(dsn: str, schema: str, key: LockKey) -> AsyncIterator[tuple[list[Node], RegistryReader]]:
+    """A leader, its heir and the next heir, whose sessions are called one:1, two:1 and three:1."""
+    nodes = [
+        Node(make_conninfo(dsn, application_name=f"{name}:1"), schema, key, name, lease_s=UNDISTURBED_S)
+        for name in ("one", "two", "three")
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for node, place in zip(nodes, ("", "heir", "next heir"), strict=True):
+            await stack.enter_async_context(node)
+            assert place or await node.lock.wait_for_leadership(20)
+            await until(lambda node=node, place=place: node.lock.place == place)  # type: ignore[misc]
+        reader = await stack.enter_async_context(reading(dsn, schema))
+        await eventually(lambda: leader_of(reader))
+        yield nodes, reader
+
+
+async def test_ask_that_names_the_next_leader_is_obeyed_when_that_is_the_heir(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(nomination, "_PATIENCE_S", 60.0)
+    async with three_nodes(postgres.dsn, schema, key) as (nodes, reader):
+        asked = await reader.ask_to_step_down(str(key), "ops", reason="kernel update", to="three:1")
+        assert await reader.wait_for_answer(asked, 60) == Answer(is_obeyed=True, node="one")
+        assert await nodes[2].lock.wait_for_leadership(20)
+        assert not nodes[1].lock.is_leader
+
+        async def written() -> list[str | None]:
+            return [line.detail for line in await reader.history() if line.event == "step_down_asked"]
+
+        assert str((await eventually(written))[0]).endswith("; reason: to three:1; kernel update")
+
+
+async def test_ask_that_names_a_stranger_is_refused_and_the_leader_goes_on(
+    postgres: Postgres, schema: str, key: LockKey
+):
+    async with leading(postgres.dsn, schema, key, lease_s=UNDISTURBED_S) as (one, reader):
+        token = one.lock.token
+        asked = await reader.ask_to_step_down(str(key), "ops", to="elsewhere:7")
+        answer = await reader.wait_for_answer(asked, 20)
+        assert answer is not None
+        assert (answer.is_obeyed, answer.node) == (False, "one")
+        assert str(answer.why).startswith("no session of elsewhere:7 is connected, so it cannot lead: lock ")
+        assert one.lock.token == token
+        with pytest.raises(ValueError, match=r"web-2 is no host and process id, such as host-2:18"):
+            await reader.ask_to_step_down(str(key), "ops", to="web-2")
+
+
+@pytest.mark.parametrize(
+    ("reason", "to"),
+    [
+        ("to host-2:18", "host-2:18"),
+        ("to host-2:18; kernel\nupdate", "host-2:18"),
+        ("to host-2:18 and back", None),
+        ("to host-2", None),
+        ("move to host-2:18", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_the_next_leader_is_read_from_a_reason(reason: Any, to: str | None):
+    assert nominee_in(reason) == to
 
 
 async def test_ask_to_an_earlier_term_is_refused(postgres: Postgres, schema: str, key: LockKey):

@@ -79,7 +79,7 @@ class ModelSession:
             raise answer
         return answer  # type: ignore[no-any-return]
 
-    async def listen(self, channel: str) -> None:
+    async def listen(self, channel: str, heard: Any = None) -> None:
         self.asked.append((asyncio.get_running_loop().time(), "listen"))
 
     async def notified(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from pgleaderlock import ConnectionError
 from pgleaderlock.postgres import _keys_sql, _sql
-from pgleaderlock.postgres._activity import holder_of, holder_query
+from pgleaderlock.postgres._activity import holder_of, holder_query, lock_columns
 from pgleaderlock.postgres.group import CHANNEL
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, heir_key, witness_key
@@ -87,6 +87,7 @@ class Performance:
         self._sessions: dict[str, Session] = {}
         self._started: dict[str, str] = {}  # as the server prints it
         self._calls: dict[str, asyncio.Task[str]] = {}
+        self._heard: list[tuple[str, str, str]] = []  # who was sent what by whom
         self._newest = self._claimed = 0
         self._recorded = -1
         self._terms = Terms(key, Lease(LONG_S, term_table=True), "a script")
@@ -205,9 +206,7 @@ class Performance:
         row = await self._fetch(who, *holder_query(self._key(how)))
         if row is None:
             return "nobody"
-        holder = holder_of(row)
-        names = (name for name, session in self._sessions.items() if session.facts.session_pid == holder.pid)
-        return next(names, "a stranger")
+        return self._name(holder_of(row).pid or 0)
 
     def _key(self, how: tuple[str, ...]) -> LockKey:
         return self._keys[next((name for name in ("witness", "heir") if name in how), "lock")]
@@ -259,7 +258,47 @@ class Performance:
         await self._fetch(who, self._statements(("heir",)).leave(CHANNEL) + _sql.PING)
 
     async def _listens(self, who: str) -> None:
-        await self._sessions[who].listen(CHANNEL)
+        await self._sessions[who].listen(CHANNEL, lambda pid, text: self._heard.append((who, self._name(pid), text)))
+
+    async def _nominates(self, who: str, text: str) -> None:
+        """Notify those that listen, with a text."""
+        await self._fetch(who, _sql.NOTIFY_OF_NOMINEE, (CHANNEL, text))
+
+    async def _receives(self, who: str) -> str:
+        """What a session that listens was sent, and by which."""
+        await self._is(who, "told")
+        return ", ".join(f"{text!r} by {sender}" for hearer, sender, text in self._heard if hearer == who)
+
+    async def _compares(self, who: str, *how: str) -> str:
+        """Who holds it, beside the own name?"""
+        row = await self._fetch(who, _sql.HOLDER_AND_OWN_NAME, lock_columns(self._key(how)))
+        assert row is not None
+        assert isinstance(row[1], str)
+        return "nobody" if row[0] is None else self._name(row[0])
+
+    async def _lists(self, who: str) -> str:
+        """Which sessions hold or wait for the lock and the place of the heir? And are their names known?"""
+        keys = [self._keys["lock"], self._keys["heir"]]
+        row = await self._fetch(who, _sql.SESSIONS_AT, _keys_sql.columns(keys))
+        names = await self._fetch(who, _sql.SESSION_NAMES)
+        assert row is not None
+        assert names is not None
+        assert names[0] in names[1]
+        found = [text.split(" ", 2) for text in row[0]]
+        assert {name for _, _, name in found} <= set(names[1])
+        return ", ".join(sorted(f"{('lock', 'heir')[int(number)]} {granted}" for number, granted, _ in found))
+
+    async def _retires(self, who: str) -> None:
+        """Leave the place of the heir, and the lease with it."""
+        await self._fetch(who, self._statements(("heir",)).unlock + _sql.END_LEASE)
+
+    async def _rings(self, who: str) -> None:
+        """Notify those that listen, and then ask for something."""
+        await self._fetch(who, _sql.notify_first(CHANNEL) + _sql.PING)
+
+    def _name(self, pid: int) -> str:
+        names = (name for name, session in self._sessions.items() if session.facts.session_pid == pid)
+        return next(names, "a stranger")
 
     async def _tells(self, who: str) -> None:
         await self._fetch(who, f"SELECT pg_notify('{CHANNEL}', '')")

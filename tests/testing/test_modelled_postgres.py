@@ -110,6 +110,33 @@ QUESTIONS = {
         b pings -> (1,)
         b knows -> of nothing
     """,
+    "a notification says which session sent it, and the holder of a lock can be compared with that": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a compares -> nobody
+        a tries -> granted
+        b listens
+        a nominates c
+        b receives -> 'c' by a
+        b compares -> a
+        b compares the heir -> nobody
+        c rings
+        b receives -> 'c' by a, '' by c
+    """,
+    "the sessions at a lock and at a place can be listed, and a place is left with the lease": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a tries -> granted
+        b tries the heir under 1 -> granted the heir
+        c waits 30 the heir -> is in line
+        a lists -> heir false, heir true, lock true
+        b retires
+        c hears -> granted the heir
+        a lists -> heir true, lock true
+        b compares the heir -> c
+    """,
     "a line is served in its order": """
         a opens -> the server is old
         b opens -> the server is old

@@ -94,6 +94,18 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
         HEIR.leave("channel") + of(PAIR).slice(0.25),
         replace(SLICE, first=(Ask("unlock", _sql.numbers(BIGINT)), Ask("notify", "channel"))),
     ),
+    "_NOTIFY_FIRST": (
+        _sql.notify_first("channel") + of(PAIR).slice(0.25),
+        replace(SLICE, first=(Ask("notify", "channel"),)),
+    ),
+    "END_LEASE": (
+        HEIR.unlock + _sql.END_LEASE,
+        Ask("end_lease", idle_ms=0, first=(Ask("unlock", _sql.numbers(BIGINT)),)),
+    ),
+    "HOLDER_AND_OWN_NAME": (_sql.HOLDER_AND_OWN_NAME, Ask("holder_and_own_name")),
+    "SESSION_NAMES": (_sql.SESSION_NAMES, Ask("session_names")),
+    "SESSIONS_AT": (_sql.SESSIONS_AT, Ask("sessions_at")),
+    "NOTIFY_OF_NOMINEE": (_sql.NOTIFY_OF_NOMINEE, Ask("notify_of_nominee", commits_locally=False)),
     "STOP_LISTENING": (
         _sql.STOP_LISTENING + HEIR.unlock + _sql.NEXT_TOKEN,
         Ask("token", is_flushed=True, first=(Ask("unlisten"), Ask("unlock", _sql.numbers(BIGINT)))),

@@ -77,6 +77,15 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_name(name: str, value: Any) -> str:
+    """Return the value if it is text that can name something in a database."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if not value.strip() or "\0" in value:
+        raise ValueError(f"{name} must be a name, got {shown(value)}")
+    return value
+
+
 def check_callable(name: str, value: Any) -> None:
     """Refuse what cannot be called, at registration instead of at the first event."""
     if not callable(value):

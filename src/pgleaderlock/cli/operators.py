@@ -168,6 +168,7 @@ def _key_of(role: str | None, lock: str | None, place: Place) -> LockKey | None:
 @_role_options
 @seconds_option("--wait", "How long the leader and its successor may take.", default=30.0)
 @click.option("--reason", metavar="TEXT", help="Why, for the leader's log and the history.")
+@click.option("--to", metavar="NODE", help="The node that is to lead next, by its name or as host:pid.")
 @click.option(
     "--token",
     type=click.IntRange(min=0),
@@ -183,19 +184,23 @@ def step_down(
     lock: str | None,
     wait_s: float,
     reason: str | None,
+    to: str | None,
     token: int | None,
 ) -> None:
     """Ask the leader of a role to hand over; print which node took over, and how long there was no leader.
 
-    Exit code 1 if no other node took over. The old leader remains a candidate. It accepts an ask from users to whom
-    the table of asks is granted (schema apply --grant-asks-to USER), once per lease. A leader without a registry, or
-    with accept_asks=False, does not receive it.
+    Exit code 1 if no other node took over, or another one than --to names. The old leader remains a candidate. It
+    accepts an ask from users to whom the table of asks is granted (schema apply --grant-asks-to USER), once per lease.
+    A leader without a registry, or with accept_asks=False, does not receive it.
     """
     from pgleaderlock.cli import step_down as command  # noqa: PLC0415 - its tables take a while to import
+    from pgleaderlock.ops.registry._ask_inbox import nominee_in  # noqa: PLC0415 - as above
 
     if role is None and lock is None:
         role = _only_role(place)
-    wish = command.Wish(role, lock, wait_s, reason, token)
+    if nominee_in(reason) is not None:
+        raise click.UsageError("a --reason that begins like this names the next leader: use --to.")
+    wish = command.Wish(role, lock, wait_s, reason, token, to)
     context.exit(_run(command.step_down, place, wish, as_json=as_json))
 
 

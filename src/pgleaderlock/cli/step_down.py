@@ -22,7 +22,7 @@ from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
 from pgleaderlock.cli.times import duration
 from pgleaderlock.ops.registry.asking import Asked, AskRefused, Target
 from pgleaderlock.ops.registry.audit import Line
-from pgleaderlock.ops.registry.reading import KnownRole, Leader, RegistryReader
+from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus
 
 _BEGINS = ("acquired", "recovered")
 _ENDS = ("released", "lost", "reconnecting", "stopped")
@@ -60,6 +60,8 @@ class Wish:
     reason: str | None = None
     token: int | None = None
     """The fencing token of the term to end; None means the term that the registry shows."""
+    to: str | None = None
+    """The node that is to lead next, by its name or as host:pid; None is any."""
 
 
 async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
@@ -74,11 +76,14 @@ async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int
         problem = await reader.standby_problem() if leader is None else ""
         if problem and role is not None:  # no node can write the registry then: the last leader in it still leads
             leader = role.last_leader
-        if leader is not None:
-            seen = await _ask(reader, known.lock, leader, since, wish)
+        nominee, objection = (None, None) if wish.to is None or role is None else _nominee(role, wish.to)
+        if leader is not None and objection is not None:
+            seen = _Seen(refusal=objection, is_asked=False)
+        elif leader is not None:
+            seen = await _ask(reader, known.lock, leader, since, wish=wish, nominee=nominee)
         else:
             seen = _Seen(refusal=problem or None, is_asked=False)
-    outcome = _outcome(leader, seen)
+    outcome = _outcome(leader, seen, nominee)
     is_done = outcome == "handed_over"
     if as_json:
         print_record(_fields(known, leader, seen, outcome))
@@ -96,12 +101,36 @@ def _who_asks() -> str:
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
-async def _ask(reader: RegistryReader, lock: str, leader: Leader, since: float, wish: Wish) -> _Seen:
+def _nominee(role: RoleStatus, name: str) -> tuple[Candidate | None, str | None]:
+    """Return the candidate of this name; or None, and why it cannot lead next."""
+    named = [each for each in role.current_candidates if name in (each.node, _process(each))]
+    alive = [each for each in named if each.is_alive]
+    if not alive:
+        others = ", ".join(visible(each.node) for each in role.current_candidates if each.is_alive) or "none"
+        what = "has not been heard of for too long" if named else "is no candidate for it"
+        return None, f"{visible(name)} {what}. Candidates that are alive: {others}"
+    if len(alive) > 1:
+        return None, f"{len(alive)} candidates are called {visible(name)}: name one by its process, --to host:pid"
+    if role.leader is not None and alive[0].instance == role.leader.instance:
+        return None, f"{visible(name)} leads it already"
+    return alive[0], None
+
+
+def _process(candidate: Candidate) -> str:
+    return f"{candidate.host}:{candidate.process_id}"
+
+
+async def _ask(
+    reader: RegistryReader, lock: str, leader: Leader, since: float, *, wish: Wish, nominee: Candidate | None
+) -> _Seen:
     """Write the ask, and return what the history then shows."""
     target = Target(leader.instance, leader.token if wish.token is None else wish.token)
+    to = None if nominee is None else _process(nominee)
     try:
-        asked = await reader.ask_to_step_down(lock, _who_asks(), leader=target, reason=wish.reason, wait_s=wish.wait_s)
-    except AskRefused as error:
+        asked = await reader.ask_to_step_down(
+            lock, _who_asks(), leader=target, reason=wish.reason, wait_s=wish.wait_s, to=to
+        )
+    except (AskRefused, ValueError) as error:
         return _Seen(refusal=str(error), is_asked=False)
     return await _wait(reader, asked, leader, since, wish.wait_s)
 
@@ -134,11 +163,13 @@ def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
     )
 
 
-def _outcome(leader: Leader | None, seen: _Seen) -> str:
+def _outcome(leader: Leader | None, seen: _Seen, nominee: Candidate | None) -> str:
     if seen.refusal is not None and leader is not None:
         return "refused"
     if seen.heir is not None and leader is not None:
-        return "same_node" if seen.heir.instance == leader.instance else "handed_over"
+        if seen.heir.instance == leader.instance:
+            return "same_node"
+        return "another_node" if nominee is not None and seen.heir.instance != nominee.instance else "handed_over"
     return "no_leader" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
 
 
@@ -171,7 +202,8 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.heir.token})"
     if outcome == "same_node":
         return f"{node} stepped down and acquired {role} again {time} {tokens}: no other candidate did."
-    return f"{node} handed over to {visible(seen.heir.node)} {time} {tokens}"
+    instead = ", not to the node that --to names," if outcome == "another_node" else ""
+    return f"{node} handed over to {visible(seen.heir.node)}{instead} {time} {tokens}"
 
 
 def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:

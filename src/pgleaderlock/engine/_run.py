@@ -7,8 +7,9 @@ that the engine finds by itself.
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from pgleaderlock.engine._calls import Calls
 from pgleaderlock.engine.delivery import EventStream
@@ -79,11 +80,18 @@ class Run:
         self.draining: asyncio.Task[None] | None = None
         """The drain before a requested release, if one is in progress."""
         self.later: set[asyncio.Task[None]] = set()
-        """Tasks that drain for a callback; referenced here, because asyncio keeps only weak references."""
+        """Tasks that :meth:`do` began; referenced here, because asyncio keeps only weak references."""
         self.is_leaving = False
         """Whether a shutdown was requested: work is drained first, then STOP_REQUESTED is put into the inbox."""
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
+
+    def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run this beside the election."""
+        task = self.loop.create_task(work)
+        self.later.add(task)
+        task.add_done_callback(self.later.discard)
+        return task
 
     def note_change(self) -> None:
         """Wake the tasks that wait in :meth:`until`."""

@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pgleaderlock._base.causes import LossCause
-from pgleaderlock._base.checks import check_flag, check_seconds, refuse_plain_with
+from pgleaderlock._base.checks import check_flag, check_name, check_seconds, refuse_plain_with
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock._logging import get_logger
 from pgleaderlock.engine._calls import Asked, guarded, see_out
@@ -232,23 +232,30 @@ class Election(WhileLeader):
             await asyncio.wait({run.task}, timeout=_EXIT_TIMEOUT_S)
             run.task.cancel()  # no effect if it is done; it is not done only if a callback ignores its cancellation
 
-    async def step_down(self, timeout_s: float | None = None) -> None:
+    async def step_down(self, timeout_s: float | None = None, *, to: str | None = None) -> None:
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
         frees the lock for certain. In a callback and in a leader task it only puts the request and returns.
 
+        ``to`` names the candidate that leads next, as :meth:`nominate` does, which may take two seconds more. If that
+        is refused, the LockError is raised, or in a callback logged, and this candidate leads on.
+
         A release that fails, for example on a session that has just ended, leads to STOPPED and not back to FOLLOWER,
         with ``on_error`` and ``on_stopped``, as the state table specifies. Call :meth:`start` to take part again.
         """
         _check_timeout(timeout_s)
+        if to is not None:
+            check_name("to", to)
         run = self._run_here()
         if run is None or not self.state.is_in_term:
             return
-        if self._is_inside(run):
-            self._ask_once_drained(run, partial(self._ask_to_release, run, run.yielded))
-            return
         yielded = run.yielded
+        if self._is_inside(run):
+            self._release_later(run, yielded, to)
+            return
+        if to is not None:
+            await self.nominate(to)
         try:
             await self._drain(run, timeout_s)
         finally:
@@ -258,6 +265,41 @@ class Election(WhileLeader):
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._wait_for_listeners(run, or_until=run.task, timeout_s=timeout_s)
+
+    async def nominate(self, to: str) -> None:
+        """Have another candidate lead next, after this leader: it becomes the heir. LockError if that cannot be.
+
+        ``to`` is the candidate's host and process id (``host-2:18``), as they show in its session's
+        ``application_name``, or all of that name. Only for one lock on PostgreSQL sessions. Does nothing when not
+        leading. It decides nothing: should the nominee end, another candidate leads next.
+        """
+        check_name("to", to)
+        run, grant = self._run_here(), self._valid_grant()
+        if run is None or grant is None:
+            return
+        # In a task, because a caller that is cancelled must not cut a statement short, which would end the session.
+        term, task = run.yielded, run.do(self._backend.nominate(grant, to))
+        task.add_done_callback(lambda each: None if each.cancelled() else each.exception())  # it may have no reader
+        await asyncio.wait({task, term}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and not term.done():
+            task.result()
+
+    def _release_later(self, run: Run, term: asyncio.Future[None], to: str | None) -> None:
+        """Request the release of this term from a callback or a leader task, after the nomination if there is one."""
+        ask = partial(self._ask_once_drained, run, partial(self._ask_to_release, run, term))
+        if to is None:
+            ask()
+            return
+
+        async def nominate_and_ask() -> None:
+            try:
+                await self.nominate(to)
+            except PgLeaderLockError as error:
+                self._logger.warning("nomination_refused", to=to, error=error)
+            else:
+                ask()
+
+        run.do(nominate_and_ask())
 
     def _is_inside(self, run: Run) -> bool:
         """Whether the caller is a callback or a leader task, for which the engine waits: it must not wait in turn."""
@@ -278,8 +320,7 @@ class Election(WhileLeader):
             await self._drain(run, None)
             ask()
 
-        run.later.add(task := run.loop.create_task(drain_and_ask()))
-        task.add_done_callback(run.later.discard)
+        run.do(drain_and_ask())
 
     async def _drain(self, run: Run, timeout_s: float | None) -> None:
         """Let leader tasks finish before a requested release, while the engine goes on renewing.

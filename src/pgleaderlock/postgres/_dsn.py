@@ -38,6 +38,7 @@ _VARIABLES = {
 }
 _STATEMENT_TIMEOUT = re.compile(r"(?:-c\s*|--)statement[_-]timeout=(\d+(?:\.\d+)?)(us|ms|s|min|h|d)?(?=\s|$)")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NAME_OF_PROCESS = re.compile(rf"{_OUR_NAME} (.*):(\d+)(?: \S+s \S+)?")
 _NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs](?:t(?:-[0-9a-f]{{4}})?)?)")
 
 
@@ -136,6 +137,21 @@ def default_application_name(agreement: str = "") -> str:
     host = socket.gethostname().encode("ascii", "replace").decode("ascii")
     room = _APPLICATION_NAME_BYTES - len(_OUR_NAME) - 1 - len(rest)
     return f"{_OUR_NAME} {host[-room:]}{rest}"
+
+
+def is_named(application_name: str, name: str) -> bool:
+    """Return whether a session with this application_name is that of a candidate called so.
+
+    The name is host and process id, as this library puts them into an application_name; or all of another one.
+    """
+    if application_name == name:
+        return True
+    match, (host, _, pid) = _NAME_OF_PROCESS.fullmatch(application_name), name.rpartition(":")
+    if match is None or not host or match[2] != pid:
+        return False
+    host = host.encode("ascii", "replace").decode("ascii")
+    is_cut = len(application_name) >= _APPLICATION_NAME_BYTES and bool(match[1])
+    return match[1] == host or (is_cut and host.endswith(match[1]))
 
 
 def agreement_of(application_name: str) -> str | None:

@@ -11,17 +11,52 @@ from pgleaderlock.postgres.lease import Lease
 
 __all__ = [
     "END_BACKEND",
+    "END_LEASE",
+    "HOLDER_AND_OWN_NAME",
     "NEXT_TOKEN",
+    "NOTIFY_OF_NOMINEE",
     "OLDEST_VERSION",
     "PING",
+    "SESSIONS_AT",
+    "SESSION_NAMES",
     "STOP_LISTENING",
     "STUCK_HOLDERS",
     "LockStatements",
+    "notify_first",
     "numbers",
     "set_up",
 ]
 
 PING = "SELECT 1"
+
+END_LEASE = "SELECT set_config('idle_session_timeout', '0', false)"
+"""Takes a session that holds nothing any more out of the lease."""
+
+# Of a lock, as pg_locks shows it. The holder is compared with the session that sent a notification.
+HOLDER_AND_OWN_NAME = """
+SELECT (SELECT min(l.pid) FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND l.classid::text::bigint = %s AND l.objid::text::bigint = %s AND l.objsubid = %s),
+       current_setting('application_name')
+"""
+
+SESSION_NAMES = """
+SELECT current_setting('application_name'), coalesce(array_agg(DISTINCT a.application_name), '{}')
+  FROM pg_stat_activity AS a WHERE a.datname = current_database() AND a.application_name <> ''
+"""
+
+# The sessions that hold or wait for some locks: the number of the lock, whether it was granted, and the name.
+SESSIONS_AT = """
+SELECT coalesce(array_agg(k.i::text || ' ' || l.granted::text || ' ' || coalesce(a.application_name, '')), '{}')
+  FROM unnest(%s::int[], %s::bigint[], %s::bigint[], %s::int[]) AS k (i, a, b, c)
+  JOIN pg_locks AS l ON l.locktype = 'advisory' AND l.classid::text::bigint = k.a
+       AND l.objid::text::bigint = k.b AND l.objsubid = k.c
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+"""
+
+# The commit waits neither for the disk nor for a standby.
+NOTIFY_OF_NOMINEE = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 
 # By pid *and* start, because pids are used again. Terminated and never cancelled: a commit that waits for a synchronous
 # standby answers *success* when it is cancelled.
@@ -107,6 +142,17 @@ COMMIT;
 NEXT_TOKEN = "SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pgleaderlock', '')::text"  # noqa: S105 - a statement
 
 STOP_LISTENING = "UNLISTEN *;"
+
+
+# To be followed by another statement, and as with a place that is left.
+_NOTIFY_FIRST = """
+BEGIN; SELECT set_config('synchronous_commit', 'off', true), pg_notify('{channel}', ''); COMMIT;
+"""
+
+
+def notify_first(channel: str) -> str:
+    """Return the statements that notify the followers that places may be taken again."""
+    return _NOTIFY_FIRST.format(channel=channel)
 
 
 def numbers(key: LockKey) -> str:

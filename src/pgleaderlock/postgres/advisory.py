@@ -38,6 +38,7 @@ from pgleaderlock.postgres._dsn import agreement_of
 from pgleaderlock.postgres._session_setup import SessionSetup
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_key
+from pgleaderlock.postgres.nomination import nominate
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.postgres.session import OpenSession, Row, Session
 from pgleaderlock.postgres.succession import Succession
@@ -82,6 +83,8 @@ class LeasedLockBackend(Backend):
         self._is_contested = False
         """Whether another candidate holds the lock and waits for the witness lock, which our recovery still holds."""
         self._compared_at = -math.inf
+        self._in_use = asyncio.Lock()
+        """Held by a statement of a leader: a nomination goes on beside the renewals."""
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -143,10 +146,11 @@ class LeasedLockBackend(Backend):
     async def renew(self, grant: Grant) -> Grant:
         """Extend the grant. While the witness session cannot be replaced, retry until the loss must be declared."""
         self._check_current(grant)
-        while not await self._pair.renew():
-            assert self._pair.ended is not None  # noqa: S101 - a leader has a lock session
-            pause_s = retry_pause_s(self._pair.answer_bound_s(), self._lease.lease_s)
-            await asyncio.wait({self._pair.ended}, timeout=pause_s)
+        async with self._in_use:
+            while not await self._pair.renew():
+                assert self._pair.ended is not None  # noqa: S101 - a leader has a lock session
+                pause_s = retry_pause_s(self._pair.answer_bound_s(), self._lease.lease_s)
+                await asyncio.wait({self._pair.ended}, timeout=pause_s)
         return self._pair.validity.grant(grant.token)
 
     async def release(self, grant: Grant) -> None:
@@ -157,12 +161,33 @@ class LeasedLockBackend(Backend):
         self._check_current(grant)
         mark = "" if self._terms is None or grant.token is None else self._terms.mark_released_sql(grant.token)
         self._term = None
-        if not await self._pair.free([self._key], first=mark, bound_s=self._lease.lease_s):
+        async with self._in_use:
+            is_freed = await self._pair.free([self._key], first=mark, bound_s=self._lease.lease_s)
+        if not is_freed:
             await self.close()
             raise LockError(
                 f"PostgreSQL answered that lock {self._key.described} was not held by this session ({self._where}): "
                 "other code released it on this session. The session is closed."
             )
+
+    async def nominate(self, grant: Grant, to: str) -> None:
+        """Have the candidate of this name become the heir, while the engine goes on renewing.
+
+        Its statements must not be cancelled: that would close the lock session.
+        """
+        self._check_current(grant)
+        if not self._pair.is_enforced:
+            raise LockError(
+                f"lock {self._key.described} cannot be handed over to a named candidate ({self._where}): PostgreSQL "
+                "before 14 cannot end silent sessions, so followers have no places there"
+            )
+
+        async def ask(statement: str, parameters: tuple[Any, ...] = ()) -> Row | None:
+            async with self._in_use:
+                self._check_current(grant)
+                return await self._pair.ask_lock(statement, parameters)
+
+        await nominate(to, ask, self._key, self._pair, clock=self._clock, where=self._where)
 
     def look(self, grant: Grant) -> Grant:
         """Return the grant, ended if the lock session's socket shows its end or the term is not the current one."""
@@ -185,6 +210,7 @@ class LeasedLockBackend(Backend):
     async def close(self) -> None:
         """End both sessions."""
         self._is_granted = self._is_contested = False
+        self._in_use = asyncio.Lock()  # the next sessions may belong to another event loop
         await self._pair.close()
 
     async def wait(self, timeout_s: float) -> None:

@@ -26,14 +26,12 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._driver import close_on_cancel
 from pgleaderlock.postgres._hangup import HangupProbe
 from pgleaderlock.postgres._search_path import PIN, PINNED, pin_own
-from pgleaderlock.postgres.session import FetchAll, OnEnd, Parameters, Row, ServerFacts
+from pgleaderlock.postgres.session import FetchAll, Heard, OnEnd, Parameters, Row, ServerFacts
 
 __all__ = ["Connection", "Explain", "Heard", "connect", "message_of"]
 
 Explain = Callable[[str, Exception, LossCause], ConnectionError]
 """Makes a readable error of what happened, with the lock and the server, and without secrets."""
-Heard = Callable[[int, str], None]
-"""Called with the pid of the sender and the payload of a notification, on the event loop; must not raise."""
 
 _CAUSES = {
     "57P01": LossCause.SESSION_TERMINATED,  # admin_shutdown

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["FetchAll", "OnEnd", "OpenSession", "Parameters", "Row", "ServerFacts", "Session", "end_of"]
+__all__ = ["FetchAll", "Heard", "OnEnd", "OpenSession", "Parameters", "Row", "ServerFacts", "Session", "end_of"]
 
 Row = tuple[Any, ...]
 """One row of an answer."""
@@ -40,6 +40,9 @@ class ServerFacts:
 
 OnEnd = Callable[[ConnectionError], None]
 """Called with the reason when a session has ended, on the event loop; must not block, and must not raise."""
+
+Heard = Callable[[int, str], None]
+"""Called with the pid of the sender and the payload of a notification, on the event loop; must not raise."""
 
 
 class Session(Protocol):
@@ -73,8 +76,8 @@ class Session(Protocol):
         """Execute it, and return the first row of its last result. Without an answer in time the session is closed."""
         ...
 
-    async def listen(self, channel: str) -> None:
-        """Listen to this channel."""
+    async def listen(self, channel: str, heard: Heard | None = None) -> None:
+        """Listen to this channel, and pass each notification on."""
         ...
 
     async def notified(self) -> None:

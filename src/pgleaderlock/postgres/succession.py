@@ -19,6 +19,9 @@ A notification proves nothing, and any user of the database can send one: it onl
 more often than :data:`_HEED_EVERY_S`. The session of a leader does not listen (:mod:`.pair` says why): the statement
 that begins a term ends the listening, and leaves the place.
 
+**The leader may name its successor** (:mod:`.nomination`). The nominee then queues for S1, and the others leave their
+places for as long.
+
 On a server that cannot end silent sessions (PostgreSQL 13) there are no places: a frozen heir would keep its place for
 ever. There, every follower is queued for the lock.
 
@@ -34,6 +37,7 @@ from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.nomination import Nominations
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.postgres.session import Session
 
@@ -58,6 +62,9 @@ class Succession:
         self._place = Place.NONE
         self._is_listening = False
         self._leaves_next = False  # whether S2 is still held and is left with the next statement
+        self._nominations = Nominations(key, pair, clock)
+        self._tells_others = False  # whether the next statement notifies others that they may take places again
+        self._is_under_lease = False  # without a place, because it was nominated
         self._tried_at = self._try_at = -math.inf
 
     @property
@@ -74,6 +81,7 @@ class Succession:
         await self._meet_session()
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
+            await self._heed_nomination()
             granted = await self._wait_once(left_s)
             if granted == "lock":
                 return True
@@ -102,8 +110,10 @@ class Succession:
         if session is not self._session:
             self._session, self._place, self._is_listening = session, Place.NONE, False
             self._leaves_next, self._tried_at, self._try_at = False, -math.inf, -math.inf
+            self._tells_others = self._is_under_lease = False
+            self._nominations.forget()
         if self._pair.is_enforced and not self._is_listening:
-            await session.listen(self._channel)
+            await session.listen(self._channel, self._nominations.hear)
             self._is_listening = True
 
     async def _wait_once(self, left_s: float) -> str:
@@ -116,20 +126,47 @@ class Succession:
             return await self._wait_as_heir(lock, slice_s)
         if self._place is Place.NEXT_HEIR:
             return await self._ask(self._statements(Place.HEIR).slice(slice_s, lock), slice_s)
+        if self._nominations.is_nominee:
+            self._is_under_lease = True
+            slice_s = min(slice_s, self._nominations.lasts_until - self._clock())
+            return await self._ask(self._statements(Place.HEIR).slice(slice_s, lock), slice_s)
         return await self._wait_quietly(lock, left_s)
 
     async def _wait_as_heir(self, lock: _sql.LockStatements, slice_s: float) -> str:
         """Queue for the lock at once; the second session is opened meanwhile, and never before."""
         if self._lease.witness:
             self._pair.warm.keep()
-        leave = self._statements(Place.NEXT_HEIR).leave(self._channel) if self._leaves_next else ""
-        granted = await self._ask(leave + lock.slice(slice_s), slice_s)
-        self._leaves_next = False
+        first = ""
+        if self._leaves_next:
+            first = self._statements(Place.NEXT_HEIR).leave(self._channel)
+        elif self._tells_others:
+            first = _sql.notify_first(self._channel)
+        granted = await self._ask(first + lock.slice(slice_s), slice_s)
+        self._leaves_next = self._tells_others = False
         return granted
+
+    async def _heed_nomination(self) -> None:
+        """Check what was heard. Leave a place that is meant for another candidate, and the lease with it."""
+        await self._nominations.check()
+        if self._nominations.is_aside:
+            spread_s = random.uniform(0, _SPREAD_S)  # noqa: S311 - it spreads load
+            self._try_at = max(self._try_at, self._nominations.lasts_until + spread_s)
+            if self._place is not Place.NONE:
+                await self._step_aside()
+        elif self._is_under_lease and self._place is Place.NONE and not self._nominations.is_nominee:
+            self._is_under_lease = False
+            await self._pair.ask_lock(_sql.END_LEASE)
+
+    async def _step_aside(self) -> None:
+        left = [Place.HEIR] if self._place is Place.HEIR else []
+        left += [Place.NEXT_HEIR] if self._leaves_next or self._place is Place.NEXT_HEIR else []
+        self._place, self._leaves_next, self._tells_others = Place.NONE, False, False
+        await self._pair.ask_lock("".join(self._statements(place).unlock for place in left) + _sql.END_LEASE)
+        await self._pair.warm.close()
 
     async def _wait_quietly(self, lock: _sql.LockStatements, left_s: float) -> str:
         if self._clock() < self._try_at:
-            await self._rest(min(left_s, self._try_at - self._clock()))
+            await self._rest(min(left_s, self._try_at - self._clock(), self._nominations.next_check_s))
         if self._clock() < self._try_at:
             return ""
         self._tried_at = self._clock()
@@ -160,6 +197,8 @@ class Succession:
 
     def _advance(self, place: Place) -> None:
         self._leaves_next = place is Place.HEIR and self._place is Place.NEXT_HEIR
+        self._tells_others = place is Place.HEIR and self._nominations.is_nominee
+        self._is_under_lease = False  # as every session with a place is, until it leaves that
         self._place = place
 
     def _statements(self, place: Place) -> _sql.LockStatements:

@@ -21,7 +21,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock._base.checks import visible
+from pgleaderlock.errors import LockError, PgLeaderLockError
 from pgleaderlock.models import Grant, Holder
 
 __all__ = ["LOST_SHARE", "TRUST_SHARE", "Backend", "leased_grant"]
@@ -75,6 +76,16 @@ class Backend(ABC):
     def place(self) -> str:
         """The place of this candidate in the succession, for display only: ``heir``, ``next heir``, or empty."""
         return ""
+
+    async def nominate(self, grant: Grant, to: str) -> None:  # noqa: ARG002 - only some backends can
+        """Have the candidate of this name lead next. Raises LockError, and changes nothing, if that cannot be.
+
+        Called beside renewals, and never cancelled.
+        """
+        raise LockError(
+            f"it cannot be chosen that {visible(to)} leads next: only candidates for one lock on PostgreSQL sessions "
+            "have places in a succession, not those of a group or of another store"
+        )
 
     def look(self, grant: Grant) -> Grant:
         """Return the grant as it is at this moment: expired, once this process knows of its end, or extended.

@@ -191,16 +191,29 @@ class BlockingElection(Decorators, Generic[A]):
         """
         self._end(self._engine.shutdown, timeout_s)
 
-    def step_down(self, timeout_s: float | None = None) -> None:
+    def step_down(self, timeout_s: float | None = None, *, to: str | None = None) -> None:
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
         frees the lock for certain. In a callback and in a leader task it only puts the request and returns.
 
+        ``to`` names the candidate that leads next, as :meth:`nominate` does, which may take two seconds more. If that
+        is refused, the LockError is raised, or in a callback logged, and this candidate leads on.
+
         A release that fails, for example on a session that has just ended, leads to STOPPED and not back to FOLLOWER,
         with ``on_error`` and ``on_stopped``, as the state table specifies. Call :meth:`start` to take part again.
         """
-        self._end(self._engine.step_down, timeout_s)
+        self._end(functools.partial(self._engine.step_down, to=to), timeout_s)
+
+    def nominate(self, to: str) -> None:
+        """Have another candidate lead next, after this leader: it becomes the heir. LockError if that cannot be.
+
+        ``to`` is the candidate's host and process id (``host-2:18``), as they show in its session's
+        ``application_name``, or all of that name. Only for one lock on PostgreSQL sessions. Does nothing when not
+        leading. It decides nothing: should the nominee end, another candidate leads next.
+        """
+        if self._home is not None:
+            self._call(lambda _: self._engine.nominate(to))
 
     def wait_for_leadership(self, timeout_s: float | None = None) -> bool:
         """Wait to become the leader. Return True after the ``on_acquired`` callbacks ran; False when the time is up.

@@ -4,6 +4,7 @@ Both say who asks in the server's words first, and then what the session says of
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ MARK = "pgleaderlock ask "
 """The beginning of the application_name of a session that asks; the rest cannot be guessed."""
 MAX_WAIT_S = 3600.0
 _WAIT_S = 30.0
+_NOMINEE = re.compile(r"to (\S+:\d+)(?:; (.*))?", re.DOTALL)
 LONGEST_CLAIM = 200
 _MOST_ASKS = 100
 
@@ -86,6 +88,7 @@ class AskNotice:
     mark: str | None
     instance: str | None
     token: int | None
+    to: str | None
     until: float
     """On our own clock: when the asker stops waiting."""
     at: float
@@ -100,6 +103,8 @@ class Ask:
     since_obeyed_s: float | None
     instance: str | None = None
     token: int | None = None
+    to: str | None = None
+    """The host and process id of the candidate that is to lead next; None is any."""
     objection: str | None = None
     """Why the asker may not."""
     number: int = 0
@@ -123,6 +128,7 @@ def read_claim(notification: Notification, schema: str) -> AskNotice | None:
         mark if isinstance(mark, str) and mark.startswith(MARK) and "\0" not in mark else None,
         said["instance"] if isinstance(said.get("instance"), str) else None,
         said["token"] if isinstance(said.get("token"), int) else None,
+        nominee_in(said.get("reason")),
         notification.at + (float(wait_s) if is_time else _WAIT_S),
         notification.at,
         has_row="row" in said,
@@ -133,6 +139,23 @@ def _described(claimed_by: Any, reason: Any) -> str:
     """Return what an asker says of itself, to be put after the server's word."""
     said = ((", who says", claimed_by), ("; reason", reason))
     return "".join(f"{what}: {visible(text[:LONGEST_CLAIM])}" for what, text in said if text and isinstance(text, str))
+
+
+def nominee_in(reason: Any) -> str | None:
+    """Return the candidate that is to lead next, by host and process id: the reason of an ask begins with it."""
+    match = _NOMINEE.fullmatch(reason) if isinstance(reason, str) else None
+    return None if match is None else match[1]
+
+
+def reason_with(to: str, reason: str | None) -> str:
+    """Return the reason of an ask that names the next leader; ValueError if that is no host and process id.
+
+    It has no column of its own, so that the tables of earlier versions can hold it.
+    """
+    text = f"to {to}; {reason}" if reason else f"to {to}"
+    if nominee_in(text) != to:
+        raise ValueError(f"{visible(to)} is no host and process id, such as host-2:18")
+    return text
 
 
 def by_session(role: str, pid: int) -> str:
@@ -168,7 +191,16 @@ class TableInbox:
         """Return the rows without an answer, the oldest first."""
         rows = await self._database.fetch(_for(self._schema, _OPEN_ROWS), {"locks": list(locks), "limit": _MOST_ASKS})
         return [
-            Ask(lock, visible(role) + _described(who, reason), left_s, since_s, instance, token, number=number)
+            Ask(
+                lock,
+                visible(role) + _described(who, reason),
+                left_s,
+                since_s,
+                instance,
+                token,
+                nominee_in(reason),
+                number=number,
+            )
             for number, lock, instance, token, role, who, reason, left_s, since_s in rows
         ]
 
@@ -218,7 +250,8 @@ class SessionInbox:
                 f"pgleaderlock schema apply --schema {self._schema} --grant-asks-to {visible(role)}"
             )
         by = by_session(role or "a session that is gone", claim.pid) + claim.by
-        return Ask(claim.lock, by, claim.until - now, since_obeyed_s, claim.instance, claim.token, objection, claim.pid)
+        term = claim.instance, claim.token
+        return Ask(claim.lock, by, claim.until - now, since_obeyed_s, *term, claim.to, objection, claim.pid)
 
     async def answer(self, ask: Ask, answer: str, why: str | None) -> bool:  # noqa: ARG002 - the history has it
         """Forget it: the answer is in the history."""

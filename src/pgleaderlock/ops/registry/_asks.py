@@ -96,6 +96,8 @@ class Asks:
         self._failures = self._untold = 0
         self._told_at = -math.inf
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._nominating: dict[int, asyncio.Task[None]] = {}
+        """The nominations that asks wait for, by the number of the ask."""
 
     # --- When to look --------------------------------------------------------------------------------------------
 
@@ -199,6 +201,8 @@ class Asks:
     async def _settle(self, inbox: AskInbox, ask: Ask, standing: Standing) -> None:
         lease_s = standing.election.lease_s or USUAL_LEASE_S
         verdict = judge(ask, self._instance, standing.token, lease_s, is_leaving=standing.lock in self._leaving)
+        if ask.to is not None and verdict == Verdict():
+            verdict = self._nominate(ask.number, ask.to, standing)
         if verdict.in_s is not None:
             self._look_at = min(self._look_at, self._clock() + verdict.in_s)
         elif verdict.refusal is not None:
@@ -206,6 +210,22 @@ class Asks:
                 self._refuse(standing, ask.by, verdict.refusal)
         elif await inbox.answer(ask, "obeyed", None):
             self._obey(standing, ask.by)
+
+    def _nominate(self, number: int, to: str, standing: Standing) -> Verdict:
+        """Have a candidate become the heir before the ask is obeyed. It takes seconds, in which others are answered."""
+        task = self._nominating.get(number)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(standing.election.nominate(to))
+            task.add_done_callback(lambda each: None if each.cancelled() else each.exception())  # it may be too late
+            self._nominating = {
+                number: task,
+                **{key: each for key, each in self._nominating.items() if not each.done()},
+            }
+        if not task.done():
+            return Verdict(in_s=_LOOK_EVERY_S)
+        del self._nominating[number]
+        error = task.exception()
+        return Verdict(None if error is None else str(error))
 
     async def prune(self, keep_days: int) -> None:
         """Forget asks that are older, where there is a table of them."""

@@ -14,6 +14,7 @@ from pgleaderlock._base.clock import suspend_aware_clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import LockState
 from pgleaderlock.ops.registry import _reading_sql
+from pgleaderlock.ops.registry._ask_inbox import reason_with
 from pgleaderlock.ops.registry._database import Database, Row
 from pgleaderlock.ops.registry._ordering import in_order
 from pgleaderlock.ops.registry._sql import CHANGE_CHANNEL
@@ -281,13 +282,17 @@ class RegistryReader:
         leader: Leader | Target | None = None,
         reason: str | None = None,
         wait_s: float = 30.0,
+        to: str | None = None,
     ) -> Asked:
         """Ask the leader of one term to hand over; AskRefused if this database role may not, or if no node leads.
 
         ``leader`` names that term; without it, it is the term that the registry shows now. The leader of any other term
         refuses. ``by`` and ``reason`` are our own words; the server says which role asked. Stay connected for the
-        answer: :meth:`answer_to`.
+        answer: :meth:`answer_to`. ``to`` is the candidate that is to lead next, by host and process id (``host-2:18``);
+        a leader of an earlier version does not know that, and steps down.
         """
+        if to is not None:
+            reason = reason_with(to, reason)
         if leader is None:
             leader = next((each.leader for each in await self.status(lock)), None)
         if leader is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
-from pgleaderlock.postgres.session import OnEnd, ServerFacts
+from pgleaderlock.postgres.session import Heard, OnEnd, ServerFacts
 from pgleaderlock.testing.simulation._futures import resolve
 from pgleaderlock.testing.simulation._receive_buffer import ReceiveBuffer
 from pgleaderlock.testing.simulation._statements import read
@@ -38,6 +38,7 @@ class SimulatedSession:
         self._loop = asyncio.get_running_loop()
         self._unread = ReceiveBuffer(lambda: cable.world.now)
         self._on_end: OnEnd | None = None
+        self._heard: Heard | None = None
 
     async def connect(self) -> None:
         self.to_server.send(self._knock, after_s=self._cable.draw_connect_s())
@@ -115,8 +116,9 @@ class SimulatedSession:
         if on_end is not None:
             on_end(error)
 
-    async def listen(self, channel: str) -> None:
+    async def listen(self, channel: str, heard: Heard | None = None) -> None:
         """Listen on a channel."""
+        self._heard = heard
         await self.fetch(f'LISTEN "{channel}"', bound_s=_LISTEN_S)
 
     async def notified(self) -> None:
@@ -165,10 +167,12 @@ class SimulatedSession:
         resolve(self._connected, None)
         resolve(self._end, cause)
 
-    def receive_notification(self, size_bytes: int) -> None:
+    def receive_notification(self, size_bytes: int, sender_pid: int = 0, payload: str = "") -> None:
         """Handle a notification, which is unread until the process takes its next turn."""
         self._unread.take_in(size_bytes)
         self._notified.set()
+        if self._heard is not None:
+            self._heard(sender_pid, payload)
         if self._is_watched:
             self._loop.call_soon(self._unread.read)
 

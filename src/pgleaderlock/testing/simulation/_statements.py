@@ -18,7 +18,7 @@ _TRY_FOR = re.compile(rf"pg_try_advisory_lock\({_KEY}\) THEN (?:ARRAY\[)?'([\w ]
 _GRANTED = re.compile(r"set_config\('pgleaderlock.granted', '([\w ]+)', false\)")
 _FIRST = re.compile(
     rf"\s*(?:(UNLISTEN) \*;|SELECT pg_advisory_unlock\({_KEY}\);|"
-    rf"BEGIN; SELECT set_config\('synchronous_commit', 'off', true\), pg_advisory_unlock\({_KEY}\), "
+    rf"BEGIN; SELECT set_config\('synchronous_commit', 'off', true\), (?:pg_advisory_unlock\({_KEY}\), )?"
     rf"pg_notify\('(\w+)', ''\);\s*COMMIT;)"
 )
 _WAIT = re.compile(rf"pg_advisory_lock\({_KEY}\)")
@@ -68,7 +68,7 @@ class Ask:
 def read(statement: str) -> Ask:
     """Return what the statement asks for; LookupError if the model does not know it."""
     first, statement = _read_first(statement)
-    for reader in (_read_simple, _read_lock, _read_terms, _read_group):
+    for reader in (_read_nomination, _read_simple, _read_lock, _read_terms, _read_group):
         ask = reader(statement)
         if ask is not None:
             local = _LOCAL.search(statement)
@@ -84,7 +84,7 @@ def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
         unlisten, unlocked, left, channel = found.groups()
         if unlisten:
             first.append(Ask("unlisten"))
-        else:
+        elif unlocked or left:
             first.append(Ask("unlock", unlocked or left))
         if channel:
             first.append(Ask("notify", channel))
@@ -107,6 +107,20 @@ def _read_simple(statement: str) -> Ask | None:
         return Ask("stuck_holders")
     if "FROM pg_locks AS l" in statement and "unnest" not in statement:
         return Ask("holder")
+    return None
+
+
+def _read_nomination(statement: str) -> Ask | None:
+    if statement.strip().startswith("SELECT set_config('idle_session_timeout'"):
+        return Ask("end_lease", idle_ms=_idle_ms(statement))
+    if "SELECT min(l.pid) FROM pg_locks AS l" in statement:
+        return Ask("holder_and_own_name")
+    if "array_agg(DISTINCT a.application_name)" in statement:
+        return Ask("session_names")
+    if "AS k (i, a, b, c)" in statement and "l.granted::text" in statement:
+        return Ask("sessions_at")
+    if "pg_notify(%s, %s)" in statement:
+        return Ask("notify_of_nominee")
     return None
 
 

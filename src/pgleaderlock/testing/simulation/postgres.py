@@ -63,8 +63,8 @@ class Client(Protocol):
     def receive_end(self, cause: LossCause) -> None:
         """Handle the end of the connection."""
 
-    def receive_notification(self, size_bytes: int) -> None:
-        """Handle notifications of so many bytes."""
+    def receive_notification(self, size_bytes: int, sender_pid: int = 0, payload: str = "") -> None:
+        """Handle notifications of so many bytes, of which the last is from this session."""
 
 
 @dataclass(slots=True)
@@ -140,10 +140,12 @@ class ServerSession:
             send(lambda: self.client.receive_end(cause))
         self.server.forget(self)
 
-    def be_notified(self, size_bytes: int = _NOTIFICATION_BYTES, *, quickly: bool = False) -> None:
+    def be_notified(
+        self, size_bytes: int = _NOTIFICATION_BYTES, *, quickly: bool = False, sender_pid: int = 0, payload: str = ""
+    ) -> None:
         """Send notifications of so many bytes to the client; ``quickly`` as in :meth:`end`."""
         send = self._to_client.send_quickly if quickly else self._to_client.send
-        send(lambda: self.client.receive_notification(size_bytes))
+        send(lambda: self.client.receive_notification(size_bytes, sender_pid, payload))
 
     def be_granted(self) -> None:
         """Take the lock, as the first in the queue, and answer the client."""
@@ -482,11 +484,41 @@ class ModelledPostgres:
     def _unlisten(self, session: ServerSession, *_: Any) -> None:
         session.channels.clear()
 
-    def _notify(self, _: ServerSession, ask: Ask, __: Sequence[Any]) -> tuple[Any, ...]:
-        for session in self.sessions.values():
-            if ask.key in session.channels:
-                session.be_notified()
+    def _notify(self, sender: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        self._notify_all(sender, ask.key, "")
         return ("",)
+
+    def _notify_all(self, sender: ServerSession, channel: str, payload: str) -> None:
+        for session in self.sessions.values():
+            if channel in session.channels:
+                session.be_notified(sender_pid=sender.pid, payload=payload)
+
+    # --- Nominations -------------------------------------------------------------------------------------------
+
+    def _notify_of_nominee(self, sender: ServerSession, _: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        self._notify_all(sender, *parameters)
+        return "off", ""
+
+    def _end_lease(self, session: ServerSession, ask: Ask, _: Sequence[Any]) -> tuple[Any, ...]:
+        session.limit_idleness(ask)
+        return ("0",)
+
+    def _holder_and_own_name(self, session: ServerSession, ask: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        holder = self._holder(session, ask, parameters)
+        return None if holder is None else holder[1], session.client.owner
+
+    def _session_names(self, session: ServerSession, *_: Any) -> tuple[Any, ...]:
+        return session.client.owner, sorted({each.client.owner for each in self.sessions.values()})
+
+    def _sessions_at(self, _: ServerSession, __: Ask, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        asked = {tuple(columns): number for number, *columns in zip(*parameters, strict=True)}
+        found = []
+        for key, lock in self._locks.items():
+            number = asked.get(_columns(key))
+            if number is not None:
+                found += [f"{number} true {lock.owner.client.owner}"] if lock.owner is not None else []
+                found += [f"{number} false {each.client.owner}" for each in lock.queue]
+        return (found,)
 
     # --- Terms -------------------------------------------------------------------------------------------------
 
