@@ -65,10 +65,15 @@ async def many(dsn: str, key: LockKey, number: int = 1 + _FOLLOWERS) -> AsyncIte
 
 
 async def until_settled(observer: Observer, number: int = 1 + _FOLLOWERS) -> Places:
-    """Look until there are a leader, a ready heir and a next heir, and no session more than there is to be."""
+    """Look until there are a leader, a ready heir and a next heir, no session too many, and none in a statement."""
+
+    def is_so(places: Places) -> bool:
+        at_rest = all(session.waits or session.state == "idle" for session in places.sessions)
+        return places.is_settled and len(places.sessions) == number + 2 and at_rest
+
     places = observer.look()
     async with asyncio.timeout(30):
-        while not (places.is_settled and len(places.sessions) == number + 2):
+        while not is_so(places):
             await asyncio.sleep(0.01)
             places = observer.look()
     return places
@@ -89,16 +94,15 @@ async def test_two_of_fifty_followers_wait_for_a_lock_and_the_others_are_idle(po
         async with many(postgres.dsn, key) as locks:
             await until_settled(observer)
             for _ in range(3):
+                await until(lambda: any(lock.is_leader for lock in locks), timeout_s=20)
                 (leader,) = [lock for lock in locks if lock.is_leader]
                 await leader.step_down()
-                await until(lambda: any(lock.is_leader for lock in locks), timeout_s=20)
-            places = await until_settled(observer)
+            places = await until_settled(observer)  # all but those who wait are idle
+            heir, next_heir = places.heir, places.next_heir
+            await until(lambda: len(samples) >= 50, timeout_s=60)
             sampling.cancel()
-    assert len(samples) > 20
     assert max(len(each.waiting) for each in samples) <= 3
-    waiting = {session.pid for session in places.waiting}
-    assert len(waiting) == 2
-    assert {session.state for session in places.sessions if session.pid not in waiting} == {"idle"}
+    assert [session.name for session in places.waiting] in ([heir, next_heir], [next_heir, heir])
 
 
 @pytest.mark.slow
@@ -136,7 +140,7 @@ async def test_a_quiet_follower_sends_less_than_one_statement_in_two_seconds(
             quiet = [name for name in {session.name for session in places.sessions} if name not in busy]
             rates = sorted(sent[name] / took_s for name in quiet)
     assert len(quiet) == _FOLLOWERS - 2
-    assert sent[str(places.heir)] / took_s > 1  # or nothing was counted
+    assert sent[str(places.heir)] > 0  # or nothing was counted
     assert rates[0] > 0
     assert sum(rates) / len(rates) < 0.5, rates
 
