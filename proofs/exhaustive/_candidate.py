@@ -219,7 +219,7 @@ class Candidate(Facts):
         elif self.rules.witness:
             node, does = node._replace(witness=Session(OPEN)), "tries for the witness lock"
         world = begin(self.game, put(world, self.index, node), self.index)
-        draws = f" It draws token {world.counter}." if world.nodes[self.index].token else ""
+        draws = f" It {self._what_draws} token {world.counter}." if world.nodes[self.index].token else ""
         return self.index, f"{{}} reads that it holds the lock, and {does}.{draws}", world, None
 
     def _begun(self) -> Move:

@@ -133,8 +133,11 @@ class Facts:
         if node.token:
             return self.index, text + ".", world, None
         world = draw(self.game, world, self.index)
-        what = "writes the term row with" if self.game.lease.term_table else "draws"
-        return self.index, f"{text}. It {what} token {world.counter}.", world, None
+        return self.index, f"{text}. It {self._what_draws} token {world.counter}.", world, None
+
+    @property
+    def _what_draws(self) -> str:
+        return "writes the term row with" if self.game.lease.term_table else "draws"
 
     def _leads_or_renews(self) -> Iterator[Move]:
         """Read the token, and lead; after a beginning that took long, renew both sessions first."""

@@ -18,6 +18,7 @@ _QUIET = Scope(lease_ticks=2, faults=0, step_downs=False, give_ups=False)
 _LED = replace(_QUIET, begins_led=True)
 _RESTART = replace(_LED, faults=1, kills=0, crashes=0)
 _KILL = replace(_LED, faults=1, restarts=0, crashes=0)
+_LOST_PLACE = replace(_LED, faults=1, kills=0, restarts=0, places=True, places_stay=True)
 _TWO_KILLS = replace(_LED, faults=2, kills=2, restarts=0, crashes=0)
 
 
@@ -60,8 +61,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _without("new_token_on_recovery", replace(_LED, grace=True, step_downs=True), _OVERTAKEN, witness=False),
     _without("token_under_both_locks", replace(_KILL, step_downs=True), _OVERTAKEN),
     _without("claim_comes_last", replace(_TWO_KILLS, takeover="strict", give_ups=True)),
-    _without("place_is_no_condition", replace(
-        _LED, faults=1, kills=0, restarts=0, places=True, places_stay=True), _NO_LEADER),  # fmt: skip
+    _without("place_is_no_condition", _LOST_PLACE, _NO_LEADER),
     Mutation("takeover", _TWO_KILLS, Rules(), _TWO_LEADERS),
 )
 """Each rule off once, and ``takeover="fast"`` under faults that only ``"strict"`` survives."""

@@ -15,8 +15,9 @@ from proofs.exhaustive._world import (
     HOLDS,
     NEXT_HEIR,
     NO,
-    NO_SESSION,
+    NONE,
     NOT_YET,
+    NO_SESSION,
     OPEN,
     WAITS,
     YES,
@@ -145,6 +146,8 @@ def close(world: World, index: int, lock: str) -> World:
         world = _places.abandon(world, index)
     node = world.nodes[index]
     session: Session = getattr(node, lock)
+    if session.status == NONE:
+        return world
     if session.status == HOLDS:
         world = world._replace(orphans=(*world.orphans, lock))
         return put(world, index, with_session(node, lock, NO_SESSION))
