@@ -10,8 +10,8 @@ long an earlier leader may still be valid is ``past_s``; the cause of a loss is 
 as the state and the clock.
 
 **What is modelled.** The order of a node's requests (that of :mod:`pgleaderlock.postgres.advisory` and ``pair``), and
-PostgreSQL: two locks with a first-come queue each, sessions, the idle-session time-out, transaction ids, the term row, a
-restart. On request (``places``) the succession too: only the heir is queued for the lock, the next heir for the place
+PostgreSQL: two locks with a first-come queue each, sessions, the idle-session time-out, transaction ids, the term row,
+a restart. On request (``places``) the succession too: only the heir is queued for the lock, the next heir for the place
 of the heir, and the other followers try.
 
 **Time** is counted in ticks, of which a lease has two or three. Neither a node nor the server has to do anything before
@@ -49,9 +49,9 @@ they only keep the server from ending a session, and it never has to.
 **Not shown**, because it is not in the model: what the engine does between two facts; several statements in flight on
 one connection; a session closed by its client while it is queued or has a request on its way, which the server would
 serve for a while; tokens that a crash of the server hands out again (the simulation's mutation "tokens reach the disk"
-shows that); a wait slice whose time-out races with its grant (55P03); batches of roles; fenced transactions; a promoted standby; that
-``on_lost`` is called before a successor's ``on_acquired``; and anything that takes more nodes, ticks or faults than
-were explored.
+shows that); a wait slice whose time-out races with its grant (55P03); batches of roles; fenced transactions; a promoted
+standby; that ``on_lost`` is called before a successor's ``on_acquired``; and anything that takes more nodes, ticks or
+faults than were explored.
 
     python -m proofs.exhaustive --nodes 2 --faults 1
 """

@@ -25,7 +25,6 @@ from proofs.exhaustive._world import (
     YES,
     Session,
     Step,
-    World,
     put,
 )
 

@@ -154,7 +154,8 @@ class Game:
     @cached_property
     def begin_cap(self) -> int:
         """The age at which the first request of a term is too old by any clock for a term without another renewal."""
-        return next(age for age in itertools.count() if all(self.is_slow(n, age) for n in range(len(self.scope.rates))))
+        rates = range(len(self.scope.rates))
+        return next(age for age in itertools.count() if all(self.is_slow(rate, age) for rate in rates))
 
     def settle_ticks(self, rate: int, server_age: int, asked_age: int) -> int:
         """Return how many more ticks to wait, given the server's age at some time since the node asked for it."""
@@ -164,7 +165,7 @@ class Game:
         return max(0, self._ticks(self.lease.lease_s - server_age, rate) - since)
 
     def past_ticks(self, rate: int, token: int, ours: int, *, was_released: bool) -> int | None:
-        """Return how many ticks from the first request of a term the last leader may be valid, by the term row; None: unknown."""
+        """Return for how many ticks after a term has begun the last leader may be valid, by the row; None: unknown."""
         past = Past(token or None, self.lease.lease_s, 1, was_released, 1)
         left_s = past_s(past, self.lease, ours=ours or None)
         return None if left_s is None else self._ticks(left_s, rate)
