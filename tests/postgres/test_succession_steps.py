@@ -74,9 +74,10 @@ async def test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_sessi
     assert S2 in try_
     assert f"pg_advisory_lock({S1})" in for_s1
     assert f"pg_try_advisory_lock({numbers(KEY)})" in for_s1  # a place is never a precondition for the lock
-    assert f"pg_advisory_unlock({S2}), pg_notify('{place_channel(KEY)}', '')" in first_for_lock
+    assert first_for_lock.startswith(f"SELECT pg_advisory_unlock({S2});")
     assert f"pg_advisory_lock({numbers(KEY)})" in first_for_lock
     assert S2 not in second_for_lock
+    assert f"pg_notify('{place_channel(KEY)}', '')" in second_for_lock  # and not while a new leader is about to lead
     assert second.kinds() == ["setup"]
 
 
