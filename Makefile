@@ -22,7 +22,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.pycache
 
-.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix test-pythons bench docs lock clean torture-ticks soak exhaust fuzz simulate bench-peers proofs
+.PHONY: help setup run test test-all test-again check format lint types imports coverage torture torture-server torture-pairs torture-succession torture-upgrade torture-outages torture-files torture-nfs torture-exec torture-uvicorn torture-beat test-k8s test-nfs test-pg-matrix test-pythons bench docs lock clean torture-ticks soak exhaust fuzz simulate bench-peers proofs
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ torture-pairs: setup ## End both sessions of a leader while it replaces one: a l
 	$(RUN) python -m proofs.pair_torture --mode lock --rounds $(or $(ROUNDS),200) $(ARGS)
 	$(RUN) python -m proofs.pair_torture --mode group --rounds $(or $(ROUNDS),200) $(ARGS)
 	$(RUN) python -m proofs.pair_torture --mode many --seconds $(or $(SECONDS),300) $(ARGS)
+
+torture-succession: setup ## Kill and freeze the leader together with those who are next, and take the times (ROUNDS=25)
+	$(RUN) python -m proofs.succession_torture --rounds $(or $(ROUNDS),10) $(ARGS)
+
+torture-upgrade: setup ## Candidates of 0.1.0 and of this version in one election, under attack (ARGS="--seconds 300 --old-commit v0.1.0")
+	$(RUN) python -m proofs.upgrade_torture $(ARGS)
 
 torture-outages: setup ## Let PostgreSQL, lease rows and Kubernetes be away, and look when a leader is back (SECONDS="5 34 120")
 	$(RUN) python -m proofs.outage_torture $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)

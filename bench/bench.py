@@ -121,11 +121,13 @@ async def bench_acquire_release(dsn: str, rounds: int) -> None:
 # --- Failover --------------------------------------------------------------------------------------------------------
 
 
-def bench_failover(dsn: str, rounds: int) -> None:
-    with Candidates(our_command(url_of("postgresql", dsn))) as ours, Candidates(bare_command(dsn)) as floor:
-        for what, by_kill in (("failover by kill -9, 2 followers", True), ("hand-over by shutdown", False)):
+def bench_failover(dsn: str, rounds: int, followers: int) -> None:
+    """End the leader, ours and the bare lock's in turns; each has so many followers."""
+    commands, number = (our_command(url_of("postgresql", dsn)), bare_command(dsn)), 1 + followers
+    with Candidates(commands[0], number) as ours, Candidates(commands[1], number) as floor:
+        for what, by_kill in (("failover by kill -9", True), ("hand-over by shutdown", False)):
             mine, theirs = map(statistics.median, replace_in_turns([ours, floor], rounds, by_kill=by_kill))
-            report(what, mine, theirs, "ms", "floor: bare pg_advisory_lock")
+            report(f"{what}, {followers} followers", mine, theirs, "ms", "floor: bare pg_advisory_lock")
 
 
 # --- Noticing a loss -------------------------------------------------------------------------------------------------
@@ -318,14 +320,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     parser.add_argument("--locks", type=int, default=100)
-    parser.add_argument("--failovers", type=int, default=20)
+    parser.add_argument("--failovers", type=int, default=25)
+    parser.add_argument("--followers", type=int, nargs="+", default=[2, 50], help="two processes for each of them")
+    parser.add_argument("--only-failover", action="store_true", help="failover and hand-over, and nothing else")
     options = parser.parse_args()
     logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
     with some_postgres(options.dsn) as dsn:
         print(f"pgleaderlock beside raw psycopg {psycopg.__version__}, Python {sys.version.split()[0]}")
+        print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} processors", flush=True)
+        for followers in options.followers:
+            bench_failover(dsn, options.failovers, followers)
+        if options.only_failover:
+            return
         asyncio.run(bench_acquire_release(dsn, options.rounds))
         asyncio.run(bench_memory(dsn, options.locks))
-        bench_failover(dsn, options.failovers)
         asyncio.run(bench_loss(dsn, options.failovers))
         bench_idle_cpu(dsn, options.idle_seconds)
         asyncio.run(bench_idle_statements(dsn, 10, options.idle_seconds / 2))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
+_STEPS = "tests/postgres/test_succession_steps.py"
 _PLANTED = "tests/postgres/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
 
@@ -174,6 +175,27 @@ EDGE_MUTATIONS = (
         "        leaving = dict(self._leaving)  # kept until done: a second release of a key waits for this one\n",
         "        leaving, self._leaving = self._leaving, {}\n",
         ("tests/postgres/test_group.py::test_of_a_release_that_is_asked_for_twice_both_hear_that_the_lock_is_free",),
+    ),
+    # The next leader is ready before it is needed, and no place is a precondition for the lock.
+    EdgeMutation(
+        "the next heir tries for the lock at the end of each wait slice", "postgres/succession.py",
+        "self._statements(Place.HEIR).slice(slice_s, lock)", "self._statements(Place.HEIR).slice(slice_s)",
+        (f"{_STEPS}::test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_session_while_it_is_queued",),
+    ),
+    EdgeMutation(
+        "a warm session that is silent is not waited for", "postgres/pair.py",
+        "await asyncio.wait({asked}, timeout=LATE_S)", "await asyncio.wait({asked})",
+        (f"{_STEPS}::test_a_warm_session_that_is_silent_is_replaced_by_a_fresh_one_after_a_tenth_of_a_second",),
+    ),
+    EdgeMutation(
+        "a warm session that ended is replaced", "postgres/warm_session.py",
+        "            await asyncio.sleep(pause_s)\n", "            await asyncio.sleep(3600.0)\n",
+        (f"{_STEPS}::test_a_warm_session_is_pinged_and_one_that_ended_is_replaced",),
+    ),
+    EdgeMutation(
+        "notifications do not make a quiet follower try without a pause", "postgres/succession.py",
+        "max(self._tried_at + _HEED_EVERY_S, self._clock())", "self._clock()",
+        (f"{_STEPS}::test_a_quiet_follower_tries_at_most_three_or_four_times_a_lease_and_when_it_is_notified",),
     ),
     # The end of a session shows before its locks are free.
     EdgeMutation(

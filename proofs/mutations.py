@@ -137,6 +137,17 @@ async def begin_without_witness(self: SessionPair, _: LockKey, statement: str) -
     return await self.ask_lock(statement), True
 
 
+async def confirm_with_an_early_token(self: LeasedLockBackend) -> Grant:
+    """Draw the token before the witness lock is held."""
+    token = await self._draw_token()
+
+    async def drawn() -> int:
+        return token
+
+    with patch.object(self, "_draw_token", drawn):
+        return await _confirm(self)
+
+
 async def confirm_after_claim(self: LeasedLockBackend) -> Grant:
     """Write the term before the witness lock is held and the waiting is over."""
     assert self._terms is not None
@@ -403,9 +414,12 @@ MUTATIONS = (
     Mutation("an heir leads with the witness lock only", "two_leaders",
              replaced(SessionPair, "begin_term", begin_without_witness),
              profile=only("ambush", "kill_session")),
+    Mutation("a token is drawn while both locks are held", "token",
+             replaced(LeasedLockBackend, "_confirm", confirm_with_an_early_token),
+             profile=only("overtake_heir", every=3.0, slow_share=0.0)),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
-             replaced(LeasedLockBackend, "_confirm", confirm_after_claim), STORES["postgres-strict"],
-             only("double_ambush", "kill_session", every=0.15), nodes=2),
+             both(replaced(LeasedLockBackend, "_confirm", confirm_after_claim), _NO_LOOK), STORES["postgres-strict"],
+             only("double_ambush_and_kill", every=3.0, slow_share=0.0), nodes=2),
     Mutation("leaving a place frees nothing else", "two_leaders",
              replaced(_sql.LockStatements, "unlock", property(unlock_everything)),
              profile=only("kill_session", "crash", every=1.0)),

@@ -173,9 +173,14 @@ class Torture:
 
     def _harm(self, connection: psycopg.Connection) -> None:
         deed = self._choose_deed()
+        if self._do(deed, connection):
+            self.harm[deed] = self.harm.get(deed, 0) + 1
+
+    def _do(self, deed: str, connection: psycopg.Connection) -> bool:
+        """Do it, or return False where it must not or cannot be done now."""
         member = self._rng.choice(self.members)
         if deed == "both" and not self._kills_both:
-            return
+            return False
         if deed == "pooler" and self._pooler is not None:
             self._pooler.kill()
             time.sleep(self._rng.uniform(0.0, 0.5) * LEASE_S)
@@ -186,11 +191,11 @@ class Torture:
         elif deed == "freeze" and not member.frozen_until:
             member.frozen_until = time.monotonic() + self._rng.uniform(0.2, 1.6) * LEASE_S
             member.signal(signal.SIGSTOP)
-        elif (deed == "ambush" and not self._ambush(connection)) or (
-            deed in {"lock", "witness", "both"} and not self._end_sessions(connection, deed)
-        ):
-            return
-        self.harm[deed] = self.harm.get(deed, 0) + 1
+        elif deed == "ambush":
+            return self._ambush(connection)
+        elif deed in {"lock", "witness", "both"}:
+            return self._end_sessions(connection, deed)
+        return True
 
     def _choose_deed(self) -> str:
         if self._pooler is not None:

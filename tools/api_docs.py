@@ -26,6 +26,7 @@ MODULES = (
     "pgleaderlock", "pgleaderlock.sync", "pgleaderlock.compat.consensus", "pgleaderlock.stores.nfs",
     "pgleaderlock.stores", "pgleaderlock.stores.base", "pgleaderlock.stores.record", "pgleaderlock.ops.registry",
     "pgleaderlock.ops.registry.reading", "pgleaderlock.ops.registry.audit", "pgleaderlock.work.schedule.reading",
+    "pgleaderlock.postgres.schema",
     "pgleaderlock.ops.metrics", "pgleaderlock.ops.config",
     "pgleaderlock.ops.node", "pgleaderlock.integrations.starlette", "pgleaderlock.integrations.apscheduler",
     "pgleaderlock.integrations.celery", "pgleaderlock.integrations.systemd", "pgleaderlock.testing",

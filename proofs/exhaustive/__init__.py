@@ -9,8 +9,10 @@ nothing else; a fact for which the table has no row ends the search. How long a 
 long an earlier leader may still be valid is ``past_s``; the cause of a loss is the engine's. ``is_leader`` is restated,
 as the state and the clock.
 
-**What is modelled.** The order of a node's requests (that of :mod:`pgleaderlock.postgres.advisory`), and PostgreSQL:
-two locks with a first-come queue each, sessions, the idle-session time-out, transaction ids, the term row, a restart.
+**What is modelled.** The order of a node's requests (that of :mod:`pgleaderlock.postgres.advisory` and ``pair``), and
+PostgreSQL: two locks with a first-come queue each, sessions, the idle-session time-out, transaction ids, the term row,
+a restart. On request (``places``) the succession too: only the heir is queued for the lock, the next heir for the place
+of the heir, and the other followers try.
 
 **Time** is counted in ticks, of which a lease has two or three. Neither a node nor the server has to do anything before
 the next tick: a node may pause for any time before any of its steps, an answer may take any time, the server may end a
@@ -30,16 +32,26 @@ has a maximum number, and so has their sum.
 
 **Equivalent states are visited once**: nodes have no names, tokens are ranks, ages are capped where nothing more can
 follow from them. And some pairs of steps are taken as one, where any step between the two could as well come before or
-after both: a request that carries no time reaches the server when it is sent; the answer to a request for the server's
-age is read when it is given, because to read it later has the same effect as a longer wait.
+after both:
+
+- a request reaches the server when it is sent, if it is the only one on its way and validity does not count from it.
+  Of two that are sent at once, each arrives at its own time: the try for the witness lock, the release of either lock.
+  The first request of a term, sent beside that try, need not: it reads only what no other node can change;
+- what a node reads and what it sends next, if no validity counts from there;
+- the answer to a request for the server's age is read when it is given: to read it later has the effect of a longer
+  wait.
+
+Where the server may do more than PostgreSQL would, nothing is missed. So heartbeats of a node that waits are left out:
+they only keep the server from ending a session, and it never has to.
 
 **Rules** (:class:`Rules`) can be switched off one by one. The search finds a violation without each: :data:`MUTATIONS`.
 
 **Not shown**, because it is not in the model: what the engine does between two facts; several statements in flight on
-one connection; a session closed by its client while it is queued, which the server would serve for a while; a wait
-slice whose time-out races with its grant (55P03); batches of roles; fenced transactions; a promoted standby; that
-``on_lost`` is called before a successor's ``on_acquired``; and anything that takes more nodes, ticks or faults than
-were explored.
+one connection; a session closed by its client while it is queued or has a request on its way, which the server would
+serve for a while; tokens that a crash of the server hands out again (the simulation's mutation "tokens reach the disk"
+shows that); a wait slice whose time-out races with its grant (55P03); batches of roles; fenced transactions; a promoted
+standby; that ``on_lost`` is called before a successor's ``on_acquired``; and anything that takes more nodes, ticks or
+faults than were explored.
 
     python -m proofs.exhaustive --nodes 2 --faults 1
 """

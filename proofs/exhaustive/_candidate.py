@@ -11,7 +11,7 @@ from pgleaderlock._base.causes import LossCause
 from pgleaderlock.engine.fsm import Input
 from pgleaderlock.models import LockState
 from proofs.exhaustive._facts import Facts, Move
-from proofs.exhaustive._server import ask, wait
+from proofs.exhaustive._server import ask, ask_in_place, begin, close, wait
 from proofs.exhaustive._world import (
     DEAD,
     HOLDS,
@@ -19,11 +19,12 @@ from proofs.exhaustive._world import (
     NONE,
     NOT_YET,
     OPEN,
+    PLACED,
     STATES,
     WAITS,
+    YES,
     Session,
     Step,
-    World,
     put,
 )
 
@@ -39,6 +40,12 @@ _STOPPED, _FOLLOWER, _ACQUIRING, _LEADER, _RECONNECTING, _RELEASING = (
         LockState.RECONNECTING,
         LockState.RELEASING,
     )
+)
+_IN_PLACE = (
+    "{} tries for the lock, and then for the place of the next heir.",
+    "{}, the next heir, queues for the place of the heir.",
+    "{}, the heir, queues for the lock.",
+    "{}, the new heir, leaves the place of the next heir, and queues for the lock.",
 )
 
 
@@ -65,8 +72,6 @@ class Candidate(Facts):
             yield self._opens()
         else:
             yield from self._ask_for_lock()
-        if self.node.state == _RECONNECTING and self.node.witness.status == HOLDS and self.node.witness.number:
-            yield self._moved("{} keeps its witness session alive.", self.node._replace(witness=Session(HOLDS)))
 
     def _opens(self) -> Move:
         asked_age = -1 if self.rules.settle_from_answer else 0
@@ -75,25 +80,18 @@ class Candidate(Facts):
 
     def _ask_for_lock(self) -> Iterator[Move]:
         node = self.node
-        if node.state == _FOLLOWER and node.lock.status != WAITS:
-            lined_up = put(self.world, self.index, node._replace(step=Step.IN_LINE))
-            yield self.index, "{} queues for the lock.", ask(lined_up, self.index, "lock", waits=True), None
-        if not self.rules.token_after_grant:
-            yield self._takes_token_first()
+        lined_up = put(self.world, self.index, node._replace(step=Step.IN_LINE))
+        if node.state == _FOLLOWER and self.game.scope.places:
+            # To try for the lock is part of this, where it is not the same as a wait slice that ends at once.
+            yield self.index, _IN_PLACE[node.place], ask_in_place(self.game, lined_up, self.index), None
             return
+        if node.state == _FOLLOWER and node.lock.status != WAITS:
+            yield self.index, "{} queues for the lock.", ask(lined_up, self.index, "lock", waits=True), None
         if node.state == _FOLLOWER:
             trying = self._fed("", self.world, Input.ACQUIRE_ATTEMPT, step=Step.TRYING)[2]
         else:
             trying = put(self.world, self.index, node._replace(step=Step.TRYING))
         yield self.index, "{} tries for the lock.", ask(trying, self.index, "lock", waits=False), None
-
-    def _takes_token_first(self) -> Move:
-        token = self.world.counter + 1
-        world = self.world._replace(counter=token)
-        if self.node.state == _FOLLOWER:
-            world = self._fed("", world, Input.ACQUIRE_ATTEMPT)[2]
-        node = world.nodes[self.index]._replace(step=Step.STARTED, answer=token)
-        return self.index, f"{{}} is given token {token}, before its lock.", put(world, self.index, node), None
 
     def _lead(self) -> Iterator[Move]:
         node = self.node
@@ -104,66 +102,85 @@ class Candidate(Facts):
             yield self._moved("{} sends a renewal.", renewing)
         else:
             stalled = "{} notices that it paused for too long."
-            yield self._fed(stalled, self.world, Input.HEALTH_FAILED, LossCause.STALLED, grant_age=-1, asked_age=-1)
+            yield self._fed(stalled, self.world, Input.HEALTH_FAILED, LossCause.STALLED)
         if self.game.scope.step_downs:
             yield self._fed("{} is asked to step down.", self.world, Input.RELEASE_REQUESTED, step=Step.UNLOCKING)
 
     # --- Something in flight -----------------------------------------------------------------------------------
 
     def _waiting(self) -> Iterator[Move]:
-        node = self.node
-        match node.step:
-            case Step.OPENING | Step.TRYING | Step.IN_LINE | Step.UNLOCKING | Step.PING_LOCK:
-                yield from self._await_answer("lock")
+        match self.node.step:
+            case Step.BEGINNING:
+                yield from self._await_beginning()
+            case Step.UNLOCKING if self._unlocks_witness():
+                yield from self._await_second()
             case Step.WITNESS | Step.PING_WITNESS:
-                yield from self._await_answer("witness")
-            case Step.STARTED:
-                yield from self._lock_after_token()
-            case Step.READING:
-                yield self._reads_row() if node.lock.status == HOLDS else self._failed()
+                yield from self._await_answer("witness", self.node.second)
             case Step.SETTLING:
                 yield from self._settle()
+            case Step.DRAWN:
+                yield from self._leads_or_renews()
             case _:
-                yield self._renews_or_leads()
+                yield from self._await_answer("lock", self.node.answer)
 
-    def _await_answer(self, lock: str) -> Iterator[Move]:
+    def _await_answer(self, lock: str, answer: int) -> Iterator[Move]:
         """Read the answer, or the end of the session; or time out."""
         session: Session = getattr(self.node, lock)
-        if self.node.answer != NOT_YET:  # it was sent before the session ended, if that has ended
+        if answer != NOT_YET:  # it was sent before the session ended, if that has ended
             yield self._answered()
         elif session.status == DEAD:
             yield self._failed()
             return
-        elif session.status == WAITS:
+        elif session.status == WAITS or self._is_queued_for_place():
             yield self._slice_over(lock)
         elif self.node.step == Step.OPENING:
             yield self._opened()
         if self._may_give_up():
             yield self._gives_up()
 
-    def _may_give_up(self) -> bool:
-        """Whether it may time out: at any time; a leader only once its term must be declared lost."""
-        node = self.node
-        if node.state == _LEADER and not self.game.not_lost[node.rate][node.grant_age]:
-            return True
-        if not self.game.scope.give_ups and self.rules.close_on_doubt:
-            return False
-        return not (self.rules.silence_is_no_end and self._is_protected())
+    def _is_queued_for_place(self) -> bool:
+        return self.node.step == Step.IN_LINE and self.node.lock.status == OPEN
 
-    def _is_protected(self) -> bool:
-        """Whether a leader renews its witness lock: closing that session while it is valid would end its protection."""
+    def _unlocks_witness(self) -> bool:
+        """Whether the release of the witness lock is not answered yet, while its session has not ended."""
+        return self.node.second == NOT_YET and self.node.witness.status == HOLDS
+
+    def _await_second(self) -> Iterator[Move]:
+        if self.node.answer == NOT_YET and self.node.lock.status == DEAD:
+            yield self._failed()
+        elif self._may_give_up():
+            yield self._gives_up()
+
+    def _await_beginning(self) -> Iterator[Move]:
+        """Read the answers of the first round trip of a term; or the end of either session; or time out."""
         node = self.node
-        return node.state == _LEADER and node.step == Step.PING_WITNESS and node.witness.status == HOLDS
+        has_second = node.second != NOT_YET or not self.rules.witness
+        if has_second:
+            yield self._begun()
+        if node.lock.status == DEAD or (not has_second and node.witness.status == DEAD):
+            yield self._failed()
+        if self._may_give_up():
+            yield self._gives_up()
+            if node.witness.status in (HOLDS, DEAD):
+                yield self._tries_on_fresh_session()
+
+    def _tries_on_fresh_session(self) -> Move:
+        world = close(self.world, self.index, "witness")
+        node = world.nodes[self.index]._replace(witness=Session(OPEN), second=NOT_YET)
+        text = "{} gets no answer soon, and tries for the witness lock on a fresh session."
+        return self.index, text, put(world, self.index, node), None
 
     def _answered(self) -> Move:
-        node, answer = self.node, self.node.answer
+        node = self.node
         match node.step:
             case Step.TRYING | Step.IN_LINE:
-                return self._refused() if answer == NO else self._won()
+                return self._won() if node.answer == YES else self._refused()
             case Step.WITNESS:
-                return self._has_witness(put(self.world, self.index, node._replace(answer=NOT_YET)))
+                return self._has_witness("{} reads that it holds the witness lock")
             case Step.PING_LOCK if self.rules.witness:
                 return self._turns_to_witness()
+            case Step.PING_WITNESS if node.state == _RECONNECTING and not node.token:
+                return self._has_witness("{} reads that it holds both locks")
             case Step.UNLOCKING:
                 released = self._closed(self.world, "witness")
                 return self._fed("{} reads that the lock is released.", released, Input.RELEASE_SUCCEEDED)
@@ -177,6 +194,9 @@ class Candidate(Facts):
         return self._moved("{} reads the server's age.", opened)
 
     def _refused(self) -> Move:
+        if self.node.state == _FOLLOWER:
+            what = "it has a place" if self.node.answer == PLACED else "other nodes hold the lock and the place"
+            return self._moved(f"{{}} reads that {what}.", self.node._replace(step=Step.IDLE, answer=NOT_YET))
         if self.node.state == _ACQUIRING:
             return self._fed("{} reads that another node holds the lock.", self.world, Input.ACQUIRE_FAILED)
         lost = self._fed("{} reads that another node holds the lock.", self.world, Input.REACQUIRE_FAILED,
@@ -184,37 +204,41 @@ class Candidate(Facts):
         return lost[0], lost[1], self._closed(lost[2], "witness"), lost[3]
 
     def _won(self) -> Move:
-        """Read that the lock is granted, and ask for the witness lock."""
-        world, token = self.world, self.node.answer
+        """Read that the lock is granted, and send the first request of a term and the try for the witness lock.
+
+        In a recovery, which has the witness lock, that session is renewed instead.
+        """
+        world = self.world
         if self.node.state == _FOLLOWER:
             world = self._fed("", world, Input.ACQUIRE_ATTEMPT)[2]
-        node = world.nodes[self.index]._replace(
-            token=token, answer=NOT_YET, asked_age=0 if self.game.times_grants else -1
-        )
-        text = f"{{}} reads that it holds the lock, with token {token}"
-        if not self.rules.witness or node.witness.status in (HOLDS, DEAD):
-            return self._has_witness(put(world, self.index, node), text + ".")
-        world = put(world, self.index, node._replace(step=Step.WITNESS))
-        return self.index, text + "; it asks for the witness lock.", ask(world, self.index, "witness", waits=True), None
+        node = world.nodes[self.index]._replace(step=Step.BEGINNING, answer=NOT_YET, second=NOT_YET, asked_age=0)
+        does = "begins its term"
+        if self.rules.witness and node.witness.status in (HOLDS, DEAD):
+            node, does = node._replace(step=Step.PING_WITNESS), "renews its witness session"
+        elif self.rules.witness:
+            node, does = node._replace(witness=Session(OPEN)), "tries for the witness lock"
+        world = begin(self.game, put(world, self.index, node), self.index)
+        draws = f" It {self._what_draws} token {world.counter}." if world.nodes[self.index].token else ""
+        return self.index, f"{{}} reads that it holds the lock, and {does}.{draws}", world, None
 
-    def _has_witness(self, world: World, text: str = "{} reads that it holds the witness lock.") -> Move:
-        node = world.nodes[self.index]
-        if node.state == _LEADER or not (node.settle or self.game.times_grants):
-            renewing = node._replace(step=Step.PING_LOCK, asked_age=0)
-            return self.index, text + " It renews both.", put(world, self.index, renewing), None
-        step = Step.READING if self.game.lease.term_table else Step.SETTLING
-        return self.index, text, put(world, self.index, node._replace(step=step)), None
-
-    def _lock_after_token(self) -> Iterator[Move]:
-        if self.node.lock.status == DEAD:
-            yield self._failed()
-            return
-        asked = ask(self.world, self.index, "lock", waits=False)
-        node = asked.nodes[self.index]
-        yield self.index, "{}'s try reaches the lock.", put(asked, self.index, node._replace(step=Step.TRYING)), None
+    def _begun(self) -> Move:
+        """Read the first answers of a term. If the witness lock was refused, queue for it."""
+        node = self.node._replace(step=Step.WITNESS, answer=NOT_YET, second=NOT_YET)
+        if self.game.lease.term_table and node.token:
+            node = node._replace(term=node.token)
+        world = put(self.world, self.index, node)
+        if self.node.second == NO and self.rules.waits_for_witness:
+            text = "{} reads that the witness lock is held, and queues for it."
+            return self.index, text, ask(world, self.index, "witness", waits=True), None
+        held = "both locks" if self.rules.witness and self.node.second == YES else "the lock"
+        return Candidate(self.game, world, self.index)._has_witness(f"{{}} reads that it holds {held}")
 
     def _slice_over(self, lock: str) -> Move:
         """End a wait slice without a grant. For the witness lock the next begins at once, at the end of the queue."""
+        if self._is_queued_for_place() and self.rules.place_is_no_condition:
+            tried = ask(self.world, self.index, "lock", waits=False)
+            if tried.nodes[self.index].answer == YES:
+                return self.index, "{}'s wait slice ends, and it is granted the lock.", tried, None
         world = wait(self.world, self.index, lock)
         if lock == "lock":
             return self.index, "{}'s wait slice ends.", put(world, self.index, self.node._replace(

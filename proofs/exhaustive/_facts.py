@@ -10,7 +10,7 @@ from pgleaderlock.engine.fsm import Input
 from pgleaderlock.errors import ConnectionError, IllegalTransition
 from pgleaderlock.models import EventKind, LockState
 from proofs.exhaustive._rules import Game
-from proofs.exhaustive._server import ask, close
+from proofs.exhaustive._server import ask, close, draw
 from proofs.exhaustive._world import (
     DEAD,
     HOLDS,
@@ -19,7 +19,6 @@ from proofs.exhaustive._world import (
     NOT_YET,
     STATES,
     Node,
-    Row,
     Session,
     Step,
     World,
@@ -85,10 +84,9 @@ class Facts:
         transition = self.game.table.get((source, fact))
         if transition is None:
             raise IllegalTransition(f"no row for input {fact.value!r} in state {source.value!r}")
-        is_new = transition.to in (LockState.STOPPED, LockState.FOLLOWER)
-        node = node._replace(step=Step.IDLE, answer=NOT_YET, state=STATES.index(transition.to))
-        if is_new:
-            node = node._replace(token=0, grant_age=-1, asked_age=-1)
+        node = node._replace(step=Step.IDLE, answer=NOT_YET, second=NOT_YET, state=STATES.index(transition.to))
+        if transition.to not in (LockState.ACQUIRING, LockState.LEADER):
+            node = node._replace(token=0)
         world = put(world, self.index, node._replace(**changes))  # type: ignore[arg-type] # numbers, never sessions
         if transition.closes:
             world = self._closed(world, "lock", "witness")
@@ -107,33 +105,67 @@ class Facts:
 
     # --- From two locks to a leader ----------------------------------------------------------------------------
 
-    def _reads_row(self) -> Move:
-        node, row = self.node, self.world.row
-        ticks = self.game.past_ticks(node.rate, row.token, node.term, was_released=bool(row.was_released))
-        settle = node.settle if ticks is None else max(0, ticks - node.asked_age)
-        return self._moved("{} reads the term row.", node._replace(step=Step.SETTLING, settle=settle))
+    def _has_witness(self, text: str) -> Move:
+        """Go on with both locks: draw the token, or wait first; a leader, which has replaced its witness, renews."""
+        node = self.node._replace(answer=NOT_YET, second=NOT_YET)
+        if node.state == _LEADER:
+            renewing = node._replace(step=Step.PING_LOCK, asked_age=0)
+            return self._moved(text + ". It renews both.", renewing)
+        if node.settle:
+            return self._moved(text + ", and waits.", node._replace(step=Step.SETTLING))
+        return self._draws(text) if self._can_draw() else self._failed(text + "; but a session has ended.")
+
+    def _can_draw(self) -> bool:
+        """Whether the lock session is alive; one whose token was drawn too early is not asked for it."""
+        return self.node.lock.status == HOLDS or self.node.token > 0
 
     def _settle(self) -> Iterator[Move]:
         node = self.node
         if DEAD in (node.lock.status, node.witness.status):
             yield self._failed()
-        if node.settle > 0:
-            if node.lock.status == HOLDS and node.lock.number + node.witness.number > 0:
-                witness = Session(HOLDS) if node.witness.status == HOLDS else node.witness
-                yield self._moved("{} keeps its sessions alive.", node._replace(lock=Session(HOLDS), witness=witness))
-        elif self.game.lease.term_table and node.lock.status == HOLDS:
-            world = put(self.world, self.index, node._replace(step=Step.CLAIMED))
-            yield self.index, "{} writes the term row.", world._replace(row=Row(node.token)), None
-        elif not self.game.lease.term_table:
-            yield self._renews_or_leads()
+        if node.settle == 0 and self._can_draw():
+            yield self._draws("{} has waited")
 
-    def _renews_or_leads(self) -> Move:
-        if not self.rules.renew_before_leading:
-            return self._confirmed()
-        return self._moved("{} renews both sessions.", self.node._replace(step=Step.PING_LOCK, asked_age=0))
+    def _draws(self, text: str) -> Move:
+        """Draw the token on the lock session; it is there already only where a rule is switched off."""
+        node = self.node._replace(step=Step.DRAWN, answer=NOT_YET, second=NOT_YET)
+        world = put(self.world, self.index, node)
+        if node.token:
+            return self.index, text + ".", world, None
+        world = draw(self.game, world, self.index)
+        return self.index, f"{text}. It {self._what_draws} token {world.counter}.", world, None
+
+    @property
+    def _what_draws(self) -> str:
+        return "writes the term row with" if self.game.lease.term_table else "draws"
+
+    def _leads_or_renews(self) -> Iterator[Move]:
+        """Read the token, and lead; after a beginning that took long, renew both sessions first."""
+        node = self.node
+        if self._may_give_up():
+            yield self._gives_up()
+        if self.game.lease.term_table:
+            node = node._replace(term=node.token)
+        reader = type(self)(self.game, put(self.world, self.index, node), self.index)
+        if not self.game.is_slow(node.rate, node.asked_age):
+            yield reader._confirmed()
+        elif node.lock.status == HOLDS:
+            yield reader._renews_both()
+        else:
+            yield reader._failed()
+
+    def _renews_both(self) -> Move:
+        """Renew the lock session, and then the witness session.
+
+        The first request arrives at once: the longer the server has received nothing, the earlier it may end the
+        session. A leader's renewal is not taken as one step, because that may time out.
+        """
+        step = Step.PING_WITNESS if self.rules.witness else Step.PING_LOCK
+        node = self.node._replace(step=step, answer=NOT_YET, second=NOT_YET, lock=Session(HOLDS), asked_age=0)
+        return self._moved("{} reads its token, and renews both sessions.", node)
 
     def _turns_to_witness(self) -> Move:
-        node = self.node._replace(answer=NOT_YET)
+        node = self.node._replace(answer=NOT_YET, second=NOT_YET)
         if node.state == _LEADER and node.witness.status == NONE:
             return self._confirmed() if not self.rules.trust_needs_witness else self._replaces_witness(self.world)
         return self._moved(
@@ -142,7 +174,7 @@ class Facts:
 
     def _replaces_witness(self, world: World) -> Move:
         world = self._closed(world, "witness")
-        node = world.nodes[self.index]._replace(step=Step.WITNESS, answer=NOT_YET)
+        node = world.nodes[self.index]._replace(step=Step.WITNESS, answer=NOT_YET, second=NOT_YET, asked_age=-1)
         world = ask(put(world, self.index, node), self.index, "witness", waits=True)
         return self.index, "{} has lost the witness lock, and asks for it on a new session.", world, None
 
@@ -170,7 +202,7 @@ class Facts:
         node = self.node
         if not self.game.not_lost[node.rate][node.grant_age]:
             text = "{} reads the answer to its renewal too late."
-            return self._fed(text, self.world, Input.HEALTH_FAILED, LossCause.STALLED, grant_age=-1, asked_age=-1)
+            return self._fed(text, self.world, Input.HEALTH_FAILED, LossCause.STALLED)
         complaint = None
         if not self._is_valid_by_clock():
             complaint = "{}'s term had ended by the clock, and its work had stopped; now it is back"
@@ -178,6 +210,20 @@ class Facts:
         return *self._fed(text, self.world, Input.HEALTH_OK, grant_age=age, asked_age=-1)[:3], complaint
 
     # --- What goes wrong ---------------------------------------------------------------------------------------
+
+    def _may_give_up(self) -> bool:
+        """Whether it may time out: at any time; a leader only once its term must be declared lost."""
+        node = self.node
+        if node.state == _LEADER and not self.game.not_lost[node.rate][node.grant_age]:
+            return True
+        if not self.game.scope.give_ups and self.rules.close_on_doubt:
+            return False
+        return not (self.rules.silence_is_no_end and self._is_protected())
+
+    def _is_protected(self) -> bool:
+        """Whether a leader renews its witness lock: closing that session while it is valid would end its protection."""
+        node = self.node
+        return node.state == _LEADER and node.step == Step.PING_WITNESS and node.witness.status == HOLDS
 
     def _gives_up(self) -> Move:
         if not self.rules.close_on_doubt and self.node.step == Step.IN_LINE:
@@ -200,7 +246,7 @@ class Facts:
     def _failed_leading(self, text: str, cause: LossCause) -> Move:
         is_late = not self.game.not_lost[self.node.rate][self.node.grant_age]
         if is_late and self._is_asking_witness():  # its last request is cancelled once its validity has ended
-            lost = self._fed(text, self.world, Input.HEALTH_FAILED, cause, grant_age=-1, asked_age=-1)
+            lost = self._fed(text, self.world, Input.HEALTH_FAILED, cause)
             return lost[0], lost[1], self._closed(lost[2], "witness"), lost[3]
         if self.node.step == Step.PING_LOCK or self.node.lock.status == DEAD or is_late:
             return self._gone(text, Input.HEALTH_FAILED, cause)
@@ -210,7 +256,7 @@ class Facts:
                 return type(self)(self.game, closed, self.index)._confirmed()
             return self._replaces_witness(self.world)
         world = self._closed(self.world, "witness")
-        node = world.nodes[self.index]._replace(step=Step.IDLE, answer=NOT_YET, asked_age=-1)
+        node = world.nodes[self.index]._replace(step=Step.IDLE, answer=NOT_YET, second=NOT_YET, asked_age=-1)
         return self.index, text + " Its validity is not extended.", put(world, self.index, node), None
 
     def _is_asking_witness(self) -> bool:
@@ -218,16 +264,16 @@ class Facts:
 
     def _gone(self, text: str, fact: Input, cause: LossCause) -> Move:
         """Close the lock session; the table decides about the rest."""
-        lost = self._fed(text, self.world, fact, cause, grant_age=-1, asked_age=-1)
+        lost = self._fed(text, self.world, fact, cause)
         unfinished = ["witness"] if self.node.step == Step.WITNESS else []  # a session that was still waiting for it
         return lost[0], lost[1], self._closed(lost[2], "lock", *unfinished), lost[3]
 
     def _failed_recovering(self, text: str) -> Move:
         """Close the lock session, and the witness session unless it is older: that one keeps a successor waiting."""
-        fails_on_witness = self.node.step in (Step.WITNESS, Step.PING_WITNESS)
+        fails_on_witness = self.node.step in (Step.BEGINNING, Step.WITNESS, Step.PING_WITNESS)
         world = self._closed(self.world, "lock", *(["witness"] if fails_on_witness else []))
         node = world.nodes[self.index]
         if node.witness.status == DEAD:
             node = node._replace(witness=NO_SESSION)
-        node = node._replace(step=Step.IDLE, answer=NOT_YET, token=0, asked_age=-1)
+        node = node._replace(step=Step.IDLE, answer=NOT_YET, second=NOT_YET, token=0, asked_age=-1)
         return self.index, text, put(world, self.index, node), None

@@ -7,12 +7,13 @@ from proofs.exhaustive._candidate import Candidate
 from proofs.exhaustive._facts import Move
 from proofs.exhaustive._rules import Game
 from proofs.exhaustive._server import close, end, restart, server_moves
-from proofs.exhaustive._world import HOLDS, STATES, WAITS, Node, Row, Session, Step, World, put
+from proofs.exhaustive._world import HEIR, HOLDS, NEXT_HEIR, OPEN, STATES, WAITS, Node, Row, Session, Step, World, put
 
 __all__ = ["beginning", "complaint_about", "faults", "moves"]
 
 _FOLLOWER = STATES.index(LockState.FOLLOWER)
 _LEADER = STATES.index(LockState.LEADER)
+_BEGIN = frozenset({Step.BEGINNING, Step.WITNESS, Step.SETTLING, Step.DRAWN})
 
 
 def beginning(game: Game) -> World:
@@ -26,13 +27,15 @@ def beginning(game: Game) -> World:
 
 
 def _led(game: Game, world: World) -> World:
-    held = Session(HOLDS)
+    held, scope = Session(HOLDS), game.scope
     has_row = game.lease.term_table
     first, *others = world.nodes
     witness = held if game.rules.witness else first.witness
     leads = first._replace(state=_LEADER, lock=held, witness=witness, token=1, term=1, grant_age=0)
     if others:
-        others[0] = others[0]._replace(step=Step.IN_LINE, lock=Session(WAITS))
+        others[0] = others[0]._replace(step=Step.IN_LINE, lock=Session(WAITS), place=HEIR if scope.places else 0)
+    if others[1:] and scope.places:
+        others[1] = others[1]._replace(step=Step.IN_LINE, lock=Session(OPEN), place=NEXT_HEIR)
     return world._replace(nodes=(leads, *others), counter=1, last_led=1, row=Row(int(has_row)))
 
 
@@ -60,7 +63,8 @@ def faults(game: Game, world: World) -> Iterator[Move]:
         yield from _sessions_lost(fewer._replace(kills=world.kills - 1, calm=0))
     for index, node in enumerate(world.nodes):
         if world.crashes and node[1:] != Node(0, _FOLLOWER)[1:]:
-            yield index, "FAULT: {} crashes, and is started again.", _crashed(fewer, index), None
+            stays = " Its session stays, and keeps its place." if game.scope.places_stay and node.place else ""
+            yield index, "FAULT: {} crashes, and is started again." + stays, _crashed(fewer, index), None
     if world.restarts:
         restarted = restart(fewer._replace(restarts=world.restarts - 1))
         yield -1, "FAULT: the server restarts, and every session ends.", restarted, None
@@ -69,7 +73,7 @@ def faults(game: Game, world: World) -> Iterator[Move]:
 def _sessions_lost(world: World) -> Iterator[Move]:
     for index, node in enumerate(world.nodes):
         for lock in ("lock", "witness"):
-            if getattr(node, lock).status in (HOLDS, WAITS):
+            if getattr(node, lock).status in (HOLDS, WAITS) or (lock == "lock" and node.place):
                 text = f"FAULT: {{}}'s {lock} session is killed."
                 yield index, text, end(world, index, lock), None
 
@@ -99,13 +103,18 @@ def _tick(game: Game, world: World) -> World:
             lock=_older(node.lock, lease),
             witness=_older(node.witness, lease),
             grant_age=min(cap, node.grant_age + 1) if node.grant_age >= 0 else -1,
-            asked_age=min(cap, node.asked_age + 1) if node.asked_age >= 0 else -1,
+            asked_age=min(_asked_cap(game, node), node.asked_age + 1) if node.asked_age >= 0 else -1,
             settle=max(0, node.settle - 1),
         )
         for node in world.nodes
     )
     calm = min(_calm_enough(game), world.calm + 1)
     return world._replace(nodes=nodes, server_age=min(lease, world.server_age + 1), calm=calm)
+
+
+def _asked_cap(game: Game, node: Node) -> int:
+    begins = node.step in _BEGIN or (node.step == Step.PING_WITNESS and not node.token)
+    return game.begin_cap if begins else game.age_cap
 
 
 def _older(session: Session, lease: int) -> Session:

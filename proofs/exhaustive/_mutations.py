@@ -12,10 +12,13 @@ __all__ = ["MUTATIONS", "Mutation"]
 
 _TWO_LEADERS = "two nodes claim to lead"
 _OVERTAKEN = "after another has led with"
+_NO_LEADER = "no node can come to lead"
 
 _QUIET = Scope(lease_ticks=2, faults=0, step_downs=False, give_ups=False)
 _LED = replace(_QUIET, begins_led=True)
 _RESTART = replace(_LED, faults=1, kills=0, crashes=0)
+_KILL = replace(_LED, faults=1, restarts=0, crashes=0)
+_LOST_PLACE = replace(_LED, faults=1, kills=0, restarts=0, places=True, places_stay=True)
 _TWO_KILLS = replace(_LED, faults=2, kills=2, restarts=0, crashes=0)
 
 
@@ -30,6 +33,11 @@ class Mutation:
     finds: str
     """Part of the text of the violation."""
 
+    @property
+    def needs_hope(self) -> bool:
+        """Whether the violation is one that only a search with ``hope`` looks for."""
+        return self.finds == _NO_LEADER
+
 
 def _without(name: str, scope: Scope, finds: str = _TWO_LEADERS, *, witness: bool = True) -> Mutation:
     return Mutation(name, scope, replace(Rules(witness=witness), **{name: False}), finds)
@@ -41,17 +49,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     _without("trust_ends_early", _LED),  # the nodes' clocks go 10 % slower than the server's
     _without("loss_is_final", _LED, "now it is back"),
     _without("late_grant_is_none", _QUIET, _OVERTAKEN),
-    _without("witness", replace(_LED, faults=1, restarts=0, crashes=0)),
-    _without("silence_is_no_end", replace(_LED, faults=1, restarts=0, crashes=0, give_ups=True)),
+    _without("witness", _KILL),
+    _without("waits_for_witness", _KILL),
+    _without("silence_is_no_end", replace(_KILL, give_ups=True)),
     _without("trust_needs_witness", replace(_TWO_KILLS, kills_apart=True)),
     _without("looks_at_sockets", replace(_TWO_KILLS, ends_are_heard=True)),
-    _without("renew_before_leading", replace(_QUIET, faults=1, restarts=0, crashes=0)),
     _without("settle_after_restart", _RESTART),
     _without("settle_from_answer", replace(_RESTART, lease_ticks=3)),  # in two ticks nothing can be too early
     _without("close_on_doubt", _QUIET, "without knowing it"),
     # Without the witness lock the same violation is found in a tenth of the states.
     _without("new_token_on_recovery", replace(_LED, grace=True, step_downs=True), _OVERTAKEN, witness=False),
-    _without("token_after_grant", replace(_QUIET, give_ups=True), _OVERTAKEN),
+    _without("token_under_both_locks", replace(_KILL, step_downs=True), _OVERTAKEN),
+    _without("claim_comes_last", replace(_TWO_KILLS, takeover="strict", give_ups=True)),
+    _without("place_is_no_condition", _LOST_PLACE, _NO_LEADER),
     Mutation("takeover", _TWO_KILLS, Rules(), _TWO_LEADERS),
 )
 """Each rule off once, and ``takeover="fast"`` under faults that only ``"strict"`` survives."""

@@ -13,6 +13,7 @@ from typing import Literal
 from pgleaderlock.engine.fsm import Policy, Table, table_for
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.terms import Past, past_s
+from pgleaderlock.stores.times import SOON_SHARE
 
 __all__ = ["Game", "Rules", "Scope"]
 
@@ -35,12 +36,12 @@ class Rules:
     """Off: a grant begins a term even if it was read when it had to be declared lost."""
     witness: bool = True
     """Off: there is no second lock."""
+    waits_for_witness: bool = True
+    """Off: a node whose try for the witness lock was refused leads all the same."""
     silence_is_no_end: bool = True
     """Off: a leader closes its witness session, and acquires a new one, when a renewal is not answered soon."""
     trust_needs_witness: bool = True
     """Off: a renewal without the witness lock extends validity all the same."""
-    renew_before_leading: bool = True
-    """Off: a node with both locks leads at once, valid from the moment it sent its last lock request."""
     settle_after_restart: bool = True
     """Off: there is no quiet period after a server start."""
     settle_from_answer: bool = True
@@ -49,8 +50,12 @@ class Rules:
     """Off: a follower that leaves the queue keeps its session."""
     new_token_on_recovery: bool = True
     """Off: a leader that recovers goes on with the token it had."""
-    token_after_grant: bool = True
-    """Off: an attempt gets its token before its lock."""
+    token_under_both_locks: bool = True
+    """Off: the token is drawn beside the try for the witness lock, not after it was granted."""
+    claim_comes_last: bool = True
+    """Off: the term row is written when it is read, beside the try for the witness lock and before all waits."""
+    place_is_no_condition: bool = True
+    """Off: only the heir asks for the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,12 @@ class Scope:
     give_ups: bool = True
     """Whether a node may at any time give up waiting for an answer, as it does after a time-out."""
 
+    places: bool = False
+    """Whether only the heir is queued for the lock, as with a server that can end silent sessions; else all are."""
+
+    places_stay: bool = False
+    """Whether the server never detects that the holder of a place is gone."""
+
     begins_led: bool = False
     """Whether the first world has a leader and a queued follower, instead of followers without a session."""
 
@@ -91,6 +102,8 @@ class Scope:
             raise ValueError(f"there must be a node, a tick and a rate, got {self}")
         if self.ends_are_heard and self.restarts and self.faults:
             raise ValueError("a restart ends sessions of nodes that are cut off: ends_are_heard needs restarts=0")
+        if self.places_stay and not self.places:
+            raise ValueError("places_stay needs places")
 
 
 @dataclass(frozen=True)
@@ -134,10 +147,15 @@ class Game:
     def _by_age(self, until: float) -> tuple[tuple[bool, ...], ...]:
         return tuple(tuple(rate * age < until for age in range(self.age_cap + 1)) for rate in self.scope.rates)
 
+    def is_slow(self, rate: int, age: int) -> bool:
+        """Whether a term whose first request is so old is renewed before it is announced."""
+        return self.scope.rates[rate] * age > self.lease.lease_s * SOON_SHARE
+
     @cached_property
-    def times_grants(self) -> bool:
-        """Whether it matters how long ago a lock was granted, before both sessions are renewed."""
-        return self.lease.term_table or not self.rules.renew_before_leading
+    def begin_cap(self) -> int:
+        """The age at which the first request of a term is too old by any clock for a term without another renewal."""
+        rates = range(len(self.scope.rates))
+        return next(age for age in itertools.count() if all(self.is_slow(rate, age) for rate in rates))
 
     def settle_ticks(self, rate: int, server_age: int, asked_age: int) -> int:
         """Return how many more ticks to wait, given the server's age at some time since the node asked for it."""
@@ -147,7 +165,7 @@ class Game:
         return max(0, self._ticks(self.lease.lease_s - server_age, rate) - since)
 
     def past_ticks(self, rate: int, token: int, ours: int, *, was_released: bool) -> int | None:
-        """Return how many ticks from the grant the last leader may be valid, by the term row; None: unknown."""
+        """Return for how many ticks after a term has begun the last leader may be valid, by the row; None: unknown."""
         past = Past(token or None, self.lease.lease_s, 1, was_released, 1)
         left_s = past_s(past, self.lease, ours=ours or None)
         return None if left_s is None else self._ticks(left_s, rate)

@@ -16,6 +16,7 @@ from proofs.exhaustive._world import World, canonical
 __all__ = ["Explored", "Violation", "explore"]
 
 _NAMES = "ABCDEFGH"
+_NO_LEADER = "no node can come to lead from here on, unless there is a further fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Explored:
     """The number of steps to the world that is furthest from the beginning."""
     seconds: float
     is_complete: bool
-    """Whether every world was visited: neither a violation nor the limit ended the search."""
+    """Whether every world was visited: neither a violation nor the limit ended the search.
+    That a world is hopeless is found only then."""
     violations: tuple[Violation, ...] = ()
     hopeless: int | None = None
     """From how many worlds no node can come to lead without a further fault; None if that was not requested."""
@@ -55,7 +57,7 @@ class _Search:
         self.depth = 0
         self.parents: dict[World, World | None] = {}
         self.found: tuple[World, World, str] | None = None
-        """The last sound world, the next one, and what is wrong with it or with the step to it."""
+        """The last sound world, the next one, and what is wrong with it or with the step to it; or one world twice."""
         self.ways_back: dict[World, list[World]] | None = {} if hope else None
 
     def run(self) -> bool:
@@ -93,7 +95,7 @@ class _Search:
                 coming.append(reached)
 
     def hopeless(self) -> int | None:
-        """Count the worlds from which no path without a fault leads to a leader."""
+        """Count the worlds from which no path without a fault leads to a leader, and note the nearest of them."""
         if self.ways_back is None:
             return None
         hopeful = {world for world in self.parents if _has_leader(self.game, world)}
@@ -103,6 +105,9 @@ class _Search:
                 if earlier not in hopeful:
                     hopeful.add(earlier)
                     todo.append(earlier)
+        nearest = next((world for world in self.parents if world not in hopeful), None)
+        if nearest is not None:
+            self.found = nearest, nearest, _NO_LEADER
         return len(self.parents) - len(hopeful)
 
     def violation(self) -> Violation | None:
@@ -110,7 +115,7 @@ class _Search:
         if self.found is None:
             return None
         last, bad, wrong = self.found
-        path = [bad]
+        path = [bad] if bad is not last else []
         step: World | None = last
         while step is not None:
             path.append(step)
@@ -127,7 +132,7 @@ def _narrated(game: Game, path: list[World], wrong: str) -> Violation:
     world = beginning(game)
     story = ["A leads, with token 1, and B is queued."] if game.scope.begins_led else []
     for place, goal in enumerate(path[1:], 2):
-        is_last = place == len(path)
+        is_last = place == len(path) and wrong != _NO_LEADER
         actor, text, world, complaint = _towards(game, world, goal, must_complain=is_last and wrong)
         name = _NAMES[actor] if actor >= 0 else ""
         leaders = [_NAMES[i] for i in range(len(world.nodes)) if Candidate(game, world, i).claims_to_lead()]
@@ -169,6 +174,7 @@ def explore(
     search = _Search(game, limit, hope=hope)
     with _uncollected():
         is_complete = search.run()
+    hopeless = search.hopeless() if is_complete else None
     violation = search.violation()
     return Explored(
         states=len(search.parents),
@@ -177,5 +183,5 @@ def explore(
         seconds=time.perf_counter() - began,
         is_complete=is_complete,
         violations=() if violation is None else (violation,),
-        hopeless=search.hopeless() if is_complete else None,
+        hopeless=hopeless,
     )

@@ -7,17 +7,22 @@ before.
 
 from collections.abc import Iterator
 
+from proofs.exhaustive import _places
 from proofs.exhaustive._rules import Game
 from proofs.exhaustive._world import (
     DEAD,
+    HEIR,
     HOLDS,
+    NEXT_HEIR,
     NO,
     NO_SESSION,
+    NONE,
     NOT_YET,
     OPEN,
     WAITS,
     YES,
     Node,
+    Row,
     Session,
     Step,
     World,
@@ -25,7 +30,7 @@ from proofs.exhaustive._world import (
     with_session,
 )
 
-__all__ = ["ask", "close", "end", "restart", "server_moves", "wait"]
+__all__ = ["ask", "ask_in_place", "begin", "close", "draw", "end", "restart", "server_moves", "wait"]
 
 HELD_NOW = Session(HOLDS)
 
@@ -43,20 +48,55 @@ def ask(world: World, index: int, lock: str, *, waits: bool) -> World:
     if session.status == HOLDS or not _is_held(world, lock):
         return _grant(world, index, lock)
     if not waits:
-        return put(world, index, node._replace(answer=NO))
+        return put(world, index, node._replace(answer=NO) if lock == "lock" else node._replace(second=NO))
     place = sum(getattr(other, lock).status == WAITS for other in world.nodes)
-    return put(world, index, with_session(node._replace(answer=NOT_YET), lock, Session(WAITS, place)))
+    return put(world, index, with_session(node, lock, Session(WAITS, place)))
+
+
+def ask_in_place(game: Game, world: World, index: int) -> World:
+    """Run the statement of a follower: the heir queues for the lock, the next heir for the heir's place.
+
+    Any other follower tries for the lock, and then for the place of the next heir.
+    """
+    place = world.nodes[index].place
+    if place & HEIR:
+        return ask(_places.leave(world, index, NEXT_HEIR), index, "lock", waits=True)
+    if place:
+        return _places.take(world, index, HEIR) or world
+    if game.rules.place_is_no_condition and not _is_held(world, "lock"):
+        return _grant(world, index, "lock")
+    return _places.take(world, index, NEXT_HEIR) or put(world, index, world.nodes[index]._replace(answer=NO))
 
 
 def _grant(world: World, index: int, lock: str) -> World:
     node = world.nodes[index]
     if lock == "witness":
-        return put(world, index, node._replace(answer=YES, witness=HELD_NOW))
-    if node.step == Step.STARTED:  # its token was taken before
-        return put(world, index, node._replace(lock=HELD_NOW))
+        return put(world, index, node._replace(second=YES, witness=HELD_NOW))
+    answer = YES if node.step in (Step.TRYING, Step.IN_LINE) else NOT_YET  # otherwise no request waits for it
+    return put(world, index, node._replace(answer=answer, lock=HELD_NOW))
+
+
+def draw(game: Game, world: World, index: int) -> World:
+    """Draw a token on the lock session, and write it to the term row where there is one."""
     token = world.counter + 1
-    answer = token if node.step in (Step.TRYING, Step.IN_LINE) else NOT_YET  # otherwise no request waits for it
-    return put(world, index, node._replace(answer=answer, lock=HELD_NOW))._replace(counter=token)
+    world = put(world, index, world.nodes[index]._replace(token=token, lock=HELD_NOW))
+    return world._replace(counter=token, row=Row(token) if game.lease.term_table else world.row)
+
+
+def begin(game: Game, world: World, index: int) -> World:
+    """Run the first request of a term, on the lock session: it leaves the place, and reads the term row.
+
+    It need not arrive at a time of its own, because no other node can write the row while this session holds the lock,
+    and because the session must be alive for the next request anyway. That it is a renewal too is left out.
+    """
+    world = _places.leave(world, index)
+    node, row = world.nodes[index], world.row
+    if game.lease.term_table:
+        ticks = game.past_ticks(node.rate, row.token, node.term, was_released=bool(row.was_released))
+        if ticks is not None:
+            world = put(world, index, node._replace(settle=ticks))
+    draws_now = not (game.rules.claim_comes_last if game.lease.term_table else game.rules.token_under_both_locks)
+    return draw(game, world, index) if draws_now and node.lock.status == HOLDS else world
 
 
 def _freed(world: World, lock: str) -> World:
@@ -91,7 +131,8 @@ def _replaced(world: World, index: int, lock: str, now: Session) -> World:
 
 def end(world: World, index: int, lock: str) -> World:
     """End a session by the server; its node will notice later."""
-    return _replaced(world, index, lock, Session(DEAD))
+    world = _replaced(world, index, lock, Session(DEAD))
+    return _places.leave(world, index) if lock == "lock" else world
 
 
 def wait(world: World, index: int, lock: str) -> World:
@@ -101,8 +142,12 @@ def wait(world: World, index: int, lock: str) -> World:
 
 def close(world: World, index: int, lock: str) -> World:
     """Close a session by its node. One that holds a lock stays at the server until the server detects the close."""
+    if lock == "lock":
+        world = _places.abandon(world, index)
     node = world.nodes[index]
     session: Session = getattr(node, lock)
+    if session.status == NONE:
+        return world
     if session.status == HOLDS:
         world = world._replace(orphans=(*world.orphans, lock))
         return put(world, index, with_session(node, lock, NO_SESSION))
@@ -118,18 +163,12 @@ def restart(world: World) -> World:
 def _cut_off(node: Node) -> Node:
     lock = Session(DEAD) if node.lock.status else node.lock
     witness = Session(DEAD) if node.witness.status else node.witness
-    return node._replace(lock=lock, witness=witness)
+    return node._replace(lock=lock, witness=witness, place=0)
 
 
 def server_moves(game: Game, world: World) -> Iterator[tuple[int, str, World]]:
     """Return every possible step of the server, and the number of the node that it concerns (-1: none)."""
-    for place, lock in enumerate(world.orphans):
-        left = world.orphans[:place] + world.orphans[place + 1 :]
-        yield (
-            -1,
-            f"The server detects that a client is gone, and ends its {lock} session.",
-            _freed(world._replace(orphans=left), lock),
-        )
+    yield from _detected(game, world)
     for index, node in enumerate(world.nodes):
         for lock in ("lock", "witness"):
             session = getattr(node, lock)
@@ -139,21 +178,48 @@ def server_moves(game: Game, world: World) -> Iterator[tuple[int, str, World]]:
                     f"The server has received nothing from {{}} for a lease, and ends its {lock} session.",
                     end(world, index, lock),
                 )
-        yield from _answers(world, index, node)
+        if node.step in _ON_LOCK and node.answer == NOT_YET and node.lock.status == HOLDS:
+            yield _arrives_on_lock(world, index)
+        if node.step in _ON_WITNESS and node.second == NOT_YET and node.witness.status in (OPEN, HOLDS):
+            yield _arrives_on_witness(world, index)
 
 
-def _answers(world: World, index: int, node: Node) -> Iterator[tuple[int, str, World]]:
-    """Let requests that carry a time reach the server at any time. All others do so at once: see the package."""
-    if node.answer != NOT_YET:
-        return
-    if node.step == Step.PING_LOCK and node.lock.status == HOLDS:
-        yield index, "{}'s renewal reaches the server.", put(world, index, node._replace(answer=YES, lock=HELD_NOW))
-    elif node.step == Step.PING_WITNESS and node.witness.status == HOLDS:
-        renewed = node._replace(answer=YES, witness=HELD_NOW)
-        yield index, "{}'s renewal of the witness lock reaches the server.", put(world, index, renewed)
-    elif node.step == Step.UNLOCKING and node.lock.status == HOLDS:
+def _detected(game: Game, world: World) -> Iterator[tuple[int, str, World]]:
+    for number, name in enumerate(world.orphans):
+        left = world._replace(orphans=world.orphans[:number] + world.orphans[number + 1 :])
+        place = next((place for place, its_name in _places.NAMES.items() if its_name == name), None)
+        if place is None:
+            yield -1, f"The server detects that a client is gone, and ends its {name} session.", _freed(left, name)
+        elif not game.scope.places_stay:
+            yield -1, f"The server detects that {name} is gone, and frees its place.", _places.free(left, place)
+
+
+# --- Requests that reach the server at a time of their own --------------------------------------------------------
+# Those that carry a time, and those that are sent two at once. All others arrive when they are sent: see the package.
+
+_ON_LOCK = frozenset({Step.PING_LOCK, Step.UNLOCKING})
+_ON_WITNESS = frozenset({Step.BEGINNING, Step.PING_WITNESS, Step.UNLOCKING})
+
+
+def _arrives_on_lock(world: World, index: int) -> tuple[int, str, World]:
+    node = world.nodes[index]
+    if node.step == Step.UNLOCKING:
         row = world.row
         if row.token and row.token == node.term:
             row = row._replace(was_released=1)
         freed = _replaced(put(world, index, node._replace(answer=YES)), index, "lock", Session(OPEN))
-        yield index, "The server releases {}'s lock.", freed._replace(row=row)
+        return index, "The server releases {}'s lock.", freed._replace(row=row)
+    return index, "{}'s renewal reaches the server.", put(world, index, node._replace(answer=YES, lock=HELD_NOW))
+
+
+def _arrives_on_witness(world: World, index: int) -> tuple[int, str, World]:
+    node = world.nodes[index]
+    if node.step == Step.PING_WITNESS:
+        renewed = node._replace(second=YES, witness=HELD_NOW if node.witness.status == HOLDS else node.witness)
+        return index, "{}'s renewal of the witness lock reaches the server.", put(world, index, renewed)
+    if node.step == Step.UNLOCKING:
+        freed = _replaced(put(world, index, node._replace(second=YES)), index, "witness", Session(OPEN))
+        return index, "The server releases {}'s witness lock.", freed
+    asked = ask(world, index, "witness", waits=False)
+    answer = "granted" if asked.nodes[index].second == YES else "refused"
+    return index, f"{{}}'s try for the witness lock reaches the server, and is {answer}.", asked

@@ -13,12 +13,15 @@ from pgleaderlock.models import LockState
 
 __all__ = [
     "DEAD",
+    "HEIR",
     "HOLDS",
+    "NEXT_HEIR",
     "NO",
     "NONE",
     "NOT_YET",
     "NO_SESSION",
     "OPEN",
+    "PLACED",
     "STATES",
     "WAITS",
     "YES",
@@ -42,6 +45,12 @@ DEAD: Final = 4
 NO: Final = -1
 NOT_YET: Final = 0
 YES: Final = 1
+PLACED: Final = 2
+"""Not the lock was granted, but a place in the succession."""
+
+NEXT_HEIR: Final = 1
+HEIR: Final = 2
+"""The places, S2 and S1: parts of a sum, because a new heir holds both until its next statement."""
 
 STATES: Final = tuple(LockState)
 _FOLLOWER: Final = STATES.index(LockState.FOLLOWER)
@@ -66,15 +75,16 @@ class Step:
     OPENING: Final = 1
     TRYING: Final = 2
     IN_LINE: Final = 3
-    WITNESS: Final = 4
-    READING: Final = 5
+    BEGINNING: Final = 4
+    """The try for the witness lock is on its way; sent with it, on the lock session, the first request of the term."""
+    WITNESS: Final = 5
     SETTLING: Final = 6
-    CLAIMED: Final = 7
+    DRAWN: Final = 7
+    """The server has drawn the token, and has written the term row where there is one."""
     PING_LOCK: Final = 8
     PING_WITNESS: Final = 9
     UNLOCKING: Final = 10
-    STARTED: Final = 11
-    """An attempt that has its token but not its lock: only where a rule is switched off."""
+    """Two requests at once, one on each session."""
 
 
 class Node(NamedTuple):
@@ -86,10 +96,15 @@ class Node(NamedTuple):
     lock: Session = NO_SESSION
     witness: Session = NO_SESSION
     answer: int = NOT_YET
-    """What the server has answered and the node has not read: a token, yes or no."""
+    """What the server has answered on the lock session and the node has not read."""
+    second: int = NOT_YET
+    """What the server has answered on the witness session and the node has not read."""
+    place: int = 0
+    """The places in the succession that its lock session holds."""
     token: int = 0
+    """The token of the term that begins or lasts."""
     term: int = 0
-    """The token of its last term."""
+    """The token of its last term; with a term row, of the last one that it has written there."""
     grant_age: int = -1
     """How long ago the request was sent from which the grant's validity counts."""
     asked_age: int = -1
@@ -119,7 +134,7 @@ class World(NamedTuple):
     calm: int = 0
     """How long ago a session was lost by a fault, where that matters."""
     orphans: tuple[str, ...] = ()
-    """The locks held by sessions whose client is gone, which the server may detect at any time."""
+    """The locks and places held by sessions whose client is gone, which the server may detect at any time."""
     counter: int = 0
     """The last transaction id."""
     row: Row = Row()
@@ -142,7 +157,7 @@ def with_session(node: Node, lock: str, session: Session) -> Node:
 def canonical(world: World) -> World:
     """Return the representative of all worlds that differ only in the names of nodes and tokens."""
     row_token = world.row.token
-    live = {0, world.counter, row_token, world.last_led}
+    live = {0, row_token, world.last_led}
     nodes = []
     for node in world.nodes:
         term = node.term
@@ -151,24 +166,16 @@ def canonical(world: World) -> World:
             term = 0
         live.add(term)
         live.add(node.token)
-        if node.answer > 0 and node.step in _ANSWERED_WITH_TOKENS:
-            live.add(node.answer)
         nodes.append(node)
-    if len(live) <= max(live):
+    newest = max(live)
+    if world.counter > newest:  # the next token is newer than all that are still in use, and that is all that counts
+        world = world._replace(counter=newest)
+    if len(live) <= newest:
         rank = {token: place for place, token in enumerate(sorted(live))}
-        nodes = [_ranked(node, rank) for node in nodes]
+        nodes = [node._replace(token=rank[node.token], term=rank[node.term]) for node in nodes]
         row = world.row._replace(token=rank[world.row.token])
         world = world._replace(counter=rank[world.counter], row=row, last_led=rank[world.last_led])
     orphans = world.orphans
     if len(orphans) > 1:
         world = world._replace(orphans=tuple(sorted(orphans)))
     return World(tuple(sorted(nodes)), *world[1:])
-
-
-_ANSWERED_WITH_TOKENS: Final = frozenset({Step.TRYING, Step.IN_LINE, Step.STARTED})
-
-
-def _ranked(node: Node, rank: dict[int, int]) -> Node:
-    has_token = node.answer > 0 and node.step in _ANSWERED_WITH_TOKENS
-    answer = rank[node.answer] if has_token else node.answer
-    return node._replace(token=rank[node.token], term=rank[node.term], answer=answer)

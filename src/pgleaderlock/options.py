@@ -128,7 +128,10 @@ class LockOptions:
     """The settings of a lock that few users need: the ``options`` of :class:`~pgleaderlock.LeaderLock`."""
 
     wake: Literal["line", "poll"] = _setting(
-        "line", "How followers wait: queued for the lock, or by polling.", scope="sessions", in_groups=False
+        "line",
+        "How followers wait: for their place in the succession, or by polling.",
+        scope="sessions",
+        in_groups=False,
     )
     slice_s: float | None = _setting(
         None,

@@ -1,14 +1,15 @@
 """``pgleaderlock schema``: printed, made, granted."""
 
-import asyncio
 import json
 
 import pytest
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.postgres.schema import known_version
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
+from tests.support.silent_proxy import SilentProxy
 
 TABLES = "SELECT to_regclass('elections.terms')::text"
 
@@ -28,7 +29,10 @@ def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Serv
         words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "an app"]
         for _ in range(2):
             assert invoke(words) == exit_codes.CLEAN
-            assert capsys.readouterr().out == "schema elections is ready, and an app may use it\n"
+            assert (
+                capsys.readouterr().out
+                == f"schema elections is ready (version {known_version()}), and an app may use it\n"
+            )
         assert owner.execute(TABLES).fetchone() == ("elections.terms",)
         owner.execute("CREATE TABLE elections.salaries ()")
         invoke(words)
@@ -41,12 +45,14 @@ def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Serv
 def test_programs_get_json(own_server: Server, capsys: pytest.CaptureFixture[str]):
     assert invoke(["schema", "show", "--schema", "elections", "--json"]) == exit_codes.CLEAN
     shown = json.loads(capsys.readouterr().out)
-    assert shown["schema"] == "elections"
+    assert (shown["schema"], shown["from_version"], shown["version"]) == ("elections", None, known_version())
     assert 'CREATE TABLE IF NOT EXISTS "elections".terms' in shown["sql"]
     words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections", "--grant-to", "postgres", "--json"]
     assert invoke(words) == exit_codes.CLEAN
-    expected = {"schema": "elections", "granted_to": "postgres", "asks_granted_to": None}
-    assert json.loads(capsys.readouterr().out) == expected
+    expected = {"schema": "elections", "granted_to": "postgres", "asks_granted_to": None, "version": known_version()}
+    assert json.loads(capsys.readouterr().out) == {**expected, "from_version": None}
+    assert invoke(words) == exit_codes.CLEAN
+    assert json.loads(capsys.readouterr().out) == {**expected, "from_version": known_version()}
 
 
 def test_a_user_who_may_not_is_told_so_without_a_traceback(own_server: Server, capsys: pytest.CaptureFixture[str]):
@@ -91,11 +97,11 @@ def test_a_schema_without_the_table_is_wrong_usage(command: list[str], flag: str
     assert "Add --term-table" in told
 
 
-def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    async def be_silent(*_: object, **__: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    monkeypatch.setattr("pgleaderlock.cli.schema.make_tables", be_silent)
-    monkeypatch.setattr("pgleaderlock.cli.schema.ANSWER_TIMEOUT_S", 0.01)
-    assert invoke(["schema", "apply", "--dsn", "host=nowhere"]) == exit_codes.UNREACHABLE
-    assert "did not answer within 0.01 s" in capsys.readouterr().err
+def test_a_database_that_does_not_answer_is_not_waited_for(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("pgleaderlock.postgres._schema._ANSWER_S", 0.1)
+    with SilentProxy(postgres.tcp_dsn) as proxy:
+        proxy.mute()
+        assert invoke(["schema", "apply", "--dsn", proxy.dsn]) == exit_codes.UNREACHABLE
+    assert "no answer within 0.1 s" in capsys.readouterr().err

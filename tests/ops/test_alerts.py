@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.alerts import alerts as alerts_group
+from pgleaderlock.cli.commands import invoke
 from pgleaderlock.ops.alerts import (
     Alert,
     alertmanager_config,
@@ -678,11 +679,12 @@ def test_nothing_to_export_is_wrong_usage():
     assert "give it --config FILE, or --defaults" in result.stderr
 
 
-def test_without_pyyaml_the_extra_is_named(config: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_pyyaml_the_extra_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    result = run("--config", config)
-    assert result.exit_code == exit_codes.USAGE
-    assert 'pip install "pgleaderlock[alerts]"' in result.stderr
+    assert invoke(["alerts", "export", "--config", str(config)]) == exit_codes.USAGE
+    assert 'pip install "pgleaderlock[alerts]"' in capsys.readouterr().err
 
 
 # --- The documentation ----------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import click
 import psycopg
 import pytest
 
 from pgleaderlock import LeaderGroup, LeaderLock, LockKey, LockState
 from pgleaderlock.cli.metrics import served_metrics
+from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.config import ConfigError, load_config
 from pgleaderlock.ops.node import Node
 from pgleaderlock.postgres._activity import lock_columns
@@ -215,7 +215,7 @@ def test_without_the_extra_a_metrics_port_names_it(monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("pgleaderlock.ops.metrics", "prometheus_client"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(click.UsageError, match=r"pgleaderlock\[metrics\]"), served_metrics(Mock(), "role", 0):
+    with pytest.raises(MissingExtra, match=r"pgleaderlock\[metrics\]"), served_metrics(Mock(), "role", 0):
         pass
 
 

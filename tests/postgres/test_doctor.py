@@ -690,7 +690,10 @@ async def test_doctor_looks_at_the_schema_and_trusts_the_owner_that_it_was_given
     findings = {each["check"]: each for each in json.loads(result.stdout)["findings"]}
     shown = findings["term table"]
     if named:
-        assert (shown["verdict"], shown["found"]) == ("info", "mine.terms is there, and this user may use it")
+        assert (shown["verdict"], shown["found"]) == (
+            "info",
+            "mine.terms is there (version 1), and this user may use it",
+        )
     else:
         assert shown["verdict"] == "warning"
         assert shown["found"].startswith("mine.terms will be refused")
@@ -718,13 +721,13 @@ async def test_the_term_table_is_there_or_not_and_usable_or_not(clinic: Server):
         assert await told(owner) == "missing; this user may create it"
         assert await told(user) == "missing, and this user may not create it"
         do(clinic, "CREATE SCHEMA pgleaderlock", "CREATE TABLE pgleaderlock.terms ()", dbname=dbname)
-        assert await told(owner) == "there, and this user may use it"
+        assert await told(owner) == "there (version 1), and this user may use it"
         assert await told(user) == "there, but this user may not use it"
         do(clinic, "GRANT USAGE ON SCHEMA pgleaderlock TO PUBLIC", dbname=dbname)
         do(clinic, "GRANT SELECT, INSERT ON pgleaderlock.terms TO PUBLIC", dbname=dbname)
         assert await told(user) == "there, but this user may not use it"
         do(clinic, "GRANT UPDATE ON pgleaderlock.terms TO PUBLIC", dbname=dbname)
-        assert await told(user) == "there, and this user may use it"
+        assert await told(user) == "there (version 1), and this user may use it"
 
 
 # --- Servers that do not answer -------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 """Tables of a stranger are refused before anything of theirs runs: in whatever way it is hung on them."""
 
 import ast
-import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -14,20 +13,28 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 import pgleaderlock
-from pgleaderlock import ConnectionError, Election, FixedInterval, LockKey, Tick, open_backend
+from pgleaderlock import ConnectionError, LockKey
 from pgleaderlock.cli.commands import cli
-from pgleaderlock.ops.registry import Registry
-from pgleaderlock.ops.registry.reading import open_reader
 from pgleaderlock.options import check_owner
-from pgleaderlock.postgres.terms import schema_sql
+from pgleaderlock.postgres.schema import schema_sql
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.schedule.reading import open_ledger
 from tests.conftest import free_port
-from tests.support.doubles import Witness, until
-from tests.support.lease import LEASE_S, make_leased
+from tests.support.doubles import until
+from tests.support.lease import make_leased
 from tests.support.planted import CAUGHT, STRANGER
 from tests.support.pooler import pgbouncer
 from tests.support.servers import QuickServer
+from tests.support.table_users import (
+    User,
+    by_lease_rows,
+    by_reading,
+    by_registry,
+    by_scheduled_work,
+    by_term_table,
+    execute,
+    make_dsn,
+)
 
 _numbers = itertools.count(1)
 TABLES = ("terms", "leases", "nodes", "candidates", "leaders", "history", "tick_jobs", "ticks")
@@ -85,12 +92,6 @@ def dsn(server: Server) -> str:
     return dsn
 
 
-def execute(dsn: str, *statements: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
 def assert_nothing_ran(server: Server) -> None:
     assert f"LOG:  {CAUGHT}" not in server.log_path.read_text(errors="replace")
 
@@ -98,58 +99,6 @@ def assert_nothing_ran(server: Server) -> None:
 # --- Whoever uses tables ----------------------------------------------------------------------------------------------
 
 
-async def by_term_table(dsn: str, schema_owner: str | None) -> None:
-    lock, heard = make_leased(dsn, LockKey.bigint(next(_numbers)), term_table=True, schema_owner=schema_owner)
-    async with lock:
-        await until(lambda: bool(heard.errors) or lock.is_leader)
-    raise_first(heard)
-
-
-async def by_scheduled_work(dsn: str, schema_owner: str | None) -> None:
-    lock, heard = make_leased(dsn, LockKey.bigint(next(_numbers)), term_table=True, schema_owner=schema_owner)
-    done = asyncio.Event()
-
-    @lock.every("50ms", name="job")
-    async def job(_: Tick) -> None:
-        done.set()
-
-    async with lock:
-        await until(lambda: bool(heard.errors) or done.is_set())
-    raise_first(heard)
-    async with open_ledger(dsn, schema_owner=schema_owner) as ledger:
-        await ledger.ticks()
-
-
-async def by_lease_rows(dsn: str, schema_owner: str | None) -> None:
-    url = dsn.replace("postgresql://", "postgresql+lease://")
-    backend = open_backend(url, role="r", lease_s=LEASE_S, schema_owner=schema_owner)
-    election = Election(backend, health_interval_s=LEASE_S / 3, retry_strategy=FixedInterval(5.0))
-    heard = Witness(election)
-    async with election:
-        await until(lambda: bool(heard.errors) or election.is_leader)
-    raise_first(heard)
-
-
-async def by_registry(dsn: str, schema_owner: str | None) -> None:
-    database = Registry(dsn, node="n", schema_owner=schema_owner)._database
-    try:
-        await database.open()
-        await database.run_all([("DELETE FROM pgleaderlock.leaders", {})])
-    finally:
-        await database.close()
-
-
-async def by_reading(dsn: str, schema_owner: str | None) -> None:
-    async with open_reader(dsn, schema_owner=schema_owner) as reader:
-        await reader.status()
-
-
-def raise_first(heard: Witness) -> None:
-    if heard.errors:
-        raise heard.errors[0]
-
-
-User = Callable[[str, str | None], Awaitable[None]]
 USERS: dict[str, tuple[User, str, str]] = {
     "term table": (by_term_table, "terms", "lock"),
     "lease rows": (by_lease_rows, "leases", "role"),
@@ -221,10 +170,6 @@ async def test_tables_of_a_named_owner_are_used(dsn: str, use: User):
     await use(make_dsn(dsn, "app"), "dba")
     with pytest.raises(ConnectionError, match="role app has the privilege"):  # which could add a trigger for us
         await use(dsn, "dba")
-
-
-def make_dsn(dsn: str, user: str) -> str:
-    return dsn.replace("postgresql://postgres@", f"postgresql://{user}@")
 
 
 @pytest.mark.parametrize("use", [by_term_table, by_lease_rows, by_registry, by_scheduled_work])

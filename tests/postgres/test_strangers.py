@@ -17,7 +17,7 @@ from pgleaderlock.cli.commands import cli
 from pgleaderlock.ops.dashboard._sources import RegistrySource
 from pgleaderlock.ops.registry.asking import Target
 from pgleaderlock.ops.registry.reading import open_reader
-from pgleaderlock.postgres.terms import schema_sql
+from pgleaderlock.postgres.schema import schema_sql
 from pgleaderlock.testing.torture import Ground
 from tests.conftest import free_port
 from tests.support.cli import CLI
@@ -251,6 +251,7 @@ async def the_schema_made_and_printed(dsn: str) -> None:
     by_hand = f"made_{next(_numbers)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(schema_sql(by_hand).encode())
+        connection.execute(schema_sql(by_hand, from_version=1).encode())
     async with open_reader(dsn, by_hand) as reader:  # which refuses a default or a check that a stranger's code is in
         await reader.status()
 

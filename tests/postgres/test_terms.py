@@ -16,8 +16,10 @@ from pgleaderlock import ConnectionError, FixedInterval, LeaderLock, LeadershipL
 from pgleaderlock.postgres import terms
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._schema import make_tables
+from pgleaderlock.postgres._schema_versions import create_sql
 from pgleaderlock.postgres.lease import Lease, fence_key
-from pgleaderlock.postgres.terms import Past, create_sql, past_s, schema_sql
+from pgleaderlock.postgres.schema import schema_sql
+from pgleaderlock.postgres.terms import Past, past_s
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres

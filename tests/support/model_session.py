@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgleaderlock import ConnectionError, LockKey
-from pgleaderlock.models import Grant
+from pgleaderlock.models import Grant, LossCause
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.session import ServerFacts
@@ -66,7 +66,11 @@ class ModelSession:
         kind = next(kind for word, kind in words.items() if word in statement)
         self.asked.append((asyncio.get_running_loop().time(), kind))
         self.statements.append(statement)
-        await asyncio.sleep(self.delay_s)
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.end(ConnectionError("cut short", cause=LossCause.ABORTED))
+            raise
         answer = self.answers[kind]
         if isinstance(answer, list) and answer and not isinstance(answer[0], str):
             answer = answer.pop(0)

@@ -73,6 +73,12 @@ class Process:
             if text in line:
                 return line
 
+    def drain(self) -> None:
+        """Leave out the lines that came until now."""
+        with contextlib.suppress(queue.Empty):
+            while (line := self._incoming.get_nowait()) is not None:
+                self.lines.append(line)
+
     def say(self, line: str = "") -> None:
         assert self._child.stdin is not None
         self._child.stdin.write(line + "\n")

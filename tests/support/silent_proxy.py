@@ -7,6 +7,7 @@ once it is so, and ends with its input. It also says ``accepted`` for each conne
 
 - ``mute``: connections are accepted and read from on both sides, and not a byte is passed on, nor the end of either
   side. What is mute stays so for ever: with bytes missing in its middle, no conversation could go on.
+- ``deaf``: as mute, but what clients send is passed on: the server obeys, and its answers are lost.
 - ``pass``: what connects from now on is passed on both ways, as in the beginning.
 
 It is a process of its own, so that it acknowledges whatever the event loop of a test is doing.
@@ -44,6 +45,11 @@ class SilentProxy(Process):
         self.say("mute")
         self.wait_for("mute")
 
+    def lose_answers(self) -> None:
+        """Return when no byte of the server will be passed on any more."""
+        self.say("deaf")
+        self.wait_for("deaf")
+
     def let_pass(self) -> None:
         """Return when new connections are passed on again."""
         self.say("pass")
@@ -55,14 +61,15 @@ class _Link:
 
     def __init__(self) -> None:
         self.is_mute = False
+        self.loses_answers = False
 
-    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool = False) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
-                if not self.is_mute:
+                if not (self.is_mute or (self.loses_answers and is_answer)):
                     sink.write(data)
                     await sink.drain()
-        if not self.is_mute:
+        if not (self.is_mute or self.loses_answers):
             sink.close()
 
 
@@ -75,9 +82,9 @@ class _Proxy:
 
     def obey(self, command: str) -> None:
         self._is_mute = command == "mute"
-        if self._is_mute:
-            for link in self._links:
-                link.is_mute = True
+        for link in self._links:
+            link.is_mute |= self._is_mute
+            link.loses_answers |= command == "deaf"
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link()
@@ -95,7 +102,7 @@ class _Proxy:
                 writer.close()
             return
         self._writers.append(to_target)
-        await asyncio.gather(link.pump(reader, to_target), link.pump(from_target, writer))
+        await asyncio.gather(link.pump(reader, to_target), link.pump(from_target, writer, is_answer=True))
 
 
 def _say(line: str) -> None:

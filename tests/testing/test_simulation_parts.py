@@ -13,6 +13,7 @@ from pgleaderlock import ConnectionError
 from pgleaderlock.models import LossCause
 from pgleaderlock.postgres import _keys_sql, _sql, terms
 from pgleaderlock.postgres._activity import holder_query
+from pgleaderlock.postgres._schema_versions import create_sql
 from pgleaderlock.postgres._session_setup import SessionSetup
 from pgleaderlock.postgres.group import CHANNEL
 from pgleaderlock.postgres.keys import LockKey
@@ -61,7 +62,7 @@ class Recorder:
         self.asked = statement
         if "pg_control_system() AS s" in statement:
             return "1", "1 5", None
-        return (True, True, True, "", "", [], False) if "has_schema_privilege" in statement else (1, 1.0, 1, False, 1)
+        return ([1, 1], True, True, "", "", [], False) if "has_schema_privilege" in statement else (1, 1.0, 1, False, 1)
 
 
 async def asked_by(ask: Callable[[Any], Coroutine[Any, Any, object]]) -> str:
@@ -124,13 +125,12 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_QUERY": (holder_query(PAIR)[0], Ask("holder")),
     "_LOOK_FOR_TABLE": (TERMS.make_ready, Ask("look_for_table")),
     "_LOOK_FOR_RUN": (TERMS._look_for_run, Ask("look_for_run")),
-    "_NOTE_RUN": (terms.create_sql("pgleaderlock", keeps_terms=True), Ask("make_table")),
+    "_NOTE_RUN": (create_sql("pgleaderlock", note=terms.note_sql("pgleaderlock")), Ask("make_table")),
     "_READ": (TERMS.read_sql(), Ask("read_term", lock=str(PAIR))),
     "_CLAIM": (lambda session: TERMS.claim(session, 0.5), Ask("claim", lock=str(PAIR), lease_s=1.5)),
 }
 PARTS = {"_TIMELINE", "PINNED", "_START", "_FILE", "_NOTE", "_MAY_TELL_RUN"}
 NOT_ASKED = {
-    "_CREATE": "without a note it is for others than candidates",
     "_FENCE": "it is for transactions of users",
     "LIMIT_IDLENESS": "so is this",
     "FREE": "the simulated group has no limit of roles",
@@ -154,8 +154,8 @@ def test_there_are_no_statements_that_were_forgotten_above(module: ModuleType):
 
 @pytest.mark.parametrize(
     "statement",
-    ["SELECT 2", "", terms.create_sql("pgleaderlock"), TERMS.fence_sql(7), "DO $claim$ $claim$"],
-    ids=["another", "nothing", "_CREATE", "_FENCE", "a claim of nothing"],
+    ["SELECT 2", "", create_sql("pgleaderlock"), TERMS.fence_sql(7), "DO $claim$ $claim$"],
+    ids=["another", "nothing", "tables for others than candidates", "_FENCE", "a claim of nothing"],
 )
 def test_what_cannot_be_read_is_an_error_of_the_model(statement: str):
     with pytest.raises(LookupError, match="teach it"):

@@ -55,6 +55,7 @@ from pgleaderlock.cli.target import in_postgres, in_store, is_postgres
 from pgleaderlock.cli.torture import torture
 from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
+from pgleaderlock.postgres.schema import known_version
 from pgleaderlock.retry import ExponentialBackoff
 
 
@@ -307,7 +308,7 @@ def doctor(
 
 @cli.group(short_help=WORDS["schema"].short)
 def schema() -> None:
-    """Print or create the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn alone needs none.
+    """Print, create or upgrade the tables that pgleaderlock keeps in a PostgreSQL. An election by --dsn needs none.
 
     They are for --term-table, the registry (status, history, audit, step-down), scheduled jobs (ticks) and
     postgresql+lease://. A candidate creates the tables that it needs if its user may. If not, an owner of the
@@ -317,12 +318,23 @@ def schema() -> None:
 
 @schema.command("show", **texts("schema show"))
 @schema_option
+@click.option(
+    "--from",
+    "from_version",
+    type=click.IntRange(min=1),
+    metavar="VERSION",
+    help="Print what upgrades tables of this version, instead of what creates them. Those of 0.1.0 are version 1.",
+)
 @json_option("One JSON object on stdout.")
-def schema_show(*, schema: str, as_json: bool) -> None:
-    """Print the SQL that creates the tables, to be applied in another way. It does not connect to a database."""
-    statements = statements_of(schema)
+def schema_show(*, schema: str, from_version: int | None, as_json: bool) -> None:
+    """Print the SQL that creates or upgrades the tables, to be applied in another way: in one transaction.
+
+    It does not connect to a database.
+    """
+    statements = statements_of(schema, from_version or 0)
     if as_json:
-        print_json({"schema": schema, "sql": statements})
+        versions = {"from_version": from_version, "version": known_version()}
+        print_json({"schema": schema, **versions, "sql": statements})
     else:
         click.echo(statements, nl=False)
 
@@ -342,17 +354,18 @@ def schema_show(*, schema: str, as_json: bool) -> None:
 )
 @json_option("One JSON object on stdout.")
 def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator: str | None, as_json: bool) -> None:
-    """Create the tables that do not exist yet, and grant their use. May be repeated.
+    """Create the tables that do not exist yet, upgrade those of an older version, and grant their use.
 
-    Run it as a user who may create a schema in this database.
+    May be repeated, also while elections run. Run it as a user who may create a schema in this database.
     """
     statements_of(schema)
     with open_database(dsn) as database_dsn:
-        asyncio.run(apply_schema(database_dsn, schema, grantee, operator, owner=schema_owner()))
+        made = asyncio.run(apply_schema(database_dsn, schema, grantee, operator, owner=schema_owner()))
     if as_json:
-        print_json({"schema": schema, "granted_to": grantee, "asks_granted_to": operator})
+        versions = {"from_version": made.from_version or None, "version": made.version}
+        print_json({"schema": schema, **versions, "granted_to": grantee, "asks_granted_to": operator})
     else:
-        tell_applied(schema, grantee, operator)
+        tell_applied(schema, made, grantee, operator)
 
 
 cli.add_command(exec_command)

@@ -178,14 +178,14 @@ WORDS: Mapping[str, Words] = {
         "config check --config pgleaderlock.toml",
         {codes.CLEAN: "no problems", codes.USAGE: "problems: each is named, with its place"},
     ),
-    "schema": Words("Print or create the tables."),
-    "schema show": Words("Print the statements.", "schema show --schema elections", _printed("printed")),
+    "schema": Words("Print, create or upgrade the tables."),
+    "schema show": Words("Print the statements.", "schema show --from 1", _printed("printed")),
     "schema apply": Words(
-        "Create the tables, and grant their use.",
+        "Create or upgrade the tables, and grant their use.",
         "schema apply --dsn postgresql://db/app --grant-to app",
-        {codes.CLEAN: "the tables exist"}
+        {codes.CLEAN: "the tables exist, in the newest version"}
         | _USAGE
-        | {codes.UNREACHABLE: "the database cannot be reached, or refuses to create them"}
+        | {codes.UNREACHABLE: "the database cannot be reached, or refuses to change them"}
         | _SIGNAL,
     ),
     "alerts": Words("Export alerts for Prometheus and others."),

@@ -19,8 +19,8 @@ ConnectFn = Callable[[], Awaitable[Any]]
 
 _LIMIT_WORDS = ("too many clients", "too many connections", "remaining connection slots", "connection limit")
 _LIMIT_HINT = (
-    "A leader needs two connections, a follower one: raise max_connections or the CONNECTION LIMIT of the role or "
-    "database, or pass witness=False to use one connection only."
+    "A leader and its heir need two connections each, other followers one: raise max_connections or the CONNECTION "
+    "LIMIT of the role or database, or pass witness=False to use one connection each."
 )
 _STANDBY_WORDS = ("server is in hot standby mode", "session is read-only")
 _STANDBY_HINT = "A standby would grant the lock beside the primary: connect to the primary, or name all hosts."

@@ -100,11 +100,6 @@ _PROBLEMS = """
 SELECT coalesce(array_agg(problem ORDER BY problem), '{{}}') FROM problems)
 """
 
-_TABLES = """
-SELECT (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON c.relnamespace = n.oid
-         WHERE n.nspname = '{schema}' AND c.relname IN ({tables})) >= {number}, {problems}, current_user::text
-"""
-
 _GUARD = """
 DO $guard$ DECLARE
     problems text[] := {problems};
@@ -121,15 +116,6 @@ def problems_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:
     """Return an expression: what is wrong with these tables, as an array of texts. ``schema`` was checked."""
     # No role has the empty name.
     return _PROBLEMS.format(schema=schema, tables=_listed(tables), owner=check_owner(owner) or "")
-
-
-def tables_sql(schema: str, tables: Sequence[str], owner: str | None, *, optional: Sequence[str] = ()) -> str:
-    """Return a statement without parameters: whether all of them are there, what is wrong with them, and who asks.
-
-    ``optional`` tables need not be there, but nothing may be wrong with them.
-    """
-    problems = problems_sql(schema, [*tables, *optional], owner)
-    return _TABLES.format(schema=schema, tables=_listed(tables), number=len(tables), problems=problems)
 
 
 def guard_sql(schema: str, tables: Sequence[str], owner: str | None) -> str:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.options import check_owner, check_schema
 from pgleaderlock.postgres._connector import Connector
-from pgleaderlock.postgres._ownership import refusal, tables_sql
+from pgleaderlock.postgres._ownership import refusal
+from pgleaderlock.postgres._schema_state import SchemaState, look_sql
+from pgleaderlock.postgres._schema_versions import create_sql
 from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.session import FetchAll, Parameters, Row
-from pgleaderlock.postgres.terms import create_sql
 
 _CALL_S = 10.0
 _NOT_ALLOWED = "42501"
@@ -24,6 +25,8 @@ class TableConnection:
     TABLES: Sequence[str]
     LATER_TABLES: Sequence[str] = ()
     """Tables which a schema of an earlier version has not."""
+    NEEDS = 1
+    """The lowest version of the schema that this can work with."""
     LIMITS = ""
     """A statement that limits the statements to come; empty where a pooler may lend the session to others."""
     SURVIVES_ERRORS = False
@@ -49,7 +52,10 @@ class TableConnection:
         return self._connection is not None and not self._connection.closed
 
     async def open(self, *, makes_tables: bool = True) -> None:
-        """Connect, unless connected, and make the tables unless they are there."""
+        """Connect, unless connected. Make the tables unless they are there, or upgrade them if they are too old.
+
+        ConnectionError if the schema cannot be worked with. Without ``makes_tables`` they may be missing.
+        """
         if self.is_open:
             return
         self._connection = await self._connector.open(
@@ -60,21 +66,31 @@ class TableConnection:
         try:
             if self.LIMITS:
                 await self.fetch(self.LIMITS)
-            self.has_tables = await self._find_tables()
-            if makes_tables and not self.has_tables:
-                await self.fetch(create_sql(self._schema, self._owner))
-                self.has_tables = await self._find_tables()
+            found = await self._look()
+            if makes_tables and found.version < self.NEEDS and found.may_upgrade:
+                await self.fetch(create_sql(self._schema, self._owner, from_version=found.version))
+                found = await self._look()
+            self.has_tables = found.version > 0
+            needs = self.NEEDS if makes_tables or self.has_tables else 0
+            found.check(self._schema, needs, self.where, grant=self._grant)
         except BaseException:
             await self.close()
             raise
 
-    async def _find_tables(self) -> bool:
-        """Return whether all are there; ConnectionError if another role's code could run in them, before it does."""
-        statement = tables_sql(self._schema, self.TABLES, self._owner, optional=self.LATER_TABLES)
-        ((are_there, problems, user),) = await self.fetch(statement)
+    async def upgrade(self) -> bool:
+        """Make what the newest version of the schema has and this one lacks; return False where this user may not."""
+        may_upgrade = (await self._look()).may_upgrade
+        if may_upgrade:
+            await self.fetch(create_sql(self._schema, self._owner))
+        return may_upgrade
+
+    async def _look(self) -> SchemaState:
+        """Return what is there; ConnectionError if another role's code could run in the tables, before it does."""
+        statement = look_sql(self._schema, self.TABLES, self._owner, optional=self.LATER_TABLES)
+        ((versions, may_upgrade, user, database, problems),) = await self.fetch(statement)
         if problems:
             raise refusal(self._schema, problems, user, self.where)
-        return bool(are_there)
+        return SchemaState(versions, may_upgrade, user, database)
 
     async def close(self) -> None:
         """Close the connection. Does not raise, does not hang."""

@@ -58,7 +58,7 @@ from pgleaderlock.postgres._stuck import StuckHolders
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, witness_key
 from pgleaderlock.postgres.session import Row, Session
-from pgleaderlock.postgres.warm_session import LATE_S, WarmSession
+from pgleaderlock.postgres.warm_session import LATE_S, WarmSession, discard
 from pgleaderlock.stores.times import SOON_SHARE
 
 __all__ = ["SessionPair", "Validity"]
@@ -469,21 +469,25 @@ class SessionPair:
         lock: it is terminated before the fresh session asks.
         """
         asked = asyncio.ensure_future(self.ask_witness(*statement))
-        await asyncio.wait({asked}, timeout=LATE_S)
-        if asked.done() and asked.exception() is None:
-            return asked.result()
-        fresh = asyncio.ensure_future(self._open_second())
+        fresh: asyncio.Future[ReadySession] | None = None
         try:
-            await asyncio.wait({fresh} if asked.done() else {asked, fresh}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done() and asked.exception() is None:
+            await asyncio.wait({asked}, timeout=LATE_S)
+            if not _has_answered(asked):
+                fresh = asyncio.ensure_future(self._open_second())
+                pending: set[asyncio.Future[Any]] = {fresh} if asked.done() else {asked, fresh}
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if _has_answered(asked) or fresh is None:
                 return asked.result()
-            ready = await fresh
+            await _end(asked)
+            await self.close_witness()
+            await asyncio.wait({fresh})
+            self._adopt(fresh.result())
+            fresh = None
         finally:
             await _end(asked)
-            await _end(fresh)
-        await self.close_witness()
-        self._adopt(ready)
-        await self._end_given_up(ready.session)
+            if fresh is not None:
+                await discard(fresh)
+        await self._end_given_up(self._witness_session)
         return await self._until_taken(statement)
 
     async def _until_taken(self, statement: _keys_sql.Statement) -> Row | None:
@@ -698,6 +702,10 @@ async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U
     finally:
         await _end(one)
         await _end(other)
+
+
+def _has_answered(call: asyncio.Future[Any]) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is None
 
 
 async def _end(task: asyncio.Future[Any]) -> None:

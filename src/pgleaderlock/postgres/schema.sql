@@ -7,6 +7,9 @@
 -- Every name is qualified: run by hand, it must mean the same whatever the search_path is.
 --
 -- Applied by `pgleaderlock schema apply`, or by the first candidate with term_table=True that may. Can be repeated.
+-- By hand, run it in one transaction (psql --single-transaction).
+
+-- === Version 1, for programs that know version 1 or later: the tables of 0.1.0
 
 -- IF NOT EXISTS would ask for a right on the database even where the schema is there.
 DO $make$ BEGIN
@@ -115,40 +118,11 @@ CREATE TABLE IF NOT EXISTS {schema}.history (
 );
 
 CREATE INDEX IF NOT EXISTS history_at ON {schema}.history (lock, at);
-CREATE INDEX IF NOT EXISTS history_by_time ON {schema}.history (at);
 
 COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened, appended only; pruned by the leader';
 COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance, so that what is sent again is known';
 COMMENT ON COLUMN {schema}.history.within_s IS 'how exactly the time is known';
 COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance before this one could not be kept';
-
--- Asks to leaders to hand over. An operator inserts the first columns; who asked, and when, is this server's word. So grant
--- INSERT on those columns only, never on the table: pgleaderlock schema apply --grant-asks-to OPERATOR.
-
-CREATE TABLE IF NOT EXISTS {schema}.asks (
-    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    lock         pg_catalog.text        NOT NULL,
-    instance     pg_catalog.uuid,
-    token        bigint,
-    claimed_by   pg_catalog.text,
-    reason       pg_catalog.text,
-    wait_s       double precision NOT NULL DEFAULT 30 CHECK (wait_s OPERATOR(pg_catalog.>) 0 AND wait_s OPERATOR(pg_catalog.<=) 3600),
-    asked_by     pg_catalog.text        NOT NULL DEFAULT session_user,
-    asked_at     pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    answer       pg_catalog.text,
-    why          pg_catalog.text,
-    answered_by  pg_catalog.text,
-    answered_at  pg_catalog.timestamptz
-);
-
-CREATE INDEX IF NOT EXISTS asks_open ON {schema}.asks (lock) WHERE answer IS NULL;
-
-COMMENT ON TABLE {schema}.asks IS 'pgleaderlock: asks to leaders to hand over, and their answers; a leader obeys one per lease';
-COMMENT ON COLUMN {schema}.asks.instance IS 'the leader that is asked, with its token: a later term is not meant; null is any';
-COMMENT ON COLUMN {schema}.asks.claimed_by IS 'who asks, in the words of the session that asked';
-COMMENT ON COLUMN {schema}.asks.wait_s IS 'an ask that is older is not obeyed any more';
-COMMENT ON COLUMN {schema}.asks.asked_by IS 'the database role that asked: written by the server';
-COMMENT ON COLUMN {schema}.asks.answer IS 'obeyed or refused; null while no leader has answered';
 
 -- The tick ledger: which slot of which scheduled job was claimed in which term, and what became of it. A claim moves
 -- tick_jobs.through and writes its rows in one statement, which a term that is over cannot get through.
@@ -188,3 +162,40 @@ CREATE INDEX IF NOT EXISTS ticks_running ON {schema}.ticks (lock, job) WHERE sta
 COMMENT ON TABLE {schema}.ticks IS 'pgleaderlock: the runs of scheduled jobs, a row per slot and attempt; pruned by the leader';
 COMMENT ON COLUMN {schema}.ticks.state IS 'running, done, failed, killed, repeated (killed, and run again as the next attempt) or skipped';
 COMMENT ON COLUMN {schema}.ticks.skipped_from IS 'this row stands for every slot after this time too';
+
+-- === Version 2, for programs that know version 1 or later: the table of asks, and the version itself
+
+-- It has neither columns nor rows: its comment is the version.
+CREATE TABLE IF NOT EXISTS {schema}.schema_version ();
+
+-- Asks to leaders to hand over. An operator inserts the first columns; who asked, and when, is this server's word. So grant
+-- INSERT on those columns only, never on the table: pgleaderlock schema apply --grant-asks-to OPERATOR.
+
+CREATE TABLE IF NOT EXISTS {schema}.asks (
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    lock         pg_catalog.text        NOT NULL,
+    instance     pg_catalog.uuid,
+    token        bigint,
+    claimed_by   pg_catalog.text,
+    reason       pg_catalog.text,
+    wait_s       double precision NOT NULL DEFAULT 30 CHECK (wait_s OPERATOR(pg_catalog.>) 0 AND wait_s OPERATOR(pg_catalog.<=) 3600),
+    asked_by     pg_catalog.text        NOT NULL DEFAULT session_user,
+    asked_at     pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    answer       pg_catalog.text,
+    why          pg_catalog.text,
+    answered_by  pg_catalog.text,
+    answered_at  pg_catalog.timestamptz
+);
+
+CREATE INDEX IF NOT EXISTS asks_open ON {schema}.asks (lock) WHERE answer IS NULL;
+
+COMMENT ON TABLE {schema}.asks IS 'pgleaderlock: asks to leaders to hand over, and their answers; a leader obeys one per lease';
+COMMENT ON COLUMN {schema}.asks.instance IS 'the leader that is asked, with its token: a later term is not meant; null is any';
+COMMENT ON COLUMN {schema}.asks.claimed_by IS 'who asks, in the words of the session that asked';
+COMMENT ON COLUMN {schema}.asks.wait_s IS 'an ask that is older is not obeyed any more';
+COMMENT ON COLUMN {schema}.asks.asked_by IS 'the database role that asked: written by the server';
+COMMENT ON COLUMN {schema}.asks.answer IS 'obeyed or refused; null while no leader has answered';
+
+-- === Version 3, for programs that know version 1 or later: the history by time, whatever the lock
+
+CREATE INDEX IF NOT EXISTS history_by_time ON {schema}.history (at);

@@ -95,13 +95,14 @@ class Succession:
         """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
         place, is_listening, self._is_listening = self.place, self._is_listening, False
         self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
+        tells_others, self._tells_others = self._tells_others, False
         parts = [_sql.STOP_LISTENING if is_listening else ""]
         if leaves_next or place is Place.NEXT_HEIR:
             parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
-        if place is Place.HEIR:
-            parts.append(
-                self._statements(Place.HEIR).unlock
-            )  # the next heir is queued for it, and needs no notification
+        elif tells_others:
+            parts.append(_sql.notify_first(self._channel))
+        if place is Place.HEIR:  # the next heir is queued for it, and needs no notification
+            parts.append(self._statements(Place.HEIR).unlock)
         return "".join(parts)
 
     async def _meet_session(self) -> None:
@@ -138,11 +139,13 @@ class Succession:
             self._pair.warm.keep()
         first = ""
         if self._leaves_next:
-            first = self._statements(Place.NEXT_HEIR).leave(self._channel)
+            first = self._statements(Place.NEXT_HEIR).unlock
         elif self._tells_others:
             first = _sql.notify_first(self._channel)
         granted = await self._ask(first + lock.slice(slice_s), slice_s)
-        self._leaves_next = self._tells_others = False
+        # Others are notified of the free place one wait slice later: a new leader is just about to draw its token, and
+        # fifty followers that wake up at that moment would slow it down.
+        self._tells_others, self._leaves_next = self._leaves_next, False
         return granted
 
     async def _heed_nomination(self) -> None:

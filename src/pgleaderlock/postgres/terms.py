@@ -41,44 +41,37 @@ who promotes the other.
 """
 
 import math
-import re
 from dataclasses import dataclass
-from importlib import resources
 
 from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError, LockError
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres._activity import holder_of, holder_query
-from pgleaderlock.postgres._ownership import guard_sql, problems_sql, refusal
+from pgleaderlock.postgres._ownership import problems_sql, refusal
+from pgleaderlock.postgres._schema_state import SchemaState, may_upgrade_sql
+from pgleaderlock.postgres._schema_versions import LABEL, create_sql, version_sql
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, fence_key
 from pgleaderlock.postgres.session import Row, Session
 
-__all__ = ["LIMIT_IDLENESS", "NOTED", "NOT_THE_NEWEST", "Past", "Terms", "create_sql", "past_s", "schema_sql"]
+__all__ = ["LIMIT_IDLENESS", "NOTED", "NOT_THE_NEWEST", "Past", "Terms", "note_sql", "past_s"]
 
 NOT_THE_NEWEST = "PGL01"
 """The SQLSTATE with which a fence fails a transaction."""
 
 _FIRST_TIMELINE = 1
+_NEEDS_SCHEMA = 1  # the lowest version of the schema that has the table as it is used here
 
 # Checked before the first look into the table: code attached to it would run with our rights.
 _LOOK_FOR_TABLE = """
-SELECT c.oid IS NOT NULL,
+SELECT {versions},
        coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
-       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-            ELSE has_schema_privilege(n.oid, 'CREATE') END,
-       current_user, current_database(), {problems}, {may_tell}
+       {may_upgrade}, current_user, current_database(), {problems}, {may_tell}
   FROM (SELECT) AS nothing
   LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
-"""
-
-# Two candidates that create a schema at once collide in spite of IF NOT EXISTS, so one waits for the other.
-_CREATE = """
-BEGIN; SELECT pg_advisory_xact_lock(hashtext('pgleaderlock/schema')::bigint);
-{guard} {schema_sql}; {note} COMMIT; SELECT 1
 """
 
 # As a number, because the text of a time depends on settings, and numeric, because that of a float does too.
@@ -107,7 +100,6 @@ END $note$;
 """
 
 _LOOK_FOR_RUN = "SELECT s.system_identifier::text, {file} || ' ' || {start}, {note} FROM pg_control_system() AS s"
-_TABLE_NAME = re.compile(r"CREATE TABLE IF NOT EXISTS \{schema\}\.(\w+)")
 
 # The name of the file that is being written begins with the timeline; the control file may lag after a promotion.
 _TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int"
@@ -180,21 +172,9 @@ END $fence$
 """
 
 
-def schema_sql(schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the statements that make the tables, as ``pgleaderlock schema apply`` runs them."""
-    return _schema_text().replace("{schema}", _quoted(schema))
-
-
-def create_sql(schema: str, owner: str | None = None, *, keeps_terms: bool = False) -> str:
-    """Return them as one transaction, of which two may run at once. It fails if a table is not of a trusted role.
-
-    ``keeps_terms``: for candidates that write their terms to the table, from this run of the server on.
-
-    For a session that is pinned. It cannot see what another role creates while it runs: check the tables afterwards.
-    """
-    guard = guard_sql(check_schema(schema), _TABLE_NAME.findall(_schema_text()), owner)
-    note = _run_sql(_NOTE_RUN, schema) if keeps_terms else ""
-    return _CREATE.format(schema_sql=schema_sql(schema), guard=guard, note=note)
+def note_sql(schema: str) -> str:
+    """Return the statement that notes that terms are kept in the table from this run of the server on."""
+    return _run_sql(_NOTE_RUN, schema)
 
 
 def _run_sql(statement: str, schema: str) -> str:
@@ -208,10 +188,6 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:  # a comment of the table's owner
         return math.nan
-
-
-def _schema_text() -> str:
-    return resources.files("pgleaderlock.postgres").joinpath("schema.sql").read_text("utf-8")
 
 
 def _quoted(schema: str) -> str:
@@ -268,20 +244,16 @@ class Terms:
         Return whether this is another server than the last one; None where this user is not allowed to find out.
         """
         self._is_whole = False
-        exists, usable, creatable, user, database, may_tell_run = await self._look_for_table(session)
-        if not exists and creatable:
-            create = create_sql(self._lease.schema, self._lease.schema_owner, keeps_terms=True)
+        found, usable, may_tell_run = await self._look_for_table(session)
+        if found.version < _NEEDS_SCHEMA and found.may_upgrade:
+            schema, owner = self._lease.schema, self._lease.schema_owner
+            create = create_sql(schema, owner, from_version=found.version, note=note_sql(schema))
             await session.fetch(create, bound_s=self._lease.lease_s)
-            await self._look_for_table(session)
-        elif not usable:
-            trouble = f"may not read and write {self._table}" if exists else f"may not create {self._table}, needed by"
-            named = "" if self._lease.schema == DEFAULT_SCHEMA else f" --schema {self._lease.schema}"
-            advice = f"pgleaderlock schema apply{named} --grant-to {user}"
-            raise ConnectionError(
-                f"user {user} {trouble} lock {self._key.described} with term_table=True in database {database} "
-                f"({self._where}): as its owner, run {advice}",
-                answered=True,
-            )
+            found, usable, may_tell_run = await self._look_for_table(session)
+        if found.version:
+            found.check(self._lease.schema, _NEEDS_SCHEMA, self._where)
+        if not usable:
+            raise self._not_allowed(found)
         return await self._look_for_run(session) if may_tell_run else None
 
     async def _look_for_run(self, session: Session) -> bool:
@@ -299,21 +271,36 @@ class Terms:
         former, self._server = self._server, server
         return former not in (None, server)
 
-    async def _look_for_table(self, session: Session) -> tuple[bool, bool, bool, str, str, bool]:
-        """Return whether it exists, is usable and creatable, by whom and where, and whether the run may be read.
+    def _not_allowed(self, found: SchemaState) -> ConnectionError:
+        may_not = f"read and write {self._table}" if found.version else f"create {self._table}, needed by"
+        named = "" if self._lease.schema == DEFAULT_SCHEMA else f" --schema {self._lease.schema}"
+        advice = f"pgleaderlock schema apply{named} --grant-to {found.user}"
+        return ConnectionError(
+            f"user {found.user} may not {may_not} lock {self._key.described} with term_table=True in database "
+            f"{found.database} ({self._where}): as its owner, run {advice}",
+            answered=True,
+        )
+
+    async def _look_for_table(self, session: Session) -> tuple[SchemaState, bool, bool]:
+        """Return what is there, whether the table can be used, and whether the run of the server may be read.
 
         Raise if it does not belong to a trusted role.
         """
         schema = self._lease.schema
-        problems = problems_sql(schema, ["terms"], self._lease.schema_owner)
-        statement = _LOOK_FOR_TABLE.format(schema=schema, problems=problems, may_tell=_MAY_TELL_RUN)
+        statement = _LOOK_FOR_TABLE.format(
+            schema=schema,
+            versions=version_sql(schema, ["terms"]),
+            may_upgrade=may_upgrade_sql(schema),
+            problems=problems_sql(schema, ["terms", LABEL], self._lease.schema_owner),
+            may_tell=_MAY_TELL_RUN,
+        )
         row = await session.fetch(statement, bound_s=self._lease.answer_bound_s)
         if row is None:
             raise ConnectionError(f"the server did not say whether there is a {self._table} ({self._where})")
-        exists, usable, creatable, user, database, found, may_tell_run = row
-        if found:
-            raise refusal(schema, found, user, self._where)
-        return exists, usable, creatable, user, database, may_tell_run
+        versions, usable, may_upgrade, user, database, problems, may_tell_run = row
+        if problems:
+            raise refusal(schema, problems, user, self._where)
+        return SchemaState(versions, may_upgrade, user, database), usable, may_tell_run
 
     def read_sql(self) -> str:
         """Return the statement that reads the last term, for :meth:`past`."""

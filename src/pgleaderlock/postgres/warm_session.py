@@ -20,7 +20,7 @@ from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.session import Row
 
-__all__ = ["LATE_S", "WarmSession"]
+__all__ = ["LATE_S", "WarmSession", "discard"]
 
 LATE_S = 0.1
 """After this time without an answer on the warm session, a fresh one is opened beside it."""
@@ -63,14 +63,19 @@ class WarmSession:
             await asyncio.wait({ping}, timeout=LATE_S)
             is_late = not ping.done()
         opening, self._opening = self._opening, None
-        ready = self._ready if self.is_open and not is_late else None
-        if ready is not None:
-            self._ready = None
-        await self.close()
+        ready, self._ready = (None, self._ready) if is_late or not self.is_open else (self._ready, None)
         try:
-            return ready if opening is None else await opening
-        except PgLeaderLockError:
-            return None
+            await self.close()
+            if opening is None:
+                return ready
+            await asyncio.wait({opening})
+        except asyncio.CancelledError:
+            if ready is not None:
+                await ready.session.close()
+            if opening is not None:
+                await discard(opening)
+            raise
+        return None if opening.exception() else opening.result()
 
     async def close(self) -> None:
         """Stop keeping it, and close it if it was not given away."""
@@ -95,11 +100,12 @@ class WarmSession:
         opening = self._opening = asyncio.ensure_future(self._open_ready())
         try:
             await asyncio.wait({opening})
-        finally:
+        except asyncio.CancelledError:
             if self._opening is opening:  # not given away
-                self._opening = None
-                opening.cancel()
-                await asyncio.wait({opening})
+                await discard(opening)
+            raise
+        finally:
+            self._opening = None
         ready = opening.result()
         self._was_warned = False
         return ready
@@ -137,3 +143,11 @@ class WarmSession:
                 error=error,
                 advice="the next failover takes longer by one connection; nothing else depends on this session",
             )
+
+
+async def discard(opening: "asyncio.Future[ReadySession]") -> None:
+    """Cancel the opening of a session; one that was opened in the same moment is closed."""
+    opening.cancel()
+    await asyncio.wait({opening})
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().session.close()

@@ -14,7 +14,6 @@ from pgleaderlock._base.clock import Clock
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry._database import Database, Notification
 from pgleaderlock.ops.registry._sql import CHANGE_CHANNEL
-from pgleaderlock.postgres.terms import create_sql
 
 MARK = "pgleaderlock ask "
 """The beginning of the application_name of a session that asks; the rest cannot be guessed."""
@@ -37,14 +36,6 @@ SELECT t.oid IS NOT NULL,
        pg_catalog.has_table_privilege(t.oid, 'SELECT') AND pg_catalog.has_any_column_privilege(t.oid, 'UPDATE'),
        session_user::text
   FROM (SELECT pg_catalog.to_regclass(%(table)s)::oid AS oid) AS t
-"""
-
-# Only where all of the schema is ours: a node that tried in vain would write errors into the server's log.
-_MAY_MAKE = """
-SELECT pg_catalog.has_schema_privilege(n.oid, 'CREATE')
-       AND pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE'))
-  FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
- WHERE n.nspname = %(schema)s AND c.relkind = 'r' GROUP BY n.oid
 """
 
 _PRUNE = """
@@ -191,14 +182,7 @@ class TableInbox:
                 f"role {visible(role)} may not read and answer what leaders are asked. As the owner of the schema: "
                 f"pgleaderlock schema apply --schema {self._schema} --grant-to {visible(role)}"
             )
-        if not is_there and await self._may_make():
-            await self._database.fetch(create_sql(self._schema))
-            return True
-        return bool(is_there)
-
-    async def _may_make(self) -> bool:
-        rows = await self._database.fetch(_MAY_MAKE, {"schema": self._schema})
-        return bool(rows and rows[0][0])
+        return is_there or await self._database.upgrade()
 
     async def prune(self, keep_days: int) -> None:
         await self._database.fetch(_for(self._schema, _PRUNE), {"keep_days": keep_days})

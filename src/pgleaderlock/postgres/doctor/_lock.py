@@ -10,6 +10,8 @@ from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._activity import Candidate, candidates, election_candidates
 from pgleaderlock.postgres._ownership import problems_sql
+from pgleaderlock.postgres._schema_state import may_upgrade_sql
+from pgleaderlock.postgres._schema_versions import LABEL, known_version, version_sql
 from pgleaderlock.postgres._standby import REMEDY, described, standby_waits
 from pgleaderlock.postgres.doctor._findings import Finding, Note, Verdict, together
 from pgleaderlock.postgres.doctor._site import Site
@@ -17,12 +19,10 @@ from pgleaderlock.postgres.lease import Place, witness_key
 
 # From the catalogues, because to_regclass() is an error for who may not look into the schema.
 _TERM_TABLE = """
-SELECT c.oid IS NOT NULL,
+SELECT {versions},
        coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), false),
-       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-            ELSE has_schema_privilege(n.oid, 'CREATE') END,
-       {problems}
+       {may_upgrade}, {problems}
   FROM (SELECT) AS here
   LEFT JOIN pg_namespace AS n ON n.nspname = '{schema}'
   LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'terms'
@@ -32,18 +32,28 @@ SELECT c.oid IS NOT NULL,
 async def check_term_table(site: Site, name: str) -> Finding:
     """See whether term_table=True would work, in the schema that is asked about."""
     schema, owner = site.lease.schema, site.lease.schema_owner
-    statement = _TERM_TABLE.format(schema=schema, problems=problems_sql(schema, ["terms"], owner))
-    is_there, is_usable, can_create, problems = await site.ask(statement)
+    statement = _TERM_TABLE.format(
+        schema=schema,
+        versions=version_sql(schema, ["terms"]),
+        may_upgrade=may_upgrade_sql(schema),
+        problems=problems_sql(schema, ["terms", LABEL], owner),
+    )
+    (version, lowest), is_usable, can_create, problems = await site.ask(statement)
+    known = known_version()
     table = f"{schema}.terms"
     if problems:
         found = f"{table} will be refused, code of another role could run there: {'; '.join(problems)}"
         advice = "with term_table=True, name a role that you trust as schema_owner (here --schema-owner)"
         return Finding(name, Verdict.WARNING, found, advice)
+    if version > known and lowest > known:
+        found = f"schema {schema} has version {version}, for programs that know version {lowest}: here it is {known}"
+        return Finding(name, Verdict.WARNING, found, "with term_table=True, update pgleaderlock here")
     apply = f"pgleaderlock schema apply{'' if schema == DEFAULT_SCHEMA else f' --schema {schema}'}"
     advice = f"needed only with term_table=True: as its owner, `{apply} --grant-to {site.user}`"
-    if is_there and is_usable:
-        return Finding(name, Verdict.INFO, f"{table} is there, and this user may use it")
-    if is_there:
+    if version and is_usable:
+        upgrade = f"as its owner, `{apply}` upgrades the schema to version {known}" if version < known else ""
+        return Finding(name, Verdict.INFO, f"{table} is there (version {version}), and this user may use it", upgrade)
+    if version:
         return Finding(name, Verdict.INFO, f"{table} is there, but this user may not use it", advice)
     if can_create:
         return Finding(name, Verdict.INFO, f"{table} is missing; this user may create it")

@@ -82,7 +82,8 @@ async def check_connections(site: Site, name: str) -> Finding:
 
 def _judge_connections(name: str, limits: Sequence[_Limit], of_ours: int) -> Finding:
     tightest = min(limits, key=lambda limit: limit.room)
-    found = f"room for {tightest.room} ({'; '.join(map(str, limits))}); a leader needs two, a follower one"
+    needs = "a leader and its heir need two each, other followers one"
+    found = f"room for {tightest.room} ({'; '.join(map(str, limits))}); {needs}"
     if tightest.room >= _TAKEOVER_NEEDS:
         return Finding(name, Verdict.OK, found)
     advice = f"raise {tightest.of}, or pass witness=False to do with one connection for a leader"

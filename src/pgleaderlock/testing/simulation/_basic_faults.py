@@ -210,3 +210,19 @@ class BasicFaults:
         for session in sessions:
             session.end(LossCause.SESSION_TERMINATED)
         return None
+
+    def double_ambush_and_kill(self, node: SimulatedNode, lasts_s: float) -> bool | None:
+        """The same with a leader; soon afterwards, kill the lock session of the node that waits to succeed it."""
+        server = self._server_here()
+        if server is None or node is not self._checker.leader:
+            return False
+        if self.double_ambush(node, max(lasts_s, self._lease_s)) is False:
+            return False
+
+        def kill_next() -> None:
+            for other in self._nodes:
+                if other is not node and len(server.holders_of(other.name)) > 1:
+                    self.kill_lock(other)
+
+        self._world.later(0.3 * self._lease_s * self._world.random.random(), kill_next)
+        return None

@@ -7,6 +7,7 @@ late to be seen beside a leader that counts its validity wrongly. Here the leade
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock.testing.simulation._pair_faults import PairFaults
 from pgleaderlock.testing.simulation._session import SimulatedSession
 from pgleaderlock.testing.simulation.node import Connection, SimulatedNode
@@ -15,6 +16,8 @@ _LATE = 0.33
 """Leases by which answers are late, at most: later ones would not renew anything."""
 _LATE_SHARE = 0.5
 """How many of the connections of a node have late answers."""
+_OVERTAKEN = 0.02
+"""Leases by which the heir's try for the witness lock is late."""
 _STRIKE = (0.3, 0.9)
 """Leases from the first late answer until the other fault: at least one renewal has come late."""
 
@@ -40,6 +43,40 @@ class LateFaults(PairFaults):
         self.slow_connects(node, lasts_s)
         self._strike_later(lambda: self.kill_session(node))
         return None
+
+    def overtake_heir(self, node: SimulatedNode, lasts_s: float) -> bool | None:
+        """Crash a leader; end the lock session of its heir before the heir's try for the witness lock arrives.
+
+        The notice of that end is late. So the next heir leads first; it is asked to step down soon, while the heir,
+        which has yet to hear of its end, still tries for the witness lock.
+        """
+        server = self._server_here()
+        heir = next((each for each in self._nodes if each.is_alive and each.lock.place == "heir"), None)
+        if server is None or heir is None or heir.is_frozen or node is not self._checker.leader:
+            return False
+        here = [each for each in heir.sessions if isinstance(each, SimulatedSession) and not each.closed]
+        there = server.sessions_of(heir.name)
+        if len(here) != len(there) or len(here) == 1 or self._was_killed_lately(heir):
+            return False
+        random = self._world.random
+        self._note(heir, "will be overtaken")
+        here[-1].to_server.late_s = _OVERTAKEN * self._lease_s
+        self.crash(node, lasts_s)
+
+        def end_lock() -> None:
+            here[0].to_client.late_s = _LATE * self._lease_s
+            self._killed_at[heir.name] = self._world.now
+            there[0].end(LossCause.SESSION_TERMINATED)
+
+        self._world.later(heir.cable.latency_s * random.uniform(2, 12), end_lock)
+        self._world.later(_OVERTAKEN * self._lease_s * random.uniform(0.3, 2), self._ask_leader_to_step_down)
+        return None
+
+    def _ask_leader_to_step_down(self) -> None:
+        leader = self._checker.leader
+        if leader is not None and not leader.is_frozen and not self._is_clear:
+            self._note(leader, "is asked to step down")
+            leader.loop.create_task(leader.lock.step_down())
 
     def _delay_answers(self, node: SimulatedNode, lasts_s: float, share: float) -> bool | None:
         random = self._world.random

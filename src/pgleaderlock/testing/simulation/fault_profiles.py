@@ -68,6 +68,7 @@ _PAIRS = {
     "late_answers": 1.0,
     "late_answers_and_freeze": 2.0,
     "late_answers_and_kill": 2.0,
+    "overtake_heir": 2.0,
     "busy": 1.0,
 }
 

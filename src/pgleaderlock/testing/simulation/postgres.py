@@ -431,7 +431,7 @@ class ModelledPostgres:
         return None
 
     def _look_for_table(self, *_: Any) -> tuple[Any, ...]:
-        return self._note is not None, True, True, "model", "model", [], True
+        return [int(self._note is not None), 1], True, True, "model", "model", [], True
 
     def _look_for_run(self, *_: Any) -> tuple[Any, ...]:
         return str(self._identifier), self._run, self._note

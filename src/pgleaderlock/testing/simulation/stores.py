@@ -55,7 +55,8 @@ _SESSIONS = _EVERYWHERE | {
     "late_answers",
     "late_answers_and_freeze",
 }
-_KILLS = frozenset({"kill_session", "reset", "ambush", "late_answers_and_kill"})
+_KILLS = frozenset({"kill_session", "reset", "ambush", "late_answers_and_kill", "overtake_heir"})
+_DOUBLE_KILLS = frozenset({"double_ambush", "double_ambush_and_kill"})
 _PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "end_newcomer", "slow_connects", "busy"})
 _CLOCKS = frozenset(
     {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}
@@ -145,7 +146,7 @@ STORES = {
         ),
         Store(
             "postgres-strict",
-            _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS | {"double_ambush", "early_time_outs"},
+            _SESSIONS | _KILLS | _PAIRS | _CLOCKS | _PROMOTIONS | _DOUBLE_KILLS | {"early_time_outs"},
             {"term_table": True, "takeover": "strict"},
             has_places=True,
         ),
