@@ -50,6 +50,12 @@ EDGE_MUTATIONS = (
         "    return \"'{}'::text[]\"",
         ("tests/postgres/test_ownership.py::test_a_foreign_key_from_a_stranger_s_table_is_refused",),
     ),
+    # No database user can arrange who leads next.
+    EdgeMutation(
+        "a nomination counts if the holder of the lock sent it", "postgres/nomination.py",
+        "for pid, to in heard if pid == holder_pid]", "for pid, to in heard if pid]",
+        ("tests/postgres/test_nomination.py::test_a_forged_nomination_is_checked_and_ignored",),
+    ),
     # No HTTP client can depose a leader.
     EdgeMutation(
         "HTTP connections stay below the limit of descriptors", "ops/http/_limits.py",

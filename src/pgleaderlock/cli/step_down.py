@@ -40,14 +40,14 @@ class _Seen:
     """Whether the leader wrote that it received the ask."""
     end: Line | None = None
     """The end of the old term as the old leader wrote it; None if it wrote none."""
-    heir: Line | None = None
+    successor: Line | None = None
     refusal: str | None = None
     is_asked: bool = True
 
     @property
     def seconds(self) -> float | None:
         """The time without a leader; None if it is not known."""
-        return None if self.end is None or self.heir is None else max(0.0, self.heir.at - self.end.at)
+        return None if self.end is None or self.successor is None else max(0.0, self.successor.at - self.end.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ async def _ask(
 async def _wait(reader: RegistryReader, asked: Asked, leader: Leader, since: float, wait_s: float) -> _Seen:
     """Read the history until both successor and old leader have written, the leader refused, or the time is over."""
     loop = asyncio.get_running_loop()
-    deadline, has_heir = loop.time() + wait_s, False
+    deadline, has_successor = loop.time() + wait_s, False
     while True:
         answer = await reader.answer_to(asked)
         seen = _look(await reader.history(lock=asked.lock, since=since, limit=10_000), leader)
-        if answer is not None and not answer.is_obeyed and seen.heir is None:
+        if answer is not None and not answer.is_obeyed and seen.successor is None:
             return replace(seen, refusal=answer.why or "it gave no reason")
-        if seen.heir is not None and not has_heir:
-            deadline, has_heir = loop.time() + _LATE_S, True
+        if seen.successor is not None and not has_successor:
+            deadline, has_successor = loop.time() + _LATE_S, True
         left_s = deadline - loop.time()
-        if (has_heir and seen.end is not None) or left_s <= 0:
+        if (has_successor and seen.end is not None) or left_s <= 0:
             return seen
         await reader.wait_for_change(min(left_s, _LOOK_EVERY_S))
 
@@ -166,10 +166,10 @@ def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
 def _outcome(leader: Leader | None, seen: _Seen, nominee: Candidate | None) -> str:
     if seen.refusal is not None and leader is not None:
         return "refused"
-    if seen.heir is not None and leader is not None:
-        if seen.heir.instance == leader.instance:
+    if seen.successor is not None and leader is not None:
+        if seen.successor.instance == leader.instance:
             return "same_node"
-        return "another_node" if nominee is not None and seen.heir.instance != nominee.instance else "handed_over"
+        return "another_node" if nominee is not None and seen.successor.instance != nominee.instance else "handed_over"
     return "no_leader" if leader is None or seen.end is not None or seen.is_heard else "not_heard"
 
 
@@ -178,9 +178,9 @@ def _fields(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str) 
         "role": known.role,
         "lock": known.lock,
         "from": None if leader is None else leader.node,
-        "to": None if seen.heir is None else seen.heir.node,
+        "to": None if seen.successor is None else seen.successor.node,
         "from_token": None if leader is None else leader.token,
-        "to_token": None if seen.heir is None else seen.heir.token,
+        "to_token": None if seen.successor is None else seen.successor.token,
         "seconds": None if seen.seconds is None else round(seen.seconds, 6),
         "outcome": outcome,
         "why": seen.refusal,
@@ -195,15 +195,15 @@ def _sentence(known: KnownRole, leader: Leader | None, seen: _Seen, outcome: str
     node, within = visible(leader.node), f"within {duration(wait_s)}"
     if outcome in ("refused", "not_heard"):
         return _no_consent(leader, seen, role, within)
-    if seen.heir is None and seen.end is None:
+    if seen.successor is None and seen.end is None:
         return f"{node} received the ask, but had not released {role} {within}."
-    if seen.heir is None:
+    if seen.successor is None:
         return f"{node} released {role}, but no candidate took over {within}: are there other candidates?"
-    time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.heir.token})"
+    time, tokens = _how_long(seen), f"(token {leader.token} -> {seen.successor.token})"
     if outcome == "same_node":
         return f"{node} stepped down and acquired {role} again {time} {tokens}: no other candidate did."
     instead = ", not to the node that --to names," if outcome == "another_node" else ""
-    return f"{node} handed over to {visible(seen.heir.node)}{instead} {time} {tokens}"
+    return f"{node} handed over to {visible(seen.successor.node)}{instead} {time} {tokens}"
 
 
 def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:

@@ -1,4 +1,4 @@
-"""The seam between the engine and a store: six verbs, and four more that have a default.
+"""The seam between the engine and a store: six verbs, and five more that have a default.
 
 What the answers mean, for every verb of every store:
 
@@ -10,7 +10,8 @@ There is no boolean in between, because a boolean has no place for "do not know"
 
 What the engine relies on:
 
-- Only one verb runs at a time, except that :meth:`Backend.close` may follow a cancelled one at once.
+- Only one verb runs at a time, except that :meth:`Backend.close` may follow a cancelled one at once, and that
+  :meth:`Backend.nominate` runs beside the others of a leader, and is not cancelled.
 - A verb that is cancelled ends promptly, whatever the network does, and leaves nothing held that it cannot account
   for: in doubt it gives up its session. So time limits belong to the engine alone.
 - A verb that failed has given up the session that it failed on; :meth:`Backend.close` gives up everything.
@@ -80,7 +81,7 @@ class Backend(ABC):
     async def nominate(self, grant: Grant, to: str) -> None:  # noqa: ARG002 - only some backends can
         """Have the candidate of this name lead next. Raises LockError, and changes nothing, if that cannot be.
 
-        Called beside renewals, and never cancelled.
+        Called beside renewals and a release, and not cancelled.
         """
         raise LockError(
             f"it cannot be chosen that {visible(to)} leads next: only candidates for one lock on PostgreSQL sessions "
