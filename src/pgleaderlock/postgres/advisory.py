@@ -337,6 +337,7 @@ class LeasedLockBackend(Backend):
                 self._pair.note_witness(self._key)
                 return
             await self._pair.ask_lock(_sql.PING)
+            await self._pair.look_for_stuck([self._key])  # a candidate of 0.1.0 may keep it in a commit that waits
         raise LockError(
             f"lock {self._key.described} is held, but its witness lock {witness} was not free within the lease of "
             f"{self._lease.lease_s:g} s ({self._where}): does another candidate have a longer lease_s? Releasing it."
