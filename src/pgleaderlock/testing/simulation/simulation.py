@@ -161,8 +161,10 @@ class Simulation:
         @node.lock.on_lost
         async def on_lost(event: Event) -> None:
             node.is_notifying = event.kind is EventKind.LOST
-            await asyncio.sleep(takes_s)
-            node.is_notifying = False
+            try:
+                await asyncio.sleep(takes_s)
+            finally:  # also when a shutdown ran out of time and cancelled the callback: nothing is notified any more
+                node.is_notifying = False
 
         @node.lock.on_stopped
         async def tidy_up() -> None:
