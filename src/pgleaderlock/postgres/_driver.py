@@ -82,23 +82,43 @@ class _TextLoader(Loader):
 _TEXT_TYPES = ("text", "varchar", "name", "bpchar")
 
 
-def close_on_cancel(connection: AsyncConnection[Any], close: Callable[[], object] | None = None) -> None:
+def close_on_cancel(
+    connection: AsyncConnection[Any],
+    close: Callable[[], object] | None = None,
+    look: Callable[[], object] | None = None,
+) -> None:
     """Make a cancelled call on this connection end at once and close the connection, by ``close`` if it is given.
 
-    Also make psycopg return text as str.
+    ``look`` is called whenever something has arrived during a call: before libpq reads it, and afterwards. Also make
+    psycopg return text as str.
     """
     for type_name in _TEXT_TYPES:
         connection.adapters.register_loader(type_name, _TextLoader)
 
     async def wait(gen: Generator[Any, Any, T], *_: Any, **__: Any) -> T:
+        steps = gen if look is None else _looking(gen, look)
         try:
-            return await waiting.wait_async(gen, connection.pgconn.socket, interval=_WAKE_INTERVAL_S)
+            return await waiting.wait_async(steps, connection.pgconn.socket, interval=_WAKE_INTERVAL_S)
         except asyncio.CancelledError:
             (close or connection.pgconn.finish)()
             raise
 
     connection.wait = wait  # type: ignore[method-assign]
     _taken_over.add(connection)
+
+
+def _looking(gen: Generator[Any, Any, T], look: Callable[[], object]) -> Generator[Any, Any, T]:
+    """Do the steps of a call of psycopg, and look before and after each of them."""
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            look()
+            wanted = gen.send(ready)
+            look()
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
 def _close_sockets_in_child() -> None:

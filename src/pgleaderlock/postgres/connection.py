@@ -108,7 +108,8 @@ class Connection:
         self._error: ConnectionError | None = None
         self._bound: tuple[asyncio.Timeout, float] | None = None  # of the call in flight
         self._loop = asyncio.get_running_loop()
-        close_on_cancel(connection, self._cut_short)
+        self._is_ending = False
+        close_on_cancel(connection, self._cut_short, None if survives_errors else self._look)
         self._probe = HangupProbe(connection.pgconn.socket)
         connection.add_notice_handler(self._note_last_message)
         connection.add_notify_handler(lambda each: self._hear(each.pid, each.payload))
@@ -137,8 +138,17 @@ class Connection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the kernel has received the end of the connection. The socket is not read."""
-        return self._connection.closed or self._probe.has_ended
+        """Whether the kernel has received the end of the connection, or its announcement. The socket is not read."""
+        return self._connection.closed or self._is_ending or self._probe.has_ended
+
+    def _look(self) -> None:
+        """Note during a call that the session is ending, before the call itself fails.
+
+        A server that ends a session announces it, frees the locks, and then closes. libpq reads the announcement, which
+        the socket does not show any more, but psycopg raises only at the close. Any other error ends the session too.
+        """
+        if not self._is_ending and (self._probe.has_ended or self._connection.pgconn.error_message):
+            self._is_ending = True
 
     @property
     def descriptor(self) -> int | None:
