@@ -34,7 +34,7 @@ from pgleaderlock.ops.dashboard._streams import Streams, TooManyListeners
 from pgleaderlock.ops.node import Node
 from pgleaderlock.ops.registry import Registry
 from pgleaderlock.ops.registry.asking import Target
-from pgleaderlock.ops.registry.audit import Line
+from pgleaderlock.ops.registry.audit import Line, without_replaced
 from pgleaderlock.ops.registry.reading import Leader, RoleStatus
 from tests.conftest import Postgres
 from tests.support.dashboard import TOKEN, FixedSource, candidate, leader, line, record, until_true
@@ -329,6 +329,21 @@ async def test_the_history_is_read_on_and_what_shows_late_is_not_missed():
     reader.rows.append((2, late))
     assert await book.read_on(reader, 1002.0) == [late]  # type: ignore[arg-type]
     assert book.lines["l"] is not before
+
+
+async def test_a_leader_that_has_written_its_end_after_all_is_not_shown_as_vanished():
+    reader, book = Reader(), _History(100.0)
+    reader.rows = [(1, line("acquired", 950.0)), (2, line("vanished", 960.0)), (3, line("acquired", 961.0, "b", 2))]
+    await book.read_on(reader, 1000.0)  # type: ignore[arg-type]
+    assert [each.event for each in book.lines["l"]][1:] == ["acquired", "vanished", "acquired"]
+    reader.rows[1] = (4, line("released", 960.5))
+    await book.read_on(reader, 1001.0)  # type: ignore[arg-type]
+    assert [each.event for each in book.lines["l"]][1:] == ["acquired", "released", "acquired"]
+
+
+def test_the_end_of_an_earlier_term_does_not_hide_that_a_leader_without_tokens_vanished():
+    lines = [line(event, at, token=None) for event, at in (("released", 10.0), ("acquired", 20.0), ("vanished", 30.0))]
+    assert without_replaced(lines) == lines
 
 
 async def test_a_window_with_more_lines_than_are_read_at_once_is_shown_at_once_and_completed(monkeypatch):

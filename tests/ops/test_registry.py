@@ -5,6 +5,8 @@ import contextlib
 import json
 import logging
 import os
+import uuid
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +23,7 @@ from pgleaderlock.ops.registry._server_clock import ServerClock
 from pgleaderlock.ops.registry._sql import statements
 from pgleaderlock.ops.registry.asking import AskRefused
 from pgleaderlock.ops.registry.audit import Line, audit, terms_of
-from pgleaderlock.ops.registry.reading import RegistryReader, open_reader
+from pgleaderlock.ops.registry.reading import Leader, RegistryReader, open_reader
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
@@ -380,6 +382,74 @@ async def test_a_leader_that_says_good_bye_at_this_moment_has_not_vanished_and_s
                 assert "vanished" not in {line.event for line in await reader.history()}
                 candidates = await query(postgres.dsn, f'SELECT instance::text, state FROM "{schema}".candidates')
                 assert (leader.instance, "follower") in candidates
+
+
+@contextlib.asynccontextmanager
+async def _writes_late(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
+    """A registry that writes nothing until the event is set. What it has begun to write is written before."""
+    write, may_write, is_held_back = registry._write, asyncio.Event(), asyncio.Event()
+
+    async def write_late() -> None:
+        is_held_back.set()
+        await may_write.wait()
+        await write()
+
+    monkeypatch.setattr(registry, "_write", write_late)
+    try:
+        await is_held_back.wait()
+        yield may_write
+    finally:
+        may_write.set()
+
+
+async def test_the_end_that_a_leader_writes_after_its_successor_takes_the_place_of_vanished(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
+        await eventually(lambda: leader_of(reader))
+        async with Node(postgres.dsn, schema, key, "two") as two:
+            await until(lambda: two.registry.is_up and two.lock.state is LockState.FOLLOWER)
+            async with _writes_late(one.registry, monkeypatch) as may_write:
+                await one.lock.step_down()
+                await two.lock.wait_for_leadership(10)
+                await eventually(lambda: _has(reader, ("two", "acquired"), ("one", "vanished")))
+                may_write.set()
+                await eventually(lambda: _has(reader, ("one", "released")))
+            assert ("one", "vanished") not in await events_of(reader)
+            (found,) = audit(await reader.history(), since=0, until=await reader.now())
+            assert found.failovers == {"released": 1}
+
+
+@pytest.mark.parametrize("leads_again", [False, True])
+async def test_a_leader_that_writes_its_end_while_its_successor_writes_has_not_vanished(
+    postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch, leads_again: bool
+):
+    """What the successor would write is written by hand, and committed when the leader waits for it."""
+    async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
+        leader = await eventually(lambda: leader_of(reader))
+        async with _writes_late(one.registry, monkeypatch) as may_write:
+            await (one.lock.step_down() if leads_again else one.lock.shutdown())
+            if leads_again:
+                await one.lock.wait_for_leadership(10)
+            async with await psycopg.AsyncConnection.connect(postgres.dsn) as successor:
+                await _replace_leader(successor, schema, str(key), leader)
+                may_write.set()
+                await eventually(lambda: _answers(postgres.dsn, BLOCKED, schema))
+                assert not await _has(reader, ("one", "released"))
+                await successor.commit()
+            await eventually(lambda: _has(reader, ("one", "released")))
+        assert ("one", "vanished") not in await events_of(reader)
+
+
+async def _replace_leader(connection: psycopg.AsyncConnection, schema: str, lock: str, leader: Leader) -> None:
+    """Write that another node leads now, and do not commit."""
+    sql, at = statements(schema), leader.renewed_at
+    row = {"lock": lock, "role": "scheduler", "token": leader.token, "at": at, "renewed": at, "until": at}
+    node = {"instance": str(uuid.uuid4()), "node": "two", "host": "h", "process_id": 1, "version": "", "about": "{}"}
+    await connection.execute(sql["await"].encode(), {"locks": [lock]})
+    await connection.execute(sql["lead"].encode(), {**node, "rows": json.dumps([row])})
+    rows = await connection.execute(f'SELECT event FROM "{schema}".history WHERE number IS NULL'.encode())
+    assert await rows.fetchall() == [("vanished",)]
 
 
 async def _answers(dsn: str, statement: str, *parameters: Any) -> bool:

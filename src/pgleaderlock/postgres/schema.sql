@@ -119,7 +119,7 @@ CREATE TABLE IF NOT EXISTS {schema}.history (
 
 CREATE INDEX IF NOT EXISTS history_at ON {schema}.history (lock, at);
 
-COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened, appended only; pruned by the leader';
+COMMENT ON TABLE {schema}.history IS 'pgleaderlock: what happened; pruned by the leader';
 COMMENT ON COLUMN {schema}.history.number IS 'counts the events of one instance, so that what is sent again is known';
 COMMENT ON COLUMN {schema}.history.within_s IS 'how exactly the time is known';
 COMMENT ON COLUMN {schema}.history.missing IS 'so many events of this instance before this one could not be kept';

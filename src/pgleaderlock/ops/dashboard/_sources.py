@@ -15,7 +15,7 @@ from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.models import Holder
 from pgleaderlock.ops.dashboard._picture import Look
 from pgleaderlock.ops.registry.asking import AskRefused, Target
-from pgleaderlock.ops.registry.audit import Line
+from pgleaderlock.ops.registry.audit import Line, without_replaced
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.stores.base import Backend
 
@@ -158,7 +158,7 @@ class _History:
             if number is not None:
                 self._seen[number] = line.at
         for lock, new in by_lock.items():
-            self.lines[lock] = sorted([*self.lines.get(lock, ()), *new], key=lambda line: line.at)
+            self.lines[lock] = without_replaced(sorted([*self.lines.get(lock, ()), *new], key=lambda line: line.at))
 
     def _forget(self, since: float, at: float) -> None:
         """Drop lines older than the window, except those of terms that extend into it."""

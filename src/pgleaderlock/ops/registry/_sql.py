@@ -2,7 +2,7 @@
 
 A node writes late, and another may have written meanwhile: its row of a leader counts only if its token is greater than
 the one that is there. A node that replaces the row of a leader that did not leave in order records in the history when
-that leader was last seen.
+that leader was last seen, as ``vanished``. The end that this leader writes later takes the place of that line.
 """
 
 ASK_CHANNEL = "pgleaderlock_ask"
@@ -10,15 +10,24 @@ ASK_CHANNEL = "pgleaderlock_ask"
 CHANGE_CHANNEL = "pgleaderlock_change"
 """On which it is told that something was written."""
 
+# A successor is often quicker to write than a leader that hands over. Its line about this node has no number, by which
+# the index finds it. Run this after the rows of these leaders are cleared or awaited: then no successor is writing one.
 _APPEND = """
+WITH r AS (
+    SELECT * FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, number bigint, event text, cause text,
+           token bigint, at double precision, within_s double precision, missing integer, detail text)
+), replaced AS (
+    DELETE FROM {schema}.history AS h USING r
+     WHERE h.instance = %(instance)s AND h.number IS NULL AND h.event = 'vanished' AND r.event = ANY(%(ends)s)
+       AND h.lock = r.lock AND h.token IS NOT DISTINCT FROM r.token
+)
 INSERT INTO {schema}.history (lock, role, node, instance, number, event, cause, token, at, within_s, missing, detail)
 SELECT lock, role, %(node)s, %(instance)s, number, event, cause, token, to_timestamp(at), within_s, missing, detail
-  FROM jsonb_to_recordset(%(rows)s) AS r (lock text, role text, number bigint, event text, cause text, token bigint,
-       at double precision, within_s double precision, missing integer, detail text)
+  FROM r
     ON CONFLICT (instance, number) DO NOTHING
 """
 
-# A statement of its own before the next one, so that the next one sees what was written meanwhile: a leader that leaves
+# A statement of its own before the next ones, so that they see what was written meanwhile: a leader that leaves
 # in order at this moment is waited for, because it has not vanished.
 _AWAIT = "SELECT FROM {schema}.leaders WHERE lock = ANY(%(locks)s) ORDER BY lock FOR UPDATE"
 

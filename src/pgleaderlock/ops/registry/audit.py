@@ -3,7 +3,7 @@
 A **term** begins with ``acquired`` or ``recovered`` and ends with the first of ``released``, ``lost``,
 ``reconnecting`` and ``stopped`` that has its token and its instance. A leader that died wrote no end: its successor
 recorded when it was seen for the last time, as ``vanished``. So such a term ended then or later, and the time between
-it and the next one is leaderless at most.
+it and the next one is leaderless at most. An end that it records later takes the place of that line.
 
 A node whose registry was closed before its term ended records until when it knew: the term is ``unwatched`` from then
 on, unless a later line of that node says how it ended. The time after that is neither led nor leaderless: **unknown**.
@@ -21,7 +21,19 @@ from itertools import pairwise
 
 from pgleaderlock._base.overlaps import Overlap, find_overlaps
 
-__all__ = ["BEGINS", "ENDS", "TELLS", "Line", "Orderly", "PastTerm", "RoleAudit", "audit", "failover", "terms_of"]
+__all__ = [
+    "BEGINS",
+    "ENDS",
+    "TELLS",
+    "Line",
+    "Orderly",
+    "PastTerm",
+    "RoleAudit",
+    "audit",
+    "failover",
+    "terms_of",
+    "without_replaced",
+]
 
 BEGINS = ("acquired", "recovered")
 """The events with which a term begins."""
@@ -108,13 +120,31 @@ class RoleAudit:
         return 1.0 if span_s <= 0 else max(0.0, 1 - self.leaderless_s / span_s)
 
 
+def without_replaced(lines: Iterable[Line]) -> list[Line]:
+    """Return these lines without each ``vanished`` of a term whose end is among them: the table has dropped it by then.
+
+    For those who keep lines that they have read. Without tokens, terms of one instance differ in their times only.
+    """
+    lines, ended = list(lines), dict[tuple[str, str, int | None], float]()
+    for line in lines:
+        if line.event in ENDS:
+            which = _which(line)
+            ended[which] = max(line.at + line.within_s, ended.get(which, -math.inf))
+    return [line for line in lines if line.event != _VANISHED or line.at > ended.get(_which(line), -math.inf)]
+
+
+def _which(line: Line) -> tuple[str, str, int | None]:
+    """Return which term a line is about."""
+    return line.lock, line.instance, line.token
+
+
 def terms_of(lines: Iterable[Line]) -> list[PastTerm]:
     """Return the terms of these lines, the earliest first."""
     terms = []
     begun: dict[tuple[str, str, int | None], Line] = {}
     seen_last: dict[tuple[str, str, int | None], Line] = {}
     for line in sorted(lines, key=lambda line: line.at):
-        which = (line.lock, line.instance, line.token)
+        which = _which(line)
         if line.event in BEGINS:
             begun[which] = line
         elif line.event in ENDS and which in begun:

@@ -32,7 +32,7 @@ from pgleaderlock.ops.registry._outbox import Happening, clean
 from pgleaderlock.ops.registry._pending_rows import Changes, PendingRows, Standing
 from pgleaderlock.ops.registry._server_clock import ServerClock
 from pgleaderlock.ops.registry._sql import ASK_CHANNEL, CHANGE_CHANNEL, statements
-from pgleaderlock.ops.registry.audit import Line, audit
+from pgleaderlock.ops.registry.audit import ENDS, Line, audit
 from pgleaderlock.ops.registry.reading import RegistryReader
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
@@ -339,14 +339,18 @@ class Registry:
 
     def _work_for(self, changes: Changes, batch: list[Happening]) -> list[tuple[str, Mapping[str, Any]]]:
         work: list[tuple[str, Mapping[str, Any]]] = []
-        if batch:
-            work.append((self._sql["append"], {**self._identity, "rows": json.dumps(self._history_rows(batch))}))
+        # The rows of leaders first: a successor that replaces one at this moment is waited for, so that the history is
+        # written with its line in sight.
         if changes.led:
             work.append((self._sql["await"], {"locks": list(changes.led)}))
-            rows = json.dumps(self._leader_rows(list(changes.led)))
-            work.append((self._sql["lead"], {**self._node_row(), "rows": rows}))
         if changes.cleared:
             work.append((self._sql["clear"], {**self._identity, "locks": list(changes.cleared)}))
+        if batch:
+            rows = json.dumps(self._history_rows(batch))
+            work.append((self._sql["append"], {**self._identity, "rows": rows, "ends": list(ENDS)}))
+        if changes.led:
+            rows = json.dumps(self._leader_rows(list(changes.led)))
+            work.append((self._sql["lead"], {**self._node_row(), "rows": rows}))
         if changes.stands:
             work.append((self._sql["stand"], {**self._identity, "rows": json.dumps(self._candidate_rows(changes))}))
         if changes.withdrawn:
