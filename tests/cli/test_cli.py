@@ -343,6 +343,8 @@ def test_a_lock_is_named_by_its_number_as_other_programs_write_it(postgres: Post
 
 # --- status ---
 
+QUIET = "  quiet followers hold no lock and are not counted here; a registry shows them"
+
 
 def status(dsn: str, key: LockKey, *options: str) -> str:
     shown = cli("status", "--dsn", dsn, *words(key), *options)
@@ -354,9 +356,10 @@ def status(dsn: str, key: LockKey, *options: str) -> str:
 def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert status(postgres.dsn, key) == f"{key} is free\n"
     with held(postgres.dsn, key) as pid, _in_line(postgres.dsn, key) as waiter_pid:
-        first, second = status(postgres.dsn, key).splitlines()
+        first, second, third = status(postgres.dsn, key).splitlines()
     assert first.startswith(f"{key} is held by pid {pid}, somebody else, user ")
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
+    assert third == QUIET
 
 
 def test_status_names_the_heir_and_the_next_heir_and_says_that_others_do_not_show(
@@ -374,9 +377,17 @@ def test_status_names_the_heir_and_the_next_heir_and_says_that_others_do_not_sho
         shown = status(postgres.dsn, role).splitlines()
         record = json.loads(status(postgres.dsn, role, "--json"))
     assert [line.split(": pid")[0] for line in shown[1:3]] == ["  heir", "  next heir"]
-    assert shown[3].startswith("  more followers may be waiting: they are idle sessions that hold no lock")
+    assert shown[3] == QUIET
     assert len(shown) == 4
     assert [each["place"] for each in record["waiting"]] == ["heir", "next heir"]
+
+
+def test_status_of_a_lock_without_a_queue_says_that_quiet_followers_do_not_show(
+    postgres: Postgres, key: LockKey
+) -> None:
+    with held(postgres.dsn, key):
+        _, *more = status(postgres.dsn, key).splitlines()
+    assert more == [QUIET]
 
 
 def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:
@@ -398,7 +409,7 @@ def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgr
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split() == piped.split()  # the same words
     assert f"is held by pid {pid}," in " ".join(" ".join(lines).split())
-    assert len(piped.splitlines()) == 2, "a pipe has a line each"
+    assert len(piped.splitlines()) == 3, "a pipe has a line each"
 
 
 @pytest.mark.slow

@@ -42,6 +42,19 @@ def test_the_table_is_made_and_granted_and_this_may_be_repeated(own_server: Serv
         assert owner.execute("SELECT count(*) FROM elections.terms").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("option", ["--grant-to", "--grant-asks-to"])
+def test_a_grant_to_a_role_that_does_not_exist_is_refused_after_the_tables_are_made(
+    own_server: Server, capsys: pytest.CaptureFixture[str], option: str
+):
+    words = ["schema", "apply", "--dsn", own_server.dsn, "--schema", "elections"]
+    assert invoke([*words, option, "no such"]) == exit_codes.UNREACHABLE
+    said = capsys.readouterr().err
+    assert said.startswith("Error: schema elections is there (host=")
+    assert said.endswith("), but nothing was granted to no such: there is no such database role. Create it first\n")
+    assert invoke(words) == exit_codes.CLEAN
+    assert f"is ready (version {known_version()})" in capsys.readouterr().out
+
+
 def test_programs_get_json(own_server: Server, capsys: pytest.CaptureFixture[str]):
     assert invoke(["schema", "show", "--schema", "elections", "--json"]) == exit_codes.CLEAN
     shown = json.loads(capsys.readouterr().out)

@@ -34,6 +34,11 @@ from tests.support.registry import Node, eventually, reading, schema
 from tests.support.sync import until as until_now
 from tests.support.terminals import Terminal
 
+NOT_SHOWN = (
+    "the registry shows no candidate {} for it. Check the name with pgleaderlock status; a candidate without a "
+    "registry cannot be named, so give it one."
+)
+
 __all__ = ["file_of", "hand", "schema"]  # fixtures
 
 
@@ -457,6 +462,8 @@ async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgre
         assert records(late)[0]["why"] == (
             f"it was meant for the leader with token {first}, and the token is {two.lock.token} now"
         )
+        said = (await run_beside(*options, "--token", str(first))).stderr
+        assert said == f"two refused the ask to step down from scheduler ({key}): {records(late)[0]['why']}\n"
         back = await run_beside(*options, "--token", str(two.lock.token))
         assert back.exit_code == exit_codes.CLEAN
         assert re.fullmatch(
@@ -493,7 +500,7 @@ def test_the_leader_hands_over_to_the_node_that_is_named(postgres: Postgres, sch
         assert (record["outcome"], record["from"], record["to"]) == ("handed_over", "web-1", "web-4")
         assert result.exit_code == exit_codes.CLEAN
         for name, why in (
-            ("web-9", "web-9 is no candidate for it. Candidates that are alive: web-1, web-2, web-3, web-4"),
+            ("web-9", f"{NOT_SHOWN.format('web-9')} Followers that are alive: web-1, web-2, web-3"),
             ("web-4", "web-4 leads it already"),
         ):
             refused = run("step-down", *here, "--role", "scheduler", "--to", name)
@@ -524,11 +531,34 @@ def test_a_nominee_that_is_not_heard_of_or_has_a_name_twice_is_refused(hand: Han
     words = ("step-down", *hand.options, "--role", "scheduler", "--wait", "0.1")
     dead, twice = run(*words, "--to", "web-2"), run(*words, "--to", "web-3")
     assert dead.exit_code == twice.exit_code == exit_codes.NOT_HANDED_OVER
-    assert "web-2 has not been heard of for too long. Candidates that are alive: web-3" in dead.stderr
+    assert "web-2 has not been heard of for too long. Followers that are alive: web-3, web-3\n" in dead.stderr
     assert "2 candidates are called web-3: name one by its process, --to host:pid" in twice.stderr
     mixed = run(*words, "--reason", "to host-2:18")
     assert mixed.exit_code == exit_codes.USAGE
     assert "use --to" in mixed.stderr
+
+
+def test_a_nominee_that_the_registry_does_not_show_is_refused_and_the_leader_is_not_offered(hand: Hand):
+    for node in ("web-1", "web-2"):
+        hand.node(node)
+        hand.candidate(node)
+    hand.leader("web-1", token=7)
+    result = run("step-down", *hand.options, "--role", "scheduler", "--wait", "0.1", "--to", "{web-9}")
+    assert result.exit_code == exit_codes.NOT_HANDED_OVER
+    assert result.stderr.endswith(f": {NOT_SHOWN.format('{web-9}')} Followers that are alive: web-2\n")
+
+
+@pytest.mark.parametrize(("token", "is_said"), [(5, True), (7, False)], ids=["of another term", "of this term"])
+def test_a_leader_that_may_wait_for_its_lease_after_the_last_step_down_is_not_waited_for_in_silence(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch, token: int, is_said: bool
+):
+    monkeypatch.setattr("pgleaderlock.cli.step_down._SILENCE_S", 0.0)
+    hand.node("web-1")
+    hand.leader("web-1", ago_s=3, token=7)
+    hand.line("step_down_asked", 4, "web-0", token)
+    shown = run("step-down", *hand.options, "--role", "scheduler", "--wait", "0.2").stderr
+    told = r"web-1 has not answered yet: a leader accepts one step-down per lease, and the last was [\d.]+ s ago\."
+    assert bool(re.match(told + r" Waiting for [\d.]+ m?s more at most\.\n", shown)) is is_said
 
 
 @pytest.mark.slow

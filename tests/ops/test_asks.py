@@ -601,9 +601,8 @@ def test_verdicts(more: dict[str, Any], verdict: Verdict):
 
 def test_second_ask_while_the_leader_steps_down_is_refused():
     ask = Ask("l", "ops", 30.0, None)
-    assert (
-        judge(ask, "i", 7, 15.0, is_leaving=True).refusal == "the leader is stepping down already, as it was asked to"
-    )
+    refusal = judge(ask, "i", 7, 15.0, is_leaving=True).refusal
+    assert refusal == "another step-down is under way: the leader was asked before, and steps down"
 
 
 @pytest.mark.parametrize(

@@ -513,6 +513,7 @@ def test_a_lock_table_that_fills_up_is_warned_about():
     assert _pg_doctor_room._judge_lock_table("x", 1000, 799).verdict is OK
     full = _pg_doctor_room._judge_lock_table("x", 1000, 800)
     assert (full.verdict, "max_locks_per_transaction" in full.advice) == (WARNING, True)
+    assert full.found == "800 of about 1000 locks in use; a leader, its heir and the next heir take two each"
 
 
 async def test_the_lock_table_is_counted(clinic: Server):

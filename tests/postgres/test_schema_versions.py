@@ -233,16 +233,22 @@ def test_an_upgrade_can_be_printed_and_run_by_hand(dsn: str):
 
 def test_an_upgrade_by_hand_of_another_version_fails(dsn: str):
     execute(dsn, OLD)
-    with pytest.raises(psycopg.errors.RaiseException, match="has version 1, and these statements are for versions 2"):
+    older = (
+        r"has version 1, and these statements are for versions 2 to \d\nHINT:  Use pgleaderlock schema show --from 1"
+    )
+    with pytest.raises(psycopg.errors.RaiseException, match=older):
         execute(dsn, schema_sql(from_version=2))
     execute(dsn, schema_sql(), LABEL.format(NEWER.format(1)))
     for start in (0, 1):
-        with pytest.raises(psycopg.errors.RaiseException, match="has version 99"):
+        with pytest.raises(
+            psycopg.errors.RaiseException, match=r"has version 99.*\nHINT:  Use a pgleaderlock that knows"
+        ):
             execute(dsn, schema_sql(from_version=start))
 
 
 def test_a_printed_upgrade_of_tables_that_are_not_there_fails(dsn: str):
-    with pytest.raises(psycopg.errors.RaiseException, match="has version 0, and these statements are for versions 1"):
+    missing = r"has no tables yet, or not all, and .* 1 to \d\nHINT:  Use pgleaderlock schema show without --from"
+    with pytest.raises(psycopg.errors.RaiseException, match=missing):
         execute(dsn, schema_sql(from_version=1))
 
 

@@ -105,6 +105,7 @@ def test_a_script_measures_each_action_and_leaves_nothing(root: Path):
 @pytest.mark.slow
 def test_a_page_with_buttons_shows_what_is_measured_and_ctrl_c_ends_everything(root: Path):
     with demo(root, "--no-browser", "--port", "0", *QUICK) as process:
+        process.wait_for(" leads, with 1 follower. See it")
         address, _, token = process.wait_for("#token=").strip().partition("#token=")
         with httpx.Client(base_url=address, headers={HEADER: token}, timeout=20) as client:
             assert httpx.post(f"{address}api/demo/kill", json={}).status_code == 401
@@ -121,7 +122,7 @@ def test_a_page_with_buttons_shows_what_is_measured_and_ctrl_c_ends_everything(r
                 assert measured["failover_ms"] > 0
                 assert measured["node"] != measured["from"]
                 assert "killed" in measured["text"]
-            process.wait_for("is back, as a new process")
+            process.wait_for("is back as a follower, in a new process")
             assert client.post("/api/demo/freeze", json={}).status_code == 202
             refused = client.post("/api/demo/kill", json={})
             assert (refused.status_code, refused.json()["error"][:13]) == (409, "one at a time")

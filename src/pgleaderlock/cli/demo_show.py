@@ -152,7 +152,9 @@ class _Demo:
         return Dashboard(source, port=port, token=token, actions=actions)
 
     async def _show(self, stage: Stage, address: str) -> int:
-        click.echo(f"\n  {stage.leader} leads, {self.options.nodes - 1} more are queued. See it, and break it:\n")
+        count = self.options.nodes - 1
+        followers = "1 follower" if count == 1 else f"{count} followers"
+        click.echo(f"\n  {stage.leader} leads, with {followers}. See it, and break it:\n")
         click.echo(f"      {click.style(address, bold=True)}\n")
         click.echo("  Ctrl-C ends the demo and removes everything that it started.\n")
         if self.options.opens_browser:

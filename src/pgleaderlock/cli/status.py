@@ -10,7 +10,7 @@ from pgleaderlock.models import Holder
 
 ANSWER_TIMEOUT_S = 30.0  # longer than the time-out for connecting; for a server that accepts and then does not answer
 _GLANCE_TIMEOUT_S = 3.0
-_QUIET = "  more followers may be waiting: they are idle sessions that hold no lock, and only a registry shows them"
+_QUIET = "  quiet followers hold no lock and are not counted here; a registry shows them"
 
 
 async def show_status(target: Target, *, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def _print_as_text(target: Target, seen: Sight) -> None:
             print_folded(f"{name} is held by {describe_holder(candidate.holder)}")
         else:
             print_folded(f"  {candidate.place or 'queued'}: {describe_holder(candidate.holder)}")
-    if any(candidate.place for candidate in seen.candidates):
+    if target.has_quiet_followers and seen.candidates:
         print_folded(_QUIET)
     if is_held and seen.note:
         print_folded(f"  problem: {visible(seen.note)}")

@@ -7,6 +7,7 @@ difference is the time without a leader.
 
 import asyncio
 import getpass
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -29,7 +30,15 @@ _ENDS = ("released", "lost", "reconnecting", "stopped")
 _LOOK_EVERY_S = 1.0
 _LATE_S = 2.0
 """How long the old leader may take to write the end of its term after its successor has written its beginning."""
+_SILENCE_S = 2.0  # after which it is said what the leader may be waiting for
+_LAST_ASK_S = 60.0  # how far back the last request is looked for: most leases are shorter
 _SLACK_S = 5.0  # by how much the times that nodes write may differ from the server time that we read
+
+_NOT_HEARD = "{} has not been heard of for too long."
+_NOT_SHOWN = (
+    "the registry shows no candidate {} for it. Check the name with pgleaderlock status; a candidate without a "
+    "registry cannot be named, so give it one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +115,19 @@ def _nominee(role: RoleStatus, name: str) -> tuple[Candidate | None, str | None]
     named = [each for each in role.current_candidates if name in (each.node, _process(each))]
     alive = [each for each in named if each.is_alive]
     if not alive:
-        others = ", ".join(visible(each.node) for each in role.current_candidates if each.is_alive) or "none"
-        what = "has not been heard of for too long" if named else "is no candidate for it"
-        return None, f"{visible(name)} {what}. Candidates that are alive: {others}"
+        why = _NOT_HEARD if named else _NOT_SHOWN
+        return None, f"{why.format(visible(name))} {_followers(role)}"
     if len(alive) > 1:
         return None, f"{len(alive)} candidates are called {visible(name)}: name one by its process, --to host:pid"
     if role.leader is not None and alive[0].instance == role.leader.instance:
         return None, f"{visible(name)} leads it already"
     return alive[0], None
+
+
+def _followers(role: RoleStatus) -> str:
+    leading = None if role.leader is None else role.leader.instance
+    alive = [each.node for each in role.current_candidates if each.is_alive and each.instance != leading]
+    return f"Followers that are alive: {', '.join(map(visible, alive)) or 'none'}"
 
 
 def _process(candidate: Candidate) -> str:
@@ -139,6 +153,7 @@ async def _wait(reader: RegistryReader, asked: Asked, leader: Leader, since: flo
     """Read the history until both successor and old leader have written, the leader refused, or the time is over."""
     loop = asyncio.get_running_loop()
     deadline, has_successor = loop.time() + wait_s, False
+    tell_at = loop.time() + _SILENCE_S
     while True:
         answer = await reader.answer_to(asked)
         seen = _look(await reader.history(lock=asked.lock, since=since, limit=10_000), leader)
@@ -149,7 +164,23 @@ async def _wait(reader: RegistryReader, asked: Asked, leader: Leader, since: flo
         left_s = deadline - loop.time()
         if (has_successor and seen.end is not None) or left_s <= 0:
             return seen
+        if answer is None and not has_successor and loop.time() >= tell_at:
+            tell_at = math.inf
+            await _tell_silence(reader, asked.lock, leader, left_s)
         await reader.wait_for_change(min(left_s, _LOOK_EVERY_S))
+
+
+async def _tell_silence(reader: RegistryReader, lock: str, leader: Leader, left_s: float) -> None:
+    """Print on stderr that a leader without an answer may wait, if another term was ended on request lately."""
+    now = await reader.now()
+    lines = await reader.history(lock=lock, since=now - _LAST_ASK_S, limit=10_000)
+    asked = [line.at for line in lines if line.event == "step_down_asked" and line.token != leader.token]
+    if asked:
+        click.echo(
+            f"{visible(leader.node)} has not answered yet: a leader accepts one step-down per lease, and the last was "
+            f"{duration(max(0.0, now - max(asked)))} ago. Waiting for {duration(left_s)} more at most.",
+            err=True,
+        )
 
 
 def _look(lines: Sequence[Line], leader: Leader) -> _Seen:
@@ -211,7 +242,7 @@ def _no_consent(leader: Leader, seen: _Seen, role: str, within: str) -> str:
     if seen.refusal is not None and not seen.is_asked:
         return f"{node} was not asked to step down from {role}: {visible(seen.refusal)}"
     if seen.refusal is not None:
-        return f"{node} still leads {role}, the ask was refused: {visible(seen.refusal)}"
+        return f"{node} refused the ask to step down from {role}: {visible(seen.refusal)}"
     silent_s = silence_s(leader)
     last = "" if silent_s is None else f" It has written nothing to the registry for {duration(silent_s)}."
     return (

@@ -46,6 +46,8 @@ class Target:
     """Read the store; ConnectionError if it does not answer."""
     advice: str = ""
     """What to check when the store does not answer."""
+    has_quiet_followers: bool = False
+    """Whether the store shows some of the followers, and not those that are quiet."""
 
 
 def is_postgres(url: str) -> bool:
@@ -59,7 +61,7 @@ def in_postgres(dsn: str, key: LockKey) -> Target:
     async def look() -> Sight:
         return Sight(*await inspect_lock(dsn, key))
 
-    return Target(key.role or str(key), key.described, key_fields(key), look, CHECK_DSN)
+    return Target(key.role or str(key), key.described, key_fields(key), look, CHECK_DSN, has_quiet_followers=True)
 
 
 def store_options(url: str, schema: str | None, owner: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pgleaderlock._base.checks import visible
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._advice import identifier
 from pgleaderlock.postgres._connector import Connector
@@ -17,6 +18,7 @@ _STATEMENT_S = 3600.0  # an index on a long history takes its time
 # A statement that waits for the lock of a table makes every later one wait behind it.
 _LIMIT_WAITS = "SELECT set_config('lock_timeout', '10s', true)"
 
+_UNDEFINED_OBJECT = "42704"
 _GRANT = (
     "GRANT USAGE ON SCHEMA {schema} TO {grantee}; "
     "GRANT SELECT, INSERT, UPDATE ON {schema}.terms, {schema}.leases TO {grantee}; "
@@ -61,10 +63,20 @@ async def make_tables(
         for grants, user in ((_GRANT, grantee), (_GRANT_ASKS, operator)):
             if user is not None:
                 statement = grants.format(schema=identifier(schema), grantee=identifier(user))
-                await connection.fetch(statement, bound_s=_STATEMENT_S)
+                await _grant(connection, statement, user, f"schema {schema} is there ({connector.where})")
     finally:
         await connection.close()
     return made
+
+
+async def _grant(connection: Connection, statement: str, user: str, what: str) -> None:
+    try:
+        await connection.fetch(statement, bound_s=_STATEMENT_S)
+    except ConnectionError as error:
+        if error.sqlstate != _UNDEFINED_OBJECT:
+            raise
+        text = f"{what}, but nothing was granted to {visible(user)}: there is no such database role. Create it first"
+        raise ConnectionError(text, answered=True, sqlstate=error.sqlstate) from error
 
 
 async def _upgrade(connection: Connection, schema: str, owner: str | None, where: str) -> Made:

@@ -46,9 +46,13 @@ BEGIN
     SELECT v.found[1] INTO version FROM (SELECT {version} AS found) AS v;
     IF version OPERATOR(pg_catalog.>) {known} OR version OPERATOR(pg_catalog.<) {start} THEN
         RAISE EXCEPTION USING
-            MESSAGE = pg_catalog.concat('pgleaderlock: schema {schema} has version ', version,
-                                        ', and these statements are for versions {start} to {known}'),
-            HINT = 'Use a pgleaderlock that knows this version: pgleaderlock schema apply';
+            MESSAGE = pg_catalog.concat('pgleaderlock: schema {schema} ', CASE WHEN version OPERATOR(pg_catalog.=) 0
+                THEN 'has no tables yet, or not all' ELSE pg_catalog.concat('has version ', version) END,
+                ', and these statements are for versions {start} to {known}'),
+            HINT = CASE WHEN version OPERATOR(pg_catalog.=) 0 THEN 'Use pgleaderlock schema show without --from'
+                WHEN version OPERATOR(pg_catalog.<) {start}
+                THEN pg_catalog.concat('Use pgleaderlock schema show --from ', version)
+                ELSE 'Use a pgleaderlock that knows this version: pgleaderlock schema apply' END;
     END IF;
 END $version$;
 """

@@ -129,8 +129,8 @@ async def nominate(to: str, ask: AskLeader, key: LockKey, pair: SessionPair, *, 
         await asyncio.sleep(_LOOK_EVERY_S)
     if not answered:
         raise LockError(
-            f"{visible(to)} did not answer within {_patience_s(pair):g} s, so this leader leads on: {what}. Is it a "
-            "candidate for this lock, of this version, that does not poll? One that has just stepped down rests first"
+            f"{visible(to)} did not answer within {_patience_s(pair):g} s. It may be frozen, cut off, resting after a "
+            f"step-down, polling, of version 0.1.0, or no candidate for this lock. This leader leads on: {what}"
         )
 
 

@@ -66,7 +66,7 @@ def _refusal(ask: Ask, instance: str, token: int | None, *, is_leaving: bool) ->
         return "it was read too late: the asker had stopped waiting"
     if ask.instance not in (None, instance) or ask.token not in (None, token):
         return f"it was meant for the leader with token {ask.token}, and the token is {token} now"
-    return "the leader is stepping down already, as it was asked to" if is_leaving else None
+    return "another step-down is under way: the leader was asked before, and steps down" if is_leaving else None
 
 
 class Asks:

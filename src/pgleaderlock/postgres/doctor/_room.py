@@ -25,7 +25,7 @@ async def check_lock_table(site: Site, name: str) -> Finding:
 
 
 def _judge_lock_table(name: str, size: int, used: int) -> Finding:
-    found = f"{used} of about {size} locks in use; a follower takes one, a leader two"
+    found = f"{used} of about {size} locks in use; a leader, its heir and the next heir take two each"
     if used < _LOCK_TABLE_FULL * size:
         return Finding(name, Verdict.OK, found)
     advice = "raise max_locks_per_transaction and restart: in a full table a grant fails with 'out of shared memory'"

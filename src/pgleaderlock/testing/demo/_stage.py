@@ -58,9 +58,9 @@ _DONE = {
     "step_down": "{heir} leads {ms} after {node} was asked: it ended its work, and then released",
 }
 _BACK = {
-    "freeze": "{node} runs again: it knew at once that its lease had ended, and is queued as a follower",
-    "cut": "{node} is connected again, and is queued as a follower",
-    "kill": "{node} is back, as a new process, and is queued as a follower",
+    "freeze": "{node} runs again: it knew at once that its lease had ended, and is back as a follower",
+    "cut": "{node} is connected again, and is back as a follower",
+    "kill": "{node} is back as a follower, in a new process",
 }
 
 
