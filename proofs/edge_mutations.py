@@ -204,6 +204,17 @@ EDGE_MUTATIONS = (
         ("tests/engine/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
     ),
     EdgeMutation(
+        "the announcement of an end is seen during a call too", "postgres/connection.py",
+        "close_on_cancel(connection, self._cut_short, None if survives_errors else self._look)",
+        "close_on_cancel(connection, self._cut_short)",
+        ("tests/engine/test_last_words.py::test_an_end_that_is_announced_during_a_call_shows_before_the_close",),
+    ),
+    EdgeMutation(
+        "a session that is opened into silence is not waited for", "postgres/warm_session.py",
+        "await asyncio.wait({opening}, timeout=LATE_S)", "await asyncio.wait({opening})",
+        (f"{_STEPS}::test_a_session_that_is_opened_into_silence_is_waited_for_a_tenth_of_a_second",),
+    ),
+    EdgeMutation(
         "a lock session hears no notifications", "postgres/pair.py",
         "            await prepare(ready.session)\n",
         "            await prepare(ready.session)\n"

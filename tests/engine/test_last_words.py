@@ -1,17 +1,23 @@
 """The error that ends a session is seen at the socket before the session's locks are free."""
 
+import asyncio
+import contextlib
 import socket
 import struct
+from typing import Self
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import pgleaderlock
 from pgleaderlock.postgres._end_message import announce_end
 from pgleaderlock.postgres._hangup import HangupProbe
 from pgleaderlock.postgres.keys import LockKey
 from tests.conftest import Postgres
+from tests.support.doubles import until
 from tests.support.session import open_session, terminate
 
 
@@ -74,3 +80,53 @@ async def test_when_the_lock_of_an_ended_session_is_free_its_end_shows(postgres:
             assert session.has_ended
             rival.execute("SELECT pg_advisory_unlock(4711, 4712)")
             await session.close()
+
+
+class LateClose:
+    """A relay to a server that passes all bytes on, and the server's close only when it may."""
+
+    def __init__(self, dsn: str) -> None:
+        info = conninfo_to_dict(dsn)
+        self._host, self._port = str(info["host"]), int(info["port"] or 0)
+        self.may_close = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._listening.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.may_close.set()
+        self._listening.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(self._host, self._port)
+        to = asyncio.ensure_future(self._pass_on(reader, to_server))
+        await self._pass_on(from_server, writer)
+        await self.may_close.wait()
+        writer.close()
+        to.cancel()
+        await asyncio.wait({to})
+        to_server.close()
+
+    @staticmethod
+    async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+
+
+async def test_an_end_that_is_announced_during_a_call_shows_before_the_close(postgres: Postgres, key: LockKey):
+    """libpq reads the announcement, and the socket shows nothing; psycopg raises at the close. The locks are free."""
+    async with LateClose(postgres.tcp_dsn) as relay:
+        session = await open_session(make_conninfo(postgres.tcp_dsn, host="127.0.0.1", port=relay.port), key)
+        call = asyncio.ensure_future(session.fetch("SELECT pg_sleep(3600)", bound_s=3600.0))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(terminate, postgres.dsn, session.facts.session_pid)
+        await until(lambda: session.has_ended)
+        assert not call.done()
+        relay.may_close.set()
+        with pytest.raises(pgleaderlock.ConnectionError):
+            await call
+        await session.close()

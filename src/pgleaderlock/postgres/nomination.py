@@ -36,7 +36,7 @@ _PREFIX = "next leader: "
 _PATIENCE_S = 2.0
 _MORE_THAN_SLICE_S = 1.0
 _LOOK_EVERY_S = 0.03
-_CHECK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.5
 _MOST_HEARD = 20
 
 AskLeader = Callable[..., Awaitable[Row | None]]

@@ -44,7 +44,8 @@ from pgleaderlock.postgres.session import Session
 __all__ = ["Succession"]
 
 _JITTER = 0.25
-_HEED_EVERY_S = 0.2
+_HEED_EVERY_S = 1.0
+"""How often notifications of free places are heeded: any user of the database can send them."""
 _SPREAD_S = 0.1
 """Within this time after a notification the quiet followers try, one after the other and not all at once."""
 
@@ -153,7 +154,7 @@ class Succession:
         await self._nominations.check()
         if self._nominations.is_aside:
             spread_s = random.uniform(0, _SPREAD_S)  # noqa: S311 - it spreads load
-            self._try_at = max(self._try_at, self._nominations.lasts_until + spread_s)
+            self._try_at = min(self._try_at, self._nominations.lasts_until + spread_s)
             if self._place is not Place.NONE:
                 await self._step_aside()
         elif self._is_under_lease and self._place is Place.NONE and not self._nominations.is_nominee:
@@ -174,7 +175,9 @@ class Succession:
             return ""
         self._tried_at = self._clock()
         self._try_at = self._tried_at + self._lease.renew_every_s * random.uniform(1 - _JITTER, 1)  # noqa: S311 - it spreads load
-        row = await self._pair.ask_lock(lock.attempt(self._statements(Place.NEXT_HEIR)))
+        # For the lock in any case: the leader may die while another candidate, which may be frozen, is nominated.
+        other = None if self._nominations.is_aside else self._statements(Place.NEXT_HEIR)
+        row = await self._pair.ask_lock(lock.attempt(other))
         return "" if row is None or row[0] is None else str(row[0][0])
 
     async def _rest(self, timeout_s: float) -> None:

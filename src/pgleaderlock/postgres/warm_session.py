@@ -57,7 +57,10 @@ class WarmSession:
             self._task = asyncio.get_running_loop().create_task(self._keep(), name="pgleaderlock warm session")
 
     async def take(self) -> ReadySession | None:
-        """Give the session away; None if there is none that answers. One that is being opened is waited for."""
+        """Give the session away; None if there is none that answers. One that is being opened is waited for a moment.
+
+        No longer, because the host that it connects to may be silent, and another session may be opened meanwhile.
+        """
         ping, is_late = self._ping, False
         if ping is not None:  # cancelled, it would close the session
             await asyncio.wait({ping}, timeout=LATE_S)
@@ -68,14 +71,16 @@ class WarmSession:
             await self.close()
             if opening is None:
                 return ready
-            await asyncio.wait({opening})
+            await asyncio.wait({opening}, timeout=LATE_S)
         except asyncio.CancelledError:
             if ready is not None:
                 await ready.session.close()
             if opening is not None:
                 await discard(opening)
             raise
-        return None if opening.exception() else opening.result()
+        if not opening.done():
+            await discard(opening)
+        return None if opening.cancelled() or opening.exception() else opening.result()
 
     async def close(self) -> None:
         """Stop keeping it, and close it if it was not given away."""
