@@ -134,7 +134,7 @@ async def begin_without_witness(self: SessionPair, _: LockKey, statement: str) -
     """Hold the second session, but not the lock on it."""
     if self._witness is None and self._lease.witness:
         await self.open_witness()
-    return await self.ask_lock(statement), True
+    return await self.ask_lock(statement or _sql.PING), True
 
 
 async def confirm_with_an_early_token(self: LeasedLockBackend) -> Grant:

@@ -22,7 +22,7 @@ async def test_one_round_trip_on_both_sessions_begins_a_term_and_validity_counts
     lock, witness = ModelSession(), ModelSession(pid=101)
     grant = await lead(make(lock, witness))
     assert grant == Grant(7, trusted_until=13.5, lost_at=10.0)
-    assert lock.kinds() == ["setup", "attempt", "ping", "token"]
+    assert lock.kinds() == ["setup", "attempt", "token"]
     assert witness.kinds() == ["setup", "take"]
 
 
@@ -144,7 +144,7 @@ async def test_a_slow_witness_is_waited_for_until_leadership_would_be_declared_l
 
 
 async def test_the_loss_of_the_lock_s_session_leaves_the_witness_for_the_recovery():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
     backend = make(lock, witness, ModelSession(token=(9, "")))
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -158,7 +158,7 @@ async def test_the_loss_of_the_lock_s_session_leaves_the_witness_for_the_recover
 
 
 async def test_a_witness_that_ends_while_recovering_is_not_kept():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession(ping=[GONE])
+    lock, witness = ModelSession(ping=[GONE]), ModelSession(ping=[GONE])
     backend = make(lock, witness)
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -168,7 +168,7 @@ async def test_a_witness_that_ends_while_recovering_is_not_kept():
 
 
 async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_was_told():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
     backend = make(lock, witness, ModelSession(attempt=(None,), slice=("",)))
     grant = await lead(backend)
     with pytest.raises(ConnectionError):
@@ -181,7 +181,7 @@ async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_wa
 
 
 async def test_a_recovery_that_fails_at_its_last_step_still_keeps_the_witness():
-    lock, witness = ModelSession(ping=[(1,), GONE]), ModelSession()
+    lock, witness = ModelSession(ping=[GONE]), ModelSession()
     again = ModelSession(token=[GONE])
     backend = make(lock, witness, again)
     grant = await lead(backend)

@@ -7,13 +7,14 @@ caught on the server: a follower is granted the lock in milliseconds, and neithe
 ``idle_session_timeout`` is set only for a session that holds the lock or queues for it: the server would end a session
 that sleeps between two tries.
 
-**From grant to leadership**, two round trips. The first, on both sessions at once, tries for the witness lock, leaves
-the place in the succession, and reads the term row (:mod:`.terms`) where there is one. It is the first renewal too,
-because the grant may be old by the time it is read: validity counts from when it was sent. Where the predecessor still
-holds the witness lock, the candidate waits for it; then for the end of the quiet period after a server start. With a
-term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
-promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
-the lock session, draws the token, or claims the term. If all that took long, both sessions are renewed once more.
+**From grant to leadership**, two round trips. The first tries for the witness lock, and at the same time reads the term
+row (:mod:`.terms`) on the lock session, where there is one. Where the predecessor still holds the witness lock, the
+candidate waits for it; then for the end of the quiet period after a server start. With a term row, a clean release ends
+that wait, and so does a table without any term that is older than the server's start; a promotion counts as a restart;
+``takeover="strict"`` waits after every end that was not clean. The second round trip, on the lock session, draws the
+token, or claims the term; and the place in the succession is left. The two are the first renewal too, because the grant
+may be old by the time it is read: validity counts from before the first. If all that took long, both sessions are
+renewed once more.
 
 **Nothing is announced before the token is on the disk**: the statement that draws it is answered after its commit was
 flushed. The grant itself writes nothing.
@@ -309,8 +310,8 @@ class LeasedLockBackend(Backend):
         """
         sent = self._clock()
         self._pair.held.add(self._key)
-        statement = _sql.PING if self._terms is None else self._terms.read_sql()
-        row, has_witness = await self._pair.begin_term(self._key, self._succession.begin_sql() + statement)
+        beside = "" if self._terms is None else self._succession.begin_sql() + self._terms.read_sql()
+        row, has_witness = await self._pair.begin_term(self._key, beside)
         ends_at, reason = self._predecessor_ends(row, sent)
         if not has_witness:
             await self._queue_for_witness(sent + self._lease.lease_s)
@@ -361,7 +362,7 @@ class LeasedLockBackend(Backend):
             await self._pair.ping_both()
 
     async def _draw_token(self) -> int:
-        row = await self._pair.ask_lock(_sql.NEXT_TOKEN)
+        row = await self._pair.ask_lock(self._succession.begin_sql() + _sql.NEXT_TOKEN)
         assert row is not None  # noqa: S101 - it is a plain SELECT
         return int(row[0])
 

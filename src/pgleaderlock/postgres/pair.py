@@ -433,17 +433,19 @@ class SessionPair:
 
     # --- Witness locks -------------------------------------------------------------------------------------------
 
-    async def begin_term(self, key: LockKey, statement: str) -> tuple[Row | None, bool]:
-        """Execute a statement on the lock session, and take the witness lock of this key at the same time.
+    async def begin_term(self, key: LockKey, statement: str = "") -> tuple[Row | None, bool]:
+        """Take the witness lock of this key, and execute a statement, if any, on the lock session at the same time.
 
         Return the answer, and whether the witness lock was taken; if not, another session holds it. In a recovery,
         which has it still, both are asked one after the other: to cut a call on the witness session short closes it,
         and it keeps a successor out until listeners are notified.
         """
         if key in self._witnessed:
-            answer = await self.ask_lock(statement)
+            answer = await self.ask_lock(statement) if statement else None
             await self.ask_witness(_sql.PING)
             return answer, True
+        if not statement:
+            return None, not await self.take_witness_locks([key])
         answer, refused = await _together(self.ask_lock(statement), self.take_witness_locks([key]))
         return answer, not refused
 

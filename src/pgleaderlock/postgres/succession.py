@@ -46,7 +46,7 @@ __all__ = ["Succession"]
 _JITTER = 0.25
 _HEED_EVERY_S = 1.0
 """How often notifications of free places are heeded: any user of the database can send them."""
-_SPREAD_S = 0.1
+_SPREAD_S = 2.0
 """Within this time after a notification the quiet followers try, one after the other and not all at once."""
 
 
@@ -96,12 +96,10 @@ class Succession:
         """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
         place, is_listening, self._is_listening = self.place, self._is_listening, False
         self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
-        tells_others, self._tells_others = self._tells_others, False
+        self._tells_others = False  # others find the free place by themselves: to wake them now would slow this down
         parts = [_sql.STOP_LISTENING if is_listening else ""]
         if leaves_next or place is Place.NEXT_HEIR:
             parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
-        elif tells_others:
-            parts.append(_sql.notify_first(self._channel))
         if place is Place.HEIR:  # the next heir is queued for it, and needs no notification
             parts.append(self._statements(Place.HEIR).unlock)
         return "".join(parts)

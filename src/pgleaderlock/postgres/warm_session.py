@@ -25,6 +25,8 @@ __all__ = ["LATE_S", "WarmSession", "discard"]
 LATE_S = 0.1
 """After this time without an answer on the warm session, a fresh one is opened beside it."""
 _PAUSE_JITTER = 0.25
+_FIRST_PAUSE_S = 0.1
+"""Before the first opening: a candidate becomes the heir just when a new leader begins its term on the same server."""
 
 NoteEnd = Callable[[ReadySession, ConnectionError], None]
 """Called with a warm session that ended, so that its backend can be terminated if it may still run."""
@@ -93,6 +95,7 @@ class WarmSession:
             await ready.session.close()
 
     async def _keep(self) -> None:
+        await asyncio.sleep(_FIRST_PAUSE_S)
         while True:
             try:
                 await self._until_its_end(await self._open())
