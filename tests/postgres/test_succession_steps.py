@@ -74,11 +74,11 @@ async def test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_sessi
     assert S2 in try_
     assert f"pg_advisory_lock({S1})" in for_s1
     assert f"pg_try_advisory_lock({numbers(KEY)})" in for_s1  # a place is never a precondition for the lock
-    assert first_for_lock.startswith(f"SELECT pg_advisory_unlock({S2});")
+    assert first_for_lock.startswith(f"UNLISTEN *;SELECT pg_advisory_unlock({S2});")  # an heir's lock session is deaf
     assert f"pg_advisory_lock({numbers(KEY)})" in first_for_lock
     assert S2 not in second_for_lock
     assert f"pg_notify('{place_channel(KEY)}', '')" in second_for_lock  # and not while a new leader is about to lead
-    assert second.kinds() == ["setup"]
+    assert second.kinds() == ["setup", "listen"]
 
 
 async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves_its_place():
@@ -90,9 +90,9 @@ async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves
     grant = await backend.try_acquire()
     assert grant is not None
     assert [kind for _, kind in lock.asked[granted_at:]] == ["token"]
-    assert lock.statements[-1].startswith("UNLISTEN *;")
-    assert f"pg_advisory_unlock({S1})" in lock.statements[-1]
-    assert second.kinds() == ["setup", "take"]
+    assert lock.statements[-1].startswith(f"SELECT pg_advisory_unlock({S1});")
+    assert second.kinds() == ["setup", "listen", "take"]
+    assert second.statements[-1].startswith("UNLISTEN *;")
     assert backend.place == ""
 
 

@@ -112,14 +112,15 @@ _FACTS = """
 _TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 
 # The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
+# It undoes what the block has set; so the answer is set before the wait, and nothing is left to do after a grant.
 # It may come at the same moment as the grant (SQLSTATE 55P03); the session then holds the lock, so the handler looks.
 _WAIT_SLICE = """
 DO $slice$ BEGIN
     PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease};
     BEGIN
-        PERFORM set_config('lock_timeout', '{slice_ms}', true);
+        PERFORM set_config('lock_timeout', '{slice_ms}', true),
+                set_config('pgleaderlock.granted', '{granted}', false);
         PERFORM pg_advisory_lock({numbers});
-        PERFORM set_config('pgleaderlock.granted', '{granted}', false);
     EXCEPTION WHEN lock_not_available THEN
         PERFORM set_config('pgleaderlock.granted', CASE WHEN EXISTS (
             SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted

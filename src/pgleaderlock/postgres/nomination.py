@@ -37,6 +37,7 @@ _PATIENCE_S = 2.0
 _MORE_THAN_SLICE_S = 1.0
 _LOOK_EVERY_S = 0.03
 _CHECK_EVERY_S = 0.5
+_REPEAT_S = 0.3
 _MOST_HEARD = 20
 
 AskLeader = Callable[..., Awaitable[Row | None]]
@@ -118,10 +119,13 @@ async def nominate(to: str, ask: AskLeader, key: LockKey, pair: SessionPair, *, 
             f"no session of {visible(to)} is connected, so it cannot lead: {what}. A candidate is named by host and "
             "process id, as in pgleaderlock status (host-2:18), or by its whole application_name"
         )
-    await ask(_sql.NOTIFY_OF_NOMINEE, (place_channel(key), f"{_PREFIX}{to}"))
     locks = _keys_sql.columns([heir_key(key), next_heir_key(key), key])
     deadline, answered = clock() + _patience_s(pair), False
+    notify_at = -math.inf
     while clock() < deadline:
+        if clock() >= notify_at:  # repeated, because a new heir hears nothing until its second session is open
+            notify_at = clock() + _REPEAT_S
+            await ask(_sql.NOTIFY_OF_NOMINEE, (place_channel(key), f"{_PREFIX}{to}"))
         seen = _seen(await ask(_sql.SESSIONS_AT, locks), to)
         if {(0, True), (2, False)} <= seen:
             return

@@ -458,8 +458,10 @@ class SessionPair:
         if not self.has_witness:
             await self.open_witness()
         idle_ms = self._lease.lease_ms if self.is_enforced else None
-        statement = _keys_sql.take_all([witness_key(key) for key in wanted], idle_ms)
-        row = await (self._ask_warm(statement) if is_warm else self.ask_witness(*statement))
+        statement, parameters = _keys_sql.take_all([witness_key(key) for key in wanted], idle_ms)
+        if is_warm and self.warm.listens is not None:
+            statement = _sql.STOP_LISTENING + statement
+        row = await (self._ask_warm((statement, parameters)) if is_warm else self.ask_witness(statement, parameters))
         taken = {wanted[place] for place in (row or ([],))[0]}
         self._witnessed |= taken
         return {key for key in wanted if key not in taken}

@@ -16,8 +16,9 @@ heir delays a failover by a wait slice, and a place that no one holds costs spee
 sets ``idle_session_timeout``. A frozen heir loses its place after a lease.
 
 A notification proves nothing, and any user of the database can send one: it only makes a quiet follower try, and no
-more often than :data:`_HEED_EVERY_S`. The session of a leader does not listen (:mod:`.pair` says why): the statement
-that begins a term ends the listening, and leaves the place.
+more often than :data:`_HEED_EVERY_S`. The lock session of a leader does not listen (:mod:`.pair` says why), nor
+does that of an heir: a server that cannot send its notifications to a frozen client does not end the session either.
+The heir hears of nominations on its second session, which stops listening when it becomes the witness session.
 
 **The leader may name its successor** (:mod:`.nomination`). The nominee then queues for S1, and the others leave their
 places for as long.
@@ -64,6 +65,7 @@ class Succession:
         self._is_listening = False
         self._leaves_next = False  # whether S2 is still held and is left with the next statement
         self._nominations = Nominations(key, pair, clock)
+        pair.warm.listens = self._channel, self._nominations.hear
         self._tells_others = False  # whether the next statement notifies others that they may take places again
         self._is_under_lease = False  # without a place, because it was nominated
         self._tried_at = self._try_at = -math.inf
@@ -79,7 +81,7 @@ class Succession:
 
         Raises ConnectionError when the session ends.
         """
-        await self._meet_session()
+        self._meet_session()
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
             await self._heed_nomination()
@@ -104,17 +106,14 @@ class Succession:
             parts.append(self._statements(Place.HEIR).unlock)
         return "".join(parts)
 
-    async def _meet_session(self) -> None:
-        """Begin without a place on a session that is new, and listen on it for notifications of free places."""
+    def _meet_session(self) -> None:
+        """Begin without a place on a session that is new."""
         session = self._pair.lock_session
         if session is not self._session:
             self._session, self._place, self._is_listening = session, Place.NONE, False
             self._leaves_next, self._tried_at, self._try_at = False, -math.inf, -math.inf
             self._tells_others = self._is_under_lease = False
             self._nominations.forget()
-        if self._pair.is_enforced and not self._is_listening:
-            await session.listen(self._channel, self._nominations.hear)
-            self._is_listening = True
 
     async def _wait_once(self, left_s: float) -> str:
         """Wait for one step of the succession, and return what was granted: the lock, a place, or nothing."""
@@ -136,11 +135,11 @@ class Succession:
         """Queue for the lock at once; the second session is opened meanwhile, and never before."""
         if self._lease.witness:
             self._pair.warm.keep()
-        first = ""
+        first, self._is_listening = _sql.STOP_LISTENING if self._is_listening else "", False
         if self._leaves_next:
-            first = self._statements(Place.NEXT_HEIR).unlock
+            first += self._statements(Place.NEXT_HEIR).unlock
         elif self._tells_others:
-            first = _sql.notify_first(self._channel)
+            first += _sql.notify_first(self._channel)
         granted = await self._ask(first + lock.slice(slice_s), slice_s)
         # Others are notified of the free place one wait slice later: a new leader is just about to draw its token, and
         # fifty followers that wake up at that moment would slow it down.
@@ -167,6 +166,9 @@ class Succession:
         await self._pair.warm.close()
 
     async def _wait_quietly(self, lock: _sql.LockStatements, left_s: float) -> str:
+        if not self._is_listening:
+            await self._pair.lock_session.listen(self._channel, self._nominations.hear)
+            self._is_listening = True
         if self._clock() < self._try_at:
             await self._rest(min(left_s, self._try_at - self._clock(), self._nominations.next_check_s))
         if self._clock() < self._try_at:

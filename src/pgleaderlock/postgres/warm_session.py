@@ -18,7 +18,7 @@ from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.lease import Lease
-from pgleaderlock.postgres.session import Row
+from pgleaderlock.postgres.session import Heard, Row
 
 __all__ = ["LATE_S", "WarmSession", "discard"]
 
@@ -42,6 +42,8 @@ class WarmSession:
         self._lease = lease
         self._logger = logger
         self._note_end = note_end
+        self.listens: tuple[str, Heard] | None = None
+        """A channel to listen to, and what to do with its notifications, until the session is given away."""
         self._task: asyncio.Task[None] | None = None
         self._opening: asyncio.Future[ReadySession] | None = None
         self._ready: ReadySession | None = None
@@ -116,6 +118,12 @@ class WarmSession:
             self._opening = None
         ready = opening.result()
         self._was_warned = False
+        if self.listens is not None:
+            try:
+                await ready.session.listen(*self.listens)
+            except BaseException:
+                await ready.session.close()
+                raise
         return ready
 
     async def _until_its_end(self, ready: ReadySession) -> None:
