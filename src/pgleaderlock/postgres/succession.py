@@ -98,10 +98,14 @@ class Succession:
         """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
         place, is_listening, self._is_listening = self.place, self._is_listening, False
         self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
-        self._tells_others = False  # others find the free place by themselves: to wake them now would slow this down
+        # A nominee's others wait for its word. Without a nomination they find a free place by themselves: to wake them
+        # now would slow down the beginning of this term.
+        tells_others, self._tells_others = self._tells_others and self._nominations.is_nominee, False
         parts = [_sql.STOP_LISTENING if is_listening else ""]
         if leaves_next or place is Place.NEXT_HEIR:
             parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
+        elif tells_others:
+            parts.append(_sql.notify_first(self._channel))
         if place is Place.HEIR:  # the next heir is queued for it, and needs no notification
             parts.append(self._statements(Place.HEIR).unlock)
         return "".join(parts)
