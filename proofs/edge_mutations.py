@@ -179,7 +179,8 @@ EDGE_MUTATIONS = (
     # The next leader is ready before it is needed, and no place is a precondition for the lock.
     EdgeMutation(
         "the next heir tries for the lock at the end of each wait slice", "postgres/succession.py",
-        "self._statements(Place.HEIR).slice(slice_s, lock)", "self._statements(Place.HEIR).slice(slice_s)",
+        "NEXT_HEIR:\n            return await self._ask(self._statements(Place.HEIR).slice(slice_s, lock)",
+        "NEXT_HEIR:\n            return await self._ask(self._statements(Place.HEIR).slice(slice_s)",
         (f"{_STEPS}::test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_session_while_it_is_queued",),
     ),
     EdgeMutation(
