@@ -96,6 +96,18 @@ async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves
     assert backend.place == ""
 
 
+async def test_a_first_try_on_a_new_session_leaves_no_place_of_the_last_one():
+    lost, lock = Follower("next heir", "heir"), ModelSession(token=(9, ""))
+    backend = make(lost, ModelSession(pid=103), lock, ModelSession(pid=101))
+    await backend.open()
+    await backend.wait(0.5)  # it is the heir, and has yet to leave the place of the next heir
+    backend._succession._leaves_next = True
+    lost.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
+    await backend.open()
+    assert await backend.try_acquire() is not None
+    assert lock.statements[-1].startswith("SELECT pg_current_xact_id()")
+
+
 async def test_the_place_is_shown_while_its_session_is_open():
     lock = Follower("next heir", "", "heir", slice_s=1.0)
     backend = make(lock, ModelSession(pid=101))

@@ -96,6 +96,7 @@ class Succession:
 
     def begin_sql(self) -> str:
         """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
+        self._meet_session()  # a first try on a new session is granted without a wait: it has no place of the last one
         place, is_listening, self._is_listening = self.place, self._is_listening, False
         self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
         # A nominee's others wait for its word. Without a nomination they find a free place by themselves: to wake them
