@@ -141,8 +141,10 @@ fuzz: setup ## Feed hostile material to whatever reads something, other examples
 	$(RUN) python -m proofs.fuzz $(ARGS)
 
 test-k8s: setup ## Run the Kubernetes tests against a real API server, which is built the first time (Debian, root)
-	$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/stores/test_kubernetes_contract.py \
-		tests/stores/test_kubernetes_interop.py $(ARGS)
+	PGLEADERLOCK_HELM="$$($(RUN) python -m tests.support.helm fetch)" \
+		$(RUN) python tools/k8s_server.py run -- $(RUN) pytest tests/deploy tests/stores/test_kubernetes_contract.py \
+		tests/stores/test_kubernetes_interop.py tests/stores/test_pods_contract.py tests/stores/test_pod_label_interop.py \
+		$(ARGS)
 
 # In kernels of their own, with a server and hosts (tools/nfs_hosts.py): the contract, what goes wrong on NFS, the torture.
 test-nfs: setup ## Run the NFS tests with a real server and two hosts (Debian, root; ARGS="--seconds 900" for the torture)

@@ -3,8 +3,9 @@
     make bench                      on the embedded PostgreSQL
     make bench ARGS="--dsn ..."     on yours
 
-Then how long a hand-over takes on each store, and on Kubernetes beside client-go's (``k8s.py``); many roles in a group
-beside each on its own (``groups.py``); and locks in files beside flufl.lock and filelock (``file_locks.py``).
+Then what each store costs beside its floor (``stores.py``), and Kubernetes beside client-go's elector (``k8s.py``);
+many roles in a group beside each on its own (``groups.py``); and locks in files beside flufl.lock and filelock
+(``file_locks.py``).
 
 The machine's speed cancels out of a ratio; absolute figures are printed to judge the noise by, not to quote.
 """
@@ -305,10 +306,10 @@ async def bench_memory(dsn: str, number: int) -> None:
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
 
 
-def bench_kubernetes() -> None:
-    """Run ``k8s.py`` with the server that there is, or with one of its own if that is built: building takes minutes."""
+def bench_kubernetes(program: str) -> None:
+    """Run it with the server that there is, or with one of its own if that is built: building takes minutes."""
     here = Path(__file__).parent
-    command = [sys.executable, str(here / "k8s.py")]
+    command = [sys.executable, str(here / program)]
     if "PGLEADERLOCK_K8S_SERVER" not in os.environ:
         command = [sys.executable, str(here.parent / "tools" / "k8s_server.py"), "run", "--if-built", "--", *command]
     subprocess.run(command, check=True)
@@ -323,11 +324,16 @@ def main() -> None:
     parser.add_argument("--failovers", type=int, default=25)
     parser.add_argument("--followers", type=int, nargs="+", default=[2, 50], help="two processes for each of them")
     parser.add_argument("--only-failover", action="store_true", help="failover and hand-over, and nothing else")
+    parser.add_argument("--only-stores", action="store_true", help="every store beside its floor, and nothing else")
     options = parser.parse_args()
     logging.getLogger("pgleaderlock").setLevel(logging.ERROR)
     with some_postgres(options.dsn) as dsn:
         print(f"pgleaderlock beside raw psycopg {psycopg.__version__}, Python {sys.version.split()[0]}")
         print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} processors", flush=True)
+        if options.only_stores:
+            bench_stores(dsn, options.failovers, 1.5 * options.idle_seconds)
+            bench_kubernetes("stores.py")
+            return
         for followers in options.followers:
             bench_failover(dsn, options.failovers, followers)
         if options.only_failover:
@@ -337,10 +343,11 @@ def main() -> None:
         asyncio.run(bench_loss(dsn, options.failovers))
         bench_idle_cpu(dsn, options.idle_seconds)
         asyncio.run(bench_idle_statements(dsn, 10, options.idle_seconds / 2))
-        bench_stores(dsn, options.failovers)
+        bench_stores(dsn, options.failovers, 1.5 * options.idle_seconds)
     bench_groups()
     bench_file_locks(options.failovers)
-    bench_kubernetes()
+    bench_kubernetes("stores.py")
+    bench_kubernetes("k8s.py")
 
 
 if __name__ == "__main__":

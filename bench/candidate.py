@@ -1,19 +1,25 @@
 """One candidate in a process of its own: says "waiting" and "acquired" on its output, and lets go on SIGTERM.
 
-python bench/candidate.py URL [LEASE_S HEALTH_INTERVAL_S]    ours, on any store
-python bench/candidate.py --bare DSN                         pg_advisory_lock, and nothing around it
+On SIGUSR1 it says how often its threads have waited so far, those that have ended included (``ru_nvcsw``).
+
+python bench/candidate.py URL [LEASE_S HEALTH_INTERVAL_S [RETRY_S]]    ours, on any store
+python bench/candidate.py --bare DSN                                   pg_advisory_lock, and nothing around it
 """
 
 import asyncio
+import resource
 import signal
 import sys
+import time
+from collections.abc import Coroutine
 
 import psycopg
 
-from pgleaderlock import Election, open_backend
+from pgleaderlock import Election, FixedInterval, open_backend
 from pgleaderlock.stores.base import Backend
 
 ROLE = "bench/hand-over"
+_REST_S = 0.1  # an interpreter that ends uses a processor for milliseconds, and would slow down what is timed
 
 
 def say(word: str) -> None:
@@ -26,9 +32,14 @@ def backend_of(url: str, lease_s: float) -> Backend:
     return open_backend(url, role=ROLE if url.startswith("postgresql+lease://") else None, lease_s=lease_s)
 
 
-async def ours(stop: asyncio.Event, url: str, lease_s: str = "15", health_interval_s: str = "5") -> None:
+async def ours(
+    stop: asyncio.Event, url: str, lease_s: str = "15", health_interval_s: str = "5", retry_s: str = ""
+) -> None:
     election = Election(
-        backend_of(url, float(lease_s)), health_interval_s=float(health_interval_s), shutdown_event=stop
+        backend_of(url, float(lease_s)),
+        health_interval_s=float(health_interval_s),
+        retry_strategy=FixedInterval(float(retry_s)) if retry_s else None,
+        shutdown_event=stop,
     )
     election.on_acquire_failed(lambda: say("waiting"))
     election.on_acquired(lambda: say("acquired"))
@@ -44,9 +55,22 @@ async def bare(stop: asyncio.Event, dsn: str) -> None:
         await stop.wait()
 
 
+def answer_signals() -> asyncio.Event:
+    """Return the event that SIGTERM sets, and answer SIGUSR1 from now on."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: say(f"waits {resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw}"))
+    return stop
+
+
+def run(side: Coroutine[None, None, None]) -> None:
+    """Run a candidate, and rest before the process ends."""
+    asyncio.run(side)
+    time.sleep(_REST_S)
+
+
 async def main(*arguments: str) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop = answer_signals()
     if arguments[0] == "--bare":
         await bare(stop, *arguments[1:])
     else:
@@ -54,4 +78,4 @@ async def main(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    run(main(*sys.argv[1:]))

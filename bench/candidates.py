@@ -4,6 +4,7 @@ What they say is timed when it is heard here: on one clock for all, whatever lan
 """
 
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -16,12 +17,23 @@ from urllib.parse import quote, urlencode
 
 from psycopg.conninfo import conninfo_to_dict
 
-__all__ = ["Candidates", "Command", "SilentError", "bare_command", "our_command", "replace_in_turns", "url_of"]
+__all__ = [
+    "Candidates",
+    "Command",
+    "SilentError",
+    "bare_command",
+    "bare_store_command",
+    "our_command",
+    "replace_in_turns",
+    "url_of",
+    "waits_per_s",
+]
 
 Command = Callable[[int], Sequence[str]]
 """What to run as candidate number n; client-go's need a name each."""
 
 _CANDIDATE = Path(__file__).with_name("candidate.py")
+_BARE_STORES = Path(__file__).with_name("bare_candidate.py")
 _IN_LINE = ("waiting", "attempting to acquire")  # ours, client-go's
 _PATIENCE_S = 30.0  # longer than any lease here
 _PAUSE_S = 0.2  # between a first refusal and standing in line
@@ -38,6 +50,10 @@ def url_of(scheme: str, dsn: str) -> str:
 
 def bare_command(dsn: str) -> Command:
     return lambda _: [sys.executable, str(_CANDIDATE), "--bare", dsn]
+
+
+def bare_store_command(*arguments: str) -> Command:
+    return lambda _: [sys.executable, str(_BARE_STORES), *arguments]
 
 
 class SilentError(SystemExit):
@@ -103,6 +119,19 @@ class Candidates:
         self._add()
         return (at - began) * 1e3
 
+    def waits(self) -> list[int]:
+        """Return how often the threads of each process have waited so far: of the leader, then of the followers."""
+        self.settle()
+        processes = [self._leader, *(child for child in self._children if child is not self._leader)]
+        for process in processes:
+            process.send_signal(signal.SIGUSR1)
+        counted: dict[subprocess.Popen[str], int] = {}
+        while len(counted) < len(processes):
+            child, line, _ = self._hear()
+            if line.startswith("waits "):
+                counted[child] = int(line.split()[1])
+        return [counted[process] for process in processes]
+
     def _next_leader(self) -> tuple[subprocess.Popen[str], float]:
         while True:
             child, line, at = self._hear()
@@ -142,3 +171,15 @@ def replace_in_turns(sides: Sequence[Candidates], rounds: int, *, by_kill: bool)
                 each.settle()
             taken.append(side.replace_leader(by_kill=by_kill))
     return times
+
+
+def waits_per_s(sides: Sequence[Candidates], seconds: float) -> list[list[float]]:
+    """Return for each side how often a second its leader and its followers wait, all of them at the same time."""
+    before = [side.waits() for side in sides]
+    time.sleep(seconds)
+    after = [side.waits() for side in sides]
+    # Less one: the second question interrupts a wait too.
+    return [
+        [(now - then - 1) / seconds for then, now in zip(*counts, strict=True)]
+        for counts in zip(before, after, strict=True)
+    ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
 _STEPS = "tests/postgres/test_succession_steps.py"
+_POD_LABEL = "tests/ops/test_pod_label.py"
 _PLANTED = "tests/postgres/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
 
@@ -25,15 +26,18 @@ class EdgeMutation:
     instead: str
     tests: tuple[str, ...]
 
+    def changed_text(self) -> str:
+        """Return the text of the file without the mechanism."""
+        text = (_SOURCE / "pgleaderlock" / self.path).read_text(encoding="utf-8")
+        found = text.count(self.text)
+        assert found == 1, f"{self.path} has {self.text!r} {found} times: this mutation mutates nothing, or too much"
+        return text.replace(self.text, self.instead)
+
     def write_source(self, folder: Path) -> Path:
         """Copy the source without the mechanism, and return what is to come first on the path."""
         copy = folder / "src"
         shutil.copytree(_SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        changed = copy / "pgleaderlock" / self.path
-        text = changed.read_text(encoding="utf-8")
-        found = text.count(self.text)
-        assert found == 1, f"{self.path} has {self.text!r} {found} times: this mutation mutates nothing, or too much"
-        changed.write_text(text.replace(self.text, self.instead), encoding="utf-8")
+        (copy / "pgleaderlock" / self.path).write_text(self.changed_text(), encoding="utf-8")
         return copy
 
 
@@ -68,7 +72,7 @@ EDGE_MUTATIONS = (
         ("tests/ops/test_http.py::test_bytes_that_come_one_by_one_extend_no_deadline",),
     ),
     EdgeMutation(
-        "what clients do is logged once a minute", "ops/http/_rare_log.py",
+        "what clients do is logged once a minute", "ops/_rare_log.py",
         "            self._next_at[event] = now + EVERY_S\n", "",
         ("tests/ops/test_http.py::test_a_log_line_about_clients_comes_once_a_minute_with_a_count",),
     ),
@@ -105,6 +109,27 @@ EDGE_MUTATIONS = (
         self._task.add_done_callback(lambda _: self._ended.set_result(None))
 """,
         ("tests/ops/test_http.py::test_a_handler_that_blocks_does_not_keep_an_election_from_renewing",),
+    ),
+    # The label of the leader's pod is removed by a newer leader, never by an outdated one.
+    EdgeMutation(
+        "a leader compares tokens before it removes the label of another pod", "ops/pod_label/_pods.py",
+        "and seen.token < term.token", "and seen.token != term.token",
+        (f"{_POD_LABEL}::test_an_outdated_leader_never_removes_a_newer_label[greater]",),
+    ),
+    EdgeMutation(
+        "a leader compares tokens before it replaces the label of its own pod", "ops/pod_label/_pods.py",
+        "and seen.token > token", "and seen.token < token",
+        (f"{_POD_LABEL}::test_the_newer_label_of_another_process_in_the_same_pod_is_neither_replaced_nor_removed",),
+    ),
+    EdgeMutation(
+        "a patch of a pod is refused if the pod was changed since it was read", "ops/pod_label/_pods.py",
+        '"resourceVersion": seen.version, ', "",
+        (f"{_POD_LABEL}::test_a_label_that_became_newer_after_it_was_listed_is_not_removed[True]",),
+    ),
+    EdgeMutation(
+        "a pod is labelled only while leadership is valid", "ops/pod_label/_labeller.py",
+        "or self._term is not term or not self.leads():", "or self._term is not term:",
+        (f"{_POD_LABEL}::test_a_leader_that_stood_still_does_not_label_its_pod_before_it_learns_of_its_loss",),
     ),
     # Only those who may, can ask a leader to step down.
     EdgeMutation(
@@ -145,6 +170,22 @@ EDGE_MUTATIONS = (
         "return _AWAY_MOST_S if lease_s is None else min(_AWAY_MOST_S, max(_AWAY_LEAST_S, lease_s * _AWAY_SHARE))",
         "return math.inf",
         ("tests/postgres/test_outages.py::test_a_leader_is_back_soon_after_the_network",),
+    ),
+    # What was claimed survives a crash of the server, and no block begins in a term that is over.
+    EdgeMutation(
+        "the claim of a slot is flushed", "work/schedule/once.py",
+        "SELECT {FLUSHED}, set_config", "SELECT set_config",
+        ("tests/work/test_once.py::test_a_claim_is_flushed_whatever_the_user_s_default",),
+    ),
+    EdgeMutation(
+        "a blocking block looks again before it begins", "sync/_leading.py",
+        "while run.term.is_ending:", "while False:",
+        ("tests/postgres/test_leading.py::test_a_block_in_a_thread_does_not_begin_in_a_term_that_ended_on_the_way",),
+    ),
+    EdgeMutation(
+        "a look at a socket never waits", "postgres/_hangup.py",
+        "        self._view.settimeout(0)\n", "",
+        ("tests/engine/test_last_words.py::test_a_look_never_waits_whatever_the_default_timeout_of_sockets_is",),
     ),
     # Locks in files.
     EdgeMutation(
@@ -189,6 +230,17 @@ EDGE_MUTATIONS = (
         (f"{_STEPS}::test_a_warm_session_that_is_silent_is_replaced_by_a_fresh_one_after_a_tenth_of_a_second",),
     ),
     EdgeMutation(
+        "a warm session that ended on our side only is terminated", "postgres/pair.py",
+        "        if not self._given_up:\n            return await self.ask_witness(*statement)\n",
+        "        if True:\n            return await self.ask_witness(*statement)\n",
+        (f"{_STEPS}::test_a_warm_session_that_ended_on_our_side_only_keeps_no_witness_lock",),
+    ),
+    EdgeMutation(
+        "a warm session that may hold the witness lock is terminated", "postgres/warm_session.py",
+        "            if self._ready is not None and not self._ready.session.closed:\n", "            if False:\n",
+        (f"{_STEPS}::test_a_warm_session_with_an_early_try_that_is_given_up_is_terminated_by_the_next_session",),
+    ),
+    EdgeMutation(
         "a warm session that ended is replaced", "postgres/warm_session.py",
         "            await asyncio.sleep(pause_s)\n", "            await asyncio.sleep(3600.0)\n",
         (f"{_STEPS}::test_a_warm_session_is_pinged_and_one_that_ended_is_replaced",),
@@ -201,7 +253,7 @@ EDGE_MUTATIONS = (
     # The end of a session shows before its locks are free.
     EdgeMutation(
         "the announcement of an end is seen at the socket", "postgres/_hangup.py",
-        "bool(seen[0][1] & _END) or announce_end(_peek(number))", "bool(seen[0][1] & _END)",
+        "(bool(seen[0][1] & _END) or announce_end(self._peek() or b\"\"))", "bool(seen[0][1] & _END)",
         ("tests/engine/test_last_words.py::test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open",),
     ),
     EdgeMutation(

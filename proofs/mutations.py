@@ -24,6 +24,7 @@ from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.group import CHANNEL, Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.pair import SessionPair, Validity
+from pgleaderlock.postgres.succession import LockGrant
 from pgleaderlock.stores import base
 from pgleaderlock.stores.file._folder import Folder
 from pgleaderlock.stores.kubernetes.api import LeaseObject
@@ -124,8 +125,8 @@ async def renew_record_from_arrival(self: RecordBackend, grant: Grant) -> Grant:
     return base.leased_grant(renewed.token, self._clock(), self._lease_s)
 
 
-async def confirm_from_arrival(self: LeasedLockBackend) -> Grant:
-    grant = await _confirm(self)
+async def confirm_from_arrival(self: LeasedLockBackend, granted: LockGrant) -> Grant:
+    grant = await _confirm(self, granted)
     self._pair.validity.extend(self._lease, self._clock())
     return self._pair.validity.grant(grant.token)
 
@@ -137,20 +138,21 @@ async def begin_without_witness(self: SessionPair, _: LockKey, statement: str) -
     return await self.ask_lock(statement or _sql.PING), True
 
 
-async def confirm_with_an_early_token(self: LeasedLockBackend) -> Grant:
-    """Draw the token before the witness lock is held."""
-    token = await self._draw_token()
+async def confirm_without_the_last_answer(self: LeasedLockBackend, granted: LockGrant) -> Grant:
+    """Ask the lock session before the witness lock is held, and not again."""
+    token = await self._last_answer(granted)
 
-    async def drawn() -> int:
+    async def answered(_: LockGrant) -> int:
         return token
 
-    with patch.object(self, "_draw_token", drawn):
-        return await _confirm(self)
+    with patch.object(self, "_last_answer", answered):
+        return await _confirm(self, granted)
 
 
-async def confirm_after_claim(self: LeasedLockBackend) -> Grant:
+async def confirm_after_claim(self: LeasedLockBackend, granted: LockGrant) -> Grant:
     """Write the term before the witness lock is held and the waiting is over."""
     assert self._terms is not None
+    assert granted.token is None
     self._pair.held.add(self._key)
     row = await self._pair.ask_lock(self._succession.begin_sql() + self._terms.read_sql())
     ends_at, reason = self._predecessor_ends(row, self._clock())
@@ -166,9 +168,9 @@ async def confirm_after_claim(self: LeasedLockBackend) -> Grant:
     return self._pair.validity.grant(token)
 
 
-async def confirm_with_the_old_token(self: LeasedLockBackend) -> Grant:
+async def confirm_with_the_old_token(self: LeasedLockBackend, granted: LockGrant) -> Grant:
     former, recovering = self._term, self._pair.has_witness
-    grant = await _confirm(self)
+    grant = await _confirm(self, granted)
     if recovering and former is not None:
         self._term = former
         return replace(grant, token=former)
@@ -414,8 +416,8 @@ MUTATIONS = (
     Mutation("an heir leads with the witness lock only", "two_leaders",
              replaced(SessionPair, "begin_term", begin_without_witness),
              profile=only("ambush", "kill_session")),
-    Mutation("a token is drawn while both locks are held", "token",
-             replaced(LeasedLockBackend, "_confirm", confirm_with_an_early_token),
+    Mutation("the lock session answers while the witness lock is held", "token",
+             replaced(LeasedLockBackend, "_confirm", confirm_without_the_last_answer),
              profile=only("overtake_heir", every=3.0, slow_share=0.0)),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
              both(replaced(LeasedLockBackend, "_confirm", confirm_after_claim), _NO_LOOK), STORES["postgres-strict"],
@@ -445,7 +447,7 @@ MUTATIONS = (
     Mutation("a recovery has a new token", "token", replaced(LeasedLockBackend, "_confirm", confirm_with_the_old_token),
              profile=only("kill_session", "step_down")),
     Mutation("tokens reach the disk", "token",
-             without_words("NEXT_TOKEN", _EMIT + "::text"),
+             both(without_words("NEXT_TOKEN", _EMIT + "::text"), without_words("_DRAW", _EMIT + "::text")),
              profile=only("server_crash", "power", "crash", every=1.0)),
     Mutation("callbacks are told before the session is closed", "told_late",
              replaced(Election, "_notify_and_wait", notify_without_waiting),

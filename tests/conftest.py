@@ -34,10 +34,18 @@ class Postgres:
     tcp_dsn: str
 
 
+_OF_A_REAL_KUBERNETES = [
+    "deploy/test_manifests_server.py",
+    "deploy/test_sidecar_server.py",
+    "stores/test_kubernetes_interop.py",
+    "stores/test_pod_label_interop.py",
+]
+_OF_HELM = "deploy/test_chart_server.py"
 # What needs a Kubernetes API server of its own (make test-k8s), or hosts that share an NFS server (make test-nfs), is
 # not skipped elsewhere, but not there at all.
 collect_ignore = [
-    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else ["stores/test_kubernetes_interop.py"]),
+    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") else _OF_A_REAL_KUBERNETES),
+    *([] if os.environ.get("PGLEADERLOCK_K8S_SERVER") and os.environ.get("PGLEADERLOCK_HELM") else [_OF_HELM]),
     *([] if os.environ.get("PGLEADERLOCK_NFS_HOSTS") else ["stores/test_nfs_hosts.py", "stores/test_nfs_faults.py"]),
 ]
 

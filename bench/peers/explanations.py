@@ -113,11 +113,12 @@ ABOUT: dict[str, About] = {
 }
 
 _GRACEFUL_LIMIT = (
-    "one session and one statement less: we renew, take the witness lock on a second session, and draw a token"
+    "one session and two statements less: we take the witness lock on a second session, write a token to the disk, and "
+    "ask once more whether the lock is still held"
 )
 _WOKEN = (
-    "the server wakes one waiter, who then leads; ours renews, opens a second session for the witness and draws a "
-    "token before it does"
+    "the server wakes one waiter, which then leads; ours takes the witness lock on a second session, writes a token to "
+    "the disk and asks once more whether the lock is still held"
 )
 _POLL_LUCK = "it polls: two waiters with random phases are sometimes in time; its worst case is its whole interval"
 _LEASE_LUCK = "how much of a lease has passed since its last renewal is chance"
@@ -125,13 +126,16 @@ _SHORTER = "by default its lease is 10 s and ours 15 s"
 _ONE_CONNECTION = "our leader has a second session, the witness, which closes the gap when the server ends one"
 _NO_LESS = "one connection is the least that a candidate can have"
 _SMALL = "psycopg is most of our memory: a process that has imported it, and nothing else, has 36 MiB"
-_SMALL_FILES = "`import pgleaderlock` brings psycopg with it, most of our memory, for locks in files too"
+_SMALL_FILES = "asyncio and the election's engine, which locks in files have too, are most of our memory there"
 _GO = "a Go program without an interpreter"
 _BLOCKED = (
-    "it waits in the server without a word; ours queues in slices of at most 0.9 s, because a statement that "
-    "blocks for hours pins `xmin` and holds up `CREATE INDEX CONCURRENTLY`"
+    "it waits in the server without a word; our next two leaders queue in slices of at most 0.9 s, because a statement "
+    "that blocks for hours pins `xmin` and holds up `CREATE INDEX CONCURRENTLY`"
 )
-_PINGS = "between pings of its session it waits for an event of the server's; ours queues in slices of at most 0.9 s"
+_PINGS = (
+    "between pings of its session it waits for an event of the server's; our next two leaders queue in slices of at "
+    "most 0.9 s"
+)
 _ASKS = "it asks the server before each act, a round trip that ours does not need: `is_leader` compares with a clock"
 _KERNEL = (
     "the kernel frees the lock at once for both; ours reads the record, writes its own with a token, and then leads"
@@ -153,6 +157,7 @@ _WHY: dict[tuple[str, str], str] = {
     ("tooz lock, postgresql", "requests"): _BLOCKED,
     ("tooz lock, postgresql", "wakeups"): _BLOCKED,
     ("tooz lock, postgresql", "leader"): "it has a second session too, which it does not use for this",
+    ("tooz lock, etcd3gw", "requests"): "it polls once a second, and so takes as long to notice a release",
     ("tooz lock, etcd3gw", "leader"): "it speaks HTTP, and keeps as many connections open as it had requests at once",
     ("tooz election, redis", "graceful"): _POLL_LUCK,
     ("tooz election, zookeeper", "graceful"): _POLL_LUCK,
@@ -174,7 +179,7 @@ _WHY: dict[tuple[str, str], str] = {
     (
         "python-redis-lock",
         "graceful",
-    ): "the release wakes one waiter (BLPOP); ours renews, opens the witness and draws a token",
+    ): "the release wakes one waiter (BLPOP); ours takes the witness lock too, and writes a token to the disk",
     ("python-redis-lock", "overlap"): _ASKS,
     (
         "python-redis-lock",
@@ -216,7 +221,7 @@ _FOR_ALL = {"leader": _ONE_CONNECTION, "follower": _NO_LESS, "memory": _SMALL}
 
 
 def why(peer: str, metric: str) -> str | None:
-    """Return why this peer is ahead of ours in this column, or beside it; None if nobody wrote it down."""
+    """Return why this peer is ahead of ours in this column, or beside it; None if it is not written down."""
     found = _WHY.get((peer, metric)) or _FOR_ALL.get(metric)
     if found is None and metric == "freeze":
         return f"{_LEASE_LUCK}; {_SHORTER}" if peer in _SHORTER_BY_DEFAULT else _LEASE_LUCK

@@ -146,20 +146,21 @@ _INTRODUCTION = """\
 
 ![Failover times on a logarithmic scale: ours, the physical limit, and the others](../images/comparison.svg)
 
-A leader and two who wait, each a process of its own. The leader gets SIGTERM and lets go (graceful), dies of `kill -9`,
-or is frozen by SIGSTOP; what is timed is how long it takes until another says that it leads. A frozen leader is thawed
-0.3 s after that and watched for 3 s: *overlap* is for how long it still acts beside its successor. Medians, for the
-overlap the worst; in brackets how many times the physical limit, which is a bare blocking `pg_advisory_lock`. "‹" marks
-what is better than ours, "=" a tie; the reasons are below the tables. Ours are in bold; a peer is compared with the one
-that its user would take instead: locks in files with `file://`, those that may be shared between hosts with
+A leader and two followers, each a process of its own. The leader gets SIGTERM and releases (graceful), dies of `kill
+-9`, or is frozen by SIGSTOP; what is timed is how long it takes until another says that it leads. A frozen leader is
+thawed 0.3 s after that and watched for 3 s: *overlap* is for how long it still acts beside its successor. Medians, for
+the overlap the worst; in brackets how many times the physical limit, which is a bare blocking `pg_advisory_lock`. "‹"
+marks what is better than ours, "=" a tie; the reasons are below the tables. Ours are in bold; a peer is compared with
+the one that its user would take instead: locks in files with `file://`, those that may be shared between hosts with
 `pgleaderlock.stores.nfs.Lock`, client-go with `k8s://`, all others with `postgresql://`.
 
 **In short.** Session locks see a crash at once, and of those only ours survives a freeze too. With a lease alone,
 a follower waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. With neither,
 it never fails over: with their defaults, that is redis-py's and python-redis-lock's locks after a crash, and all plain
-file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: a graceful hand-over takes several
-times as long, for the renewal, the witness on a connection of its own and the token, and several peers are quicker at
-that; the leader has a second connection, a follower asks about once in a second, and there is the memory.
+file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: a hand-over and a failover take
+about twice as long, for the witness lock on a second connection and the token on the disk, and peers that wake one
+waiter are quicker at a hand-over; the leader and its heir have a second connection, the next two leaders ask about once
+in a second, and there is the memory.
 """
 
 _METHOD = """

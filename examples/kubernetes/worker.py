@@ -3,7 +3,7 @@
     pip install 'pgleaderlock[kubernetes]'
     LEASE=leader-worker python worker.py
 
-$POD_NAME and $POD_NAMESPACE come from the Deployment. Outside a cluster, the kubeconfig is used.
+$POD_NAME, $POD_NAMESPACE and $POD_LABEL come from the Deployment. Outside a cluster, the kubeconfig is used.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import signal
 
 from pgleaderlock import Election
+from pgleaderlock.ops.pod_label import PodLabel
 from pgleaderlock.stores.kubernetes import new_from_env
 
 SECONDS_PER_PIECE = float(os.environ.get("SECONDS_PER_PIECE", "1"))
@@ -19,7 +20,10 @@ SECONDS_PER_PIECE = float(os.environ.get("SECONDS_PER_PIECE", "1"))
 def make_election() -> Election:
     """Elect among all pods that name the same Lease; 15 s after one falls silent, another takes over."""
     backend = new_from_env(os.environ.get("LEASE", "leader-worker"), lease_s=float(os.environ.get("LEASE_S", "15")))
-    return Election(backend, health_interval_s=float(os.environ.get("LEASE_S", "15")) / 3)
+    election = Election(backend, health_interval_s=float(os.environ.get("LEASE_S", "15")) / 3)
+    if label := os.environ.get("POD_LABEL"):  # then a Service can route to the leader
+        PodLabel(label).watch(election)
+    return election
 
 
 async def work(election: Election) -> None:

@@ -10,7 +10,7 @@ from pgleaderlock.engine.fsm import Input
 from pgleaderlock.errors import ConnectionError, IllegalTransition
 from pgleaderlock.models import EventKind, LockState
 from proofs.exhaustive._rules import Game
-from proofs.exhaustive._server import ask, close, draw
+from proofs.exhaustive._server import HELD_NOW, ask, close, draw
 from proofs.exhaustive._world import (
     DEAD,
     HOLDS,
@@ -106,29 +106,35 @@ class Facts:
     # --- From two locks to a leader ----------------------------------------------------------------------------
 
     def _has_witness(self, text: str) -> Move:
-        """Go on with both locks: draw the token, or wait first; a leader, which has replaced its witness, renews."""
+        """Go on with both locks: ask the lock session, or wait first; a leader that has replaced its witness renews."""
         node = self.node._replace(answer=NOT_YET, second=NOT_YET)
         if node.state == _LEADER:
             renewing = node._replace(step=Step.PING_LOCK, asked_age=0)
             return self._moved(text + ". It renews both.", renewing)
         if node.settle:
             return self._moved(text + ", and waits.", node._replace(step=Step.SETTLING))
-        return self._draws(text) if self._can_draw() else self._failed(text + "; but a session has ended.")
+        return self._asks_last(text) if self._can_ask() else self._failed(text + "; but a session has ended.")
 
-    def _can_draw(self) -> bool:
-        """Whether the lock session is alive; one whose token was drawn too early is not asked for it."""
-        return self.node.lock.status == HOLDS or self.node.token > 0
+    @property
+    def _is_asked_last(self) -> bool:
+        return self.rules.claim_comes_last if self.game.lease.term_table else self.rules.lock_answers_last
+
+    def _can_ask(self) -> bool:
+        """Whether the lock session is alive; where a rule is switched off, it is not asked."""
+        return self.node.lock.status == HOLDS or (self.node.token > 0 and not self._is_asked_last)
 
     def _settle(self) -> Iterator[Move]:
         node = self.node
         if DEAD in (node.lock.status, node.witness.status):
             yield self._failed()
-        if node.settle == 0 and self._can_draw():
-            yield self._draws("{} has waited")
+        if node.settle == 0 and self._can_ask():
+            yield self._asks_last("{} has waited")
 
-    def _draws(self, text: str) -> Move:
-        """Draw the token on the lock session; it is there already only where a rule is switched off."""
+    def _asks_last(self, text: str) -> Move:
+        """Ask the lock session once more, or write the term row there."""
         node = self.node._replace(step=Step.DRAWN, answer=NOT_YET, second=NOT_YET)
+        if node.token and self._is_asked_last:
+            node = node._replace(lock=HELD_NOW)
         world = put(self.world, self.index, node)
         if node.token:
             return self.index, text + ".", world, None

@@ -59,7 +59,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _without("close_on_doubt", _QUIET, "without knowing it"),
     # Without the witness lock the same violation is found in a tenth of the states.
     _without("new_token_on_recovery", replace(_LED, grace=True, step_downs=True), _OVERTAKEN, witness=False),
-    _without("token_under_both_locks", replace(_KILL, step_downs=True), _OVERTAKEN),
+    _without("lock_answers_last", replace(_KILL, step_downs=True), _OVERTAKEN),
     _without("claim_comes_last", replace(_TWO_KILLS, takeover="strict", give_ups=True)),
     _without("place_is_no_condition", _LOST_PLACE, _NO_LEADER),
     Mutation("takeover", _TWO_KILLS, Rules(), _TWO_LEADERS),

@@ -50,8 +50,8 @@ class Rules:
     """Off: a follower that leaves the queue keeps its session."""
     new_token_on_recovery: bool = True
     """Off: a leader that recovers goes on with the token it had."""
-    token_under_both_locks: bool = True
-    """Off: the token is drawn beside the try for the witness lock, not after it was granted."""
+    lock_answers_last: bool = True
+    """Off: the lock session is not asked again when the witness lock is held; its token was drawn at the grant."""
     claim_comes_last: bool = True
     """Off: the term row is written when it is read, beside the try for the witness lock and before all waits."""
     place_is_no_condition: bool = True

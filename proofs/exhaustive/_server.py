@@ -30,7 +30,7 @@ from proofs.exhaustive._world import (
     with_session,
 )
 
-__all__ = ["ask", "ask_in_place", "begin", "close", "draw", "end", "restart", "server_moves", "wait"]
+__all__ = ["HELD_NOW", "ask", "ask_in_place", "begin", "close", "draw", "end", "restart", "server_moves", "wait"]
 
 HELD_NOW = Session(HOLDS)
 
@@ -84,10 +84,11 @@ def draw(game: Game, world: World, index: int) -> World:
 
 
 def begin(game: Game, world: World, index: int) -> World:
-    """Run the first request of a term, on the lock session: it leaves the place, and reads the term row.
+    """Run what comes with the grant, on the lock session: leave the place, and draw the token or read the term row.
 
-    It need not arrive at a time of its own, because no other node can write the row while this session holds the lock,
-    and because the session must be alive for the next request anyway. That it is a renewal too is left out.
+    It need not arrive at a time of its own, because no other node can draw a token or write the row while this session
+    holds the lock, and because the session must be alive for the next request anyway. That it is a renewal too is left
+    out. The program draws the token at the grant only if it was the heir, and with the last request otherwise.
     """
     world = _places.leave(world, index)
     node, row = world.nodes[index], world.row
@@ -95,7 +96,7 @@ def begin(game: Game, world: World, index: int) -> World:
         ticks = game.past_ticks(node.rate, row.token, node.term, was_released=bool(row.was_released))
         if ticks is not None:
             world = put(world, index, node._replace(settle=ticks))
-    draws_now = not (game.rules.claim_comes_last if game.lease.term_table else game.rules.token_under_both_locks)
+    draws_now = not game.lease.term_table or not game.rules.claim_comes_last
     return draw(game, world, index) if draws_now and node.lock.status == HOLDS else world
 
 

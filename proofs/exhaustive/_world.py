@@ -80,7 +80,7 @@ class Step:
     WITNESS: Final = 5
     SETTLING: Final = 6
     DRAWN: Final = 7
-    """The server has drawn the token, and has written the term row where there is one."""
+    """The lock session has answered last: the token is there, and the term row is written where there is one."""
     PING_LOCK: Final = 8
     PING_WITNESS: Final = 9
     UNLOCKING: Final = 10

@@ -54,9 +54,14 @@ class NDLogger:
         if not self._logger.isEnabledFor(level):
             return
         merged = {**fields, **{k: v for k, v in self._context.items() if k not in fields}}
-        line = " ".join([event, *(f"{key}={_format_value(value)}" for key, value in merged.items())])
-        # The line is an argument, not the format: a "%" in a value must stay a "%".
-        self._logger.log(level, "%s", line, exc_info=exc_info, extra={"event": event, "fields": merged}, stacklevel=3)
+        # The values are arguments, and the format is the same for each line about an event: error trackers group lines
+        # by it, and a "%" in a value must stay a "%".
+        # Without values, logging formats nothing.
+        line = " ".join([event.replace("%", "%%") if merged else event, *(f"{key}=%s" for key in merged)])
+        values = map(_format_value, merged.values())
+        self._logger.log(
+            level, line, *values, exc_info=exc_info, extra={"event": event, "fields": merged}, stacklevel=3
+        )
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log at DEBUG."""

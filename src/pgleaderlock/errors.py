@@ -32,6 +32,7 @@ __all__ = [
     "PgLeaderLockError",
     "ServiceFailed",
     "ShutdownError",
+    "UnusedLeadershipWarning",
     "WorkOverrun",
 ]
 
@@ -105,3 +106,12 @@ class IllegalTransition(PgLeaderLockError):  # noqa: N818 - named after what hap
 
 class EmbeddedServerError(PgLeaderLockError):
     """The embedded PostgreSQL could not be found, made or started."""
+
+
+class UnusedLeadershipWarning(UserWarning):
+    """A ``with lock:`` block ended, and the program never asked whether it leads. Issued once in a process.
+
+    The block takes part in the election; it does not wait until this process leads. So work in it that asks nothing is
+    done by every process. ``with lock.leading():`` waits. Not issued where the block is in a generator, whose body is
+    elsewhere, or ended in an exception. A program that only takes part calls ``start()`` and ``shutdown()``.
+    """

@@ -8,10 +8,12 @@ from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.options import DEFAULT_SCHEMA, LockOptions, LockSettings, check_options
 from pgleaderlock.postgres._connector import ConnectFn, Connector, ForeignConnection
+from pgleaderlock.postgres._driver import close_connection
 from pgleaderlock.postgres._fence import AsyncConnection, Connection, run_fence
 from pgleaderlock.postgres.backend import make_backend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.login import Dsn, Password, log_in
 from pgleaderlock.postgres.plain import PlainLockBackend
 from pgleaderlock.postgres.terms import Terms
 from pgleaderlock.retry import RetryStrategy
@@ -23,6 +25,9 @@ __all__ = ["LeaderLock"]
 
 class LeaderLock(Scheduled, Election):
     """Makes exactly one of N processes the leader, on the PostgreSQL that they share.
+
+    ``async with lock`` takes part in the election; it does not wait until this process leads, as other locks do.
+    ``async with lock.leading()`` waits, and cancels its block when leadership is lost (:meth:`leading`).
 
     The lock is named by ``key1`` and ``key2``, by ``role="billing/scheduler"``, or by a :class:`LockKey`: exactly one
     of the three. Advisory locks are per database: candidates must connect to the same one.
@@ -37,13 +42,16 @@ class LeaderLock(Scheduled, Election):
             while lock.is_leader:
                 ...
 
+    ``dsn`` is a connection string or a DATABASE_URL, a SQLAlchemy engine, or an entry of Django's DATABASES. A function
+    as the ``password`` is called for each new session (:class:`~pgleaderlock.postgres.login.Login`).
+
     ``connect_fn`` overrides ``dsn``. A real ``psycopg.AsyncConnection`` from it is made autocommit; anything else needs
     ``execute`` and ``close`` and is sent three statements only. ``options`` are settings that few locks need.
     """
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         key1: int | None = None,
         key2: int | None = None,
         *,
@@ -53,11 +61,13 @@ class LeaderLock(Scheduled, Election):
         auto_reacquire: bool = True,
         shutdown_event: asyncio.Event | None = None,
         connect_fn: ConnectFn | None = None,
+        password: Password | None = None,
         role: str | None = None,
         key: LockKey | None = None,
         lease_s: float | None = None,
         settle_s: float | None = None,
         witness: bool = True,
+        address: str | None = None,
         allow_pooler: bool = False,
         takeover: Literal["fast", "strict"] = "fast",
         term_table: bool = False,
@@ -73,6 +83,7 @@ class LeaderLock(Scheduled, Election):
             lease_s=lease_s,
             settle_s=settle_s,
             witness=witness,
+            address=address,
             allow_pooler=allow_pooler,
             takeover=takeover,
             term_table=term_table,
@@ -80,6 +91,9 @@ class LeaderLock(Scheduled, Election):
             **check_options(options).values(),
         )
         self._lease = lease = Lease.choose(settings)
+        if connect_fn is not None and password is not None:
+            raise ValueError("password has no effect beside connect_fn, which opens the connections: pass it to that")
+        dsn = log_in(dsn, password)
         self._connector = Connector(self._key, dsn=dsn, connect_fn=connect_fn, lease=lease)
         backend = make_backend(self._key, lease, lease.clock, self._connector)
         super().__init__(backend, shutdown_event=shutdown_event, **lease.of_election())
@@ -90,6 +104,12 @@ class LeaderLock(Scheduled, Election):
         try:
             await super()._open_backend()
         except ForeignConnection as first:
+            if self._lease.address is not None:
+                await close_connection(first.connection)
+                raise LockError(
+                    f"address needs a psycopg connection from connect_fn: lock {self._key.described} has no second "
+                    "session that could show it"
+                ) from None
             self._backend = PlainLockBackend(self._key, self._connector, first.connection)
 
     @overload

@@ -7,7 +7,7 @@ All records are frozen. Callbacks, log lines, metrics and everything else outsid
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgleaderlock._base.causes import LossCause
 
@@ -19,6 +19,8 @@ __all__ = [
     "EventKind",
     "Grant",
     "Holder",
+    "LeaderSeen",
+    "LeaderUnknown",
     "Listener",
     "LockState",
     "LossCause",
@@ -131,6 +133,35 @@ class Holder:
     address: str | None = None
     since: str | None = None
     detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSeen:
+    """The leader as its store showed it to a process that takes no part in the election.
+
+    A hint, not a promise: the leader may have changed by the time this is read. Whatever the leader writes elsewhere
+    must be protected by its fencing token.
+    """
+
+    name: str
+    """The identity of the leader; on PostgreSQL sessions their ``application_name``."""
+    address: str | None = None
+    """The setting ``address`` of the leader; None if it has none."""
+    token: int | None = None
+    """The fencing token of its term; None where the store does not show it."""
+    since: str | None = None
+    """When the term began, as the store has it; for display. None where the store does not show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderUnknown:
+    """The store did not answer, so it is not known which process leads. It is false, as None is."""
+
+    error: str = field(default="", compare=False)
+    """Why."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pgleaderlock._base.checks import check_flag, check_seconds, quoted
+from pgleaderlock._base.checks import address_fault, check_flag, check_seconds, quoted
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock._base.durations import show_duration
+from pgleaderlock._base.pod_labels import label_fault
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, choose_times
 
 __all__ = [
     "BY_NAME",
     "DEFAULT_SCHEMA",
+    "POD_LABEL",
     "SETTINGS",
     "LockOptions",
     "LockSettings",
@@ -227,6 +229,13 @@ class LockSettings(LockOptions):
         without="Use one session only. Weaker guarantee.",
         scope="sessions",
     )
+    address: str | None = _setting(
+        None,
+        "Where clients reach this process while it leads, such as `http://10.0.0.7:8080`. Every user of the store can "
+        "read it.",
+        otherwise="none",
+        rule=address_fault,
+    )
     allow_pooler: bool = _setting(
         False,
         "Accept a connection pooler in session mode. One in transaction or statement mode is refused anyway.",
@@ -253,6 +262,8 @@ class LockSettings(LockOptions):
         choose_times(self.lease_s, self.health_interval_s)
         if self.takeover == "strict" and not self.term_table:
             raise ValueError("takeover='strict' decides by the term table: pass term_table=True as well")
+        if self.address is not None and not self.witness:
+            raise ValueError("address is in the name of the witness session: it needs witness=True")
 
     @property
     def options(self) -> LockOptions:
@@ -262,6 +273,7 @@ class LockSettings(LockOptions):
     def of_election(self) -> dict[str, Any]:
         """Return the keywords of ``Election`` for these settings, in any store."""
         values = {each.name: getattr(self, each.name) for each in SETTINGS if each.scope == "every store"}
+        del values["address"]  # the backend writes it
         times = choose_times(values.pop("lease_s"), self.health_interval_s)
         return {**values, "health_interval_s": times.health_interval_s}
 
@@ -289,6 +301,17 @@ BY_NAME: Mapping[str, Setting] = _declared()
 """The settings by their names."""
 SETTINGS: tuple[Setting, ...] = tuple(BY_NAME.values())
 """All settings, the common ones first."""
+
+POD_LABEL = Setting(
+    "pod_label",
+    str,
+    None,
+    "The label that the pod of this process carries in Kubernetes while it leads: `pgleaderlock/leader=billing`.",
+    otherwise="none",
+    rule=label_fault,
+    key="pod_label",
+)
+"""On the command line and in the configuration. In Python it is :class:`~pgleaderlock.ops.pod_label.PodLabel`."""
 
 
 def check_options(options: LockOptions | None) -> LockOptions:

@@ -104,3 +104,24 @@ def test_shells_can_complete_commands(shell: str):
     place = "st" if shell == "fish" else "1"
     offered = ask("complete", COMP_WORDS="pgleaderlock st", COMP_CWORD=place).replace(",", "\n").split()
     assert {"status", "step-down"} <= set(offered)
+
+
+def test_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]):
+    assert "etcd" in shown(capsys).partition("Options:")[0]
+    for command in ("run", "exec", "leader", "status"):
+        text = " ".join(shown(capsys, command).split())
+        for scheme in ("file://", "nfs://", "k8s://", "etcd://", "postgresql+lease://"):
+            assert scheme in text, (command, scheme)
+
+
+def test_help_of_dashboard_says_once_which_urls_it_accepts(capsys: pytest.CaptureFixture[str]):
+    text = " ".join(shown(capsys, "dashboard").split())
+    assert "a postgresql:// URL of a registry; or one lock, as file:///path" in text
+    assert "whatever the elections are on" not in text
+
+
+def test_help_of_exec_says_what_differs_with_cron(capsys: pytest.CaptureFixture[str]):
+    text = " ".join(shown(capsys, "exec").split())
+    assert "[default: forever; with --cron 60]" in text
+    assert "with --cron also PGLEADERLOCK_SLOT" in text
+    assert "(--lease, --takeover, --term-table, ...) have no effect there and are refused" in text

@@ -1,6 +1,7 @@
 """``pgleaderlock k8s rbac``: a manifest that Kubernetes would take; and what ``status`` says of a Lease."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import yaml
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.commands import invoke
 from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
+from tests.support.doubles import until
 
 
 def manifest(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,6 +60,117 @@ def test_json_and_yaml_are_the_same_objects_whatever_a_name_looks_like(
 def test_what_is_no_name_is_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]):
     assert invoke(["k8s", "rbac", "--lease", name]) == exit_codes.USAGE
     assert "not a name in Kubernetes" in capsys.readouterr().err
+
+
+def test_a_pod_label_needs_pods_beside_leases_or_alone(capsys: pytest.CaptureFixture[str]):
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "patch"]}
+    role, _ = manifest(capsys, "--lease", "one", "--pod-label")
+    assert role["rules"][-1] == pods
+    assert len(role["rules"]) == 3
+    role, _ = manifest(capsys, "--pod-label", "--no-lease", "--service-account", "worker")
+    assert (role["rules"], role["metadata"]["name"]) == ([pods], "pgleaderlock-pod-label-worker")
+
+
+@pytest.mark.parametrize("words", [("--no-lease",), ("--no-lease", "--pod-label", "--lease", "x")], ids=" ".join)
+def test_no_lease_is_for_a_pod_label_alone(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    assert invoke(["k8s", "rbac", *words]) == exit_codes.USAGE
+    assert "--no-lease is for --pod-label alone" in capsys.readouterr().err
+
+
+def test_the_example_allows_what_the_command_prints(capsys: pytest.CaptureFixture[str]):
+    example = (Path(__file__).parents[2] / "examples" / "kubernetes" / "rbac.yaml").read_text(encoding="utf-8")
+    command, printed = example.split("\n", 1)
+    words = command.removeprefix("# pgleaderlock ").split()
+    assert invoke(words) == exit_codes.CLEAN
+    assert capsys.readouterr().out == printed
+
+
+# --- The label of the leader's pod ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POD_NAME", "POD_NAMESPACE", "KUBERNETES_SERVICE_HOST", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_pod")
+@pytest.mark.parametrize("command", [("run",), ("exec", "--", "true")])
+def test_a_pod_label_outside_a_pod_is_wrong_usage_before_anything_starts(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    words = ["--url", "memory://pod-label", "--pod-label", "a=b"]
+    assert invoke([command[0], *words, *command[1:]]) == exit_codes.USAGE
+    said = capsys.readouterr().err
+    assert "--pod-label: the pod label needs the pod of this process, and this is none" in said
+    assert "set POD_NAME from metadata.name" in said
+
+
+@pytest.mark.usefixtures("no_pod")
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--role", "a", "--pod-label", "leader"], "--pod-label must be KEY=VALUE"),
+        (["--key", "7", "--pod-label", "x/{role}=leader"], "no role is named here"),
+        (["--role", "a/b", "--pod-label", "x/leader={role}"], "must have a value"),
+    ],
+)
+def test_a_label_that_kubernetes_would_refuse_is_wrong_usage(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+):
+    assert invoke(["run", "--dsn", "postgresql://nowhere.invalid/x", *words]) == exit_codes.USAGE
+    assert why in capsys.readouterr().err
+
+
+def test_a_slot_without_a_leader_labels_no_pod(capsys: pytest.CaptureFixture[str]):
+    words = ["--cron", "* * * * *", "--dsn", "postgresql://x/y", "--role", "a", "--pod-label", "a=b"]
+    assert invoke(["exec", *words, "--", "true"]) == exit_codes.USAGE
+    assert "--pod-label: not with --cron" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_pod")
+def test_a_pod_label_of_a_configuration_is_refused_outside_a_pod_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "node.toml"
+    path.write_text('[cluster.leader_election]\nbackend = "memory://x"\nroles = ["a"]\npod_label = "a=b"\n')
+    for command in (["run"], ["acquire"], ["exec", "--", "true"]):
+        words = [command[0], "--config", str(path), *command[1:]]
+        assert invoke(words) == exit_codes.USAGE
+        assert "the pod label needs the pod of this process" in capsys.readouterr().err
+
+
+async def labelled_by(server: FakeKubernetes, tmp_path: Path, *words: str) -> int:
+    """Start a command in a pod, and wait until it is labelled."""
+    server.pods.create("default", "pod-1")
+    config = str(server.write_kubeconfig(tmp_path / "config"))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pgleaderlock.cli", *words),
+        env={**os.environ, "KUBECONFIG": config, "POD_NAME": "pod-1"},
+    )
+    try:
+        await until(lambda: server.pods.get("default", "pod-1")["metadata"].get("labels") == {"x/leader": "a"})
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        code = await process.wait()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("command", "by_config"), [("run", False), ("run", True), ("exec", False), ("exec", True), ("acquire", True)]
+)
+async def test_the_pod_of_a_command_that_leads_is_labelled_until_it_ends(
+    server: FakeKubernetes, tmp_path: Path, command: str, *, by_config: bool
+):
+    path, url = tmp_path / "node.toml", f"file://{tmp_path}/lock"
+    label = 'pod_label = "x/leader={role}"'
+    path.write_text(f'[cluster.leader_election]\nbackend = "{url}"\nroles = ["a"]\n{label}\n')
+    words = ["--config", str(path)] if by_config else ["--url", url, "--pod-label", "x/leader=a"]
+    more = {"exec": ["--", "sleep", "600"], "acquire": ["--hold", "600"], "run": []}[command]
+    code = await labelled_by(server, tmp_path, command, *words, *more)
+    assert code == (128 + 15 if command == "exec" else exit_codes.CLEAN)
+    assert "labels" not in server.pods.get("default", "pod-1")["metadata"]
 
 
 # --- status --------------------------------------------------------------------------------------------------------

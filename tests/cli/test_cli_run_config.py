@@ -84,6 +84,7 @@ WINS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--schema", "other", "--term-table"): {"schema_name": "other"},
     ("--schema-owner", "ops", "--term-table"): {"schema_owner": "ops"},
     ("--reconnect-grace", "3"): {"reconnect_grace": 3.0},
+    ("--pod-label", "pgleaderlock/{role}=leader"): {"pod_label": "pgleaderlock/{role}=leader"},
 }
 
 

@@ -54,6 +54,30 @@ def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys:
         assert json.loads(capsys.readouterr().out)["outcome"] == "held_by_another"
 
 
+def test_the_url_of_another_driver_names_the_session_locks_of_its_database(
+    postgres: Postgres, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """As ``--dsn``, as ``--url`` and in a configuration file."""
+    role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
+    driver_url = postgres.tcp_dsn.replace("postgresql://", "postgresql+asyncpg://") + "?ssl=prefer&pool_size=3"
+    file = tmp_path / "node.toml"
+    file.write_text(f'[cluster.leader_election]\nbackend = "{driver_url}"\nroles = ["{role}"]\n')
+    for place in (["--dsn", driver_url], ["--url", driver_url], ["--config", str(file)]):
+        assert invoke(["acquire", *place, "--role", role]) == exit_codes.CLEAN
+        assert f"acquired {role}" in capsys.readouterr().out
+    assert invoke(["acquire", "--dsn", f"{driver_url}&nonsense=1", "--role", role]) == exit_codes.USAGE
+    assert "(nonsense)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_password_in_the_url_of_another_driver_is_not_taken_as_a_setting(capsys: pytest.CaptureFixture[str]):
+    for scheme in ("postgresql+asyncpg", "pgsql"):
+        setting = f"cluster.leader_election.backend={scheme}://app:s3cret@db/app"
+        assert invoke(["config", "check", "--set", setting]) == exit_codes.USAGE
+        shown = capsys.readouterr()
+        assert "has a password in it" in " ".join(shown.err.split())
+        assert "s3cret" not in shown.out + shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -125,6 +149,14 @@ def test_an_empty_url_in_the_environment_is_not_another_way_to_say_none(
     monkeypatch.setenv("PGLEADERLOCK_URL", "")
     assert invoke(["status", "--role", "x"]) == exit_codes.USAGE
     assert "set but empty" in capsys.readouterr().err
+
+
+def test_an_empty_dsn_in_the_environment_counts_as_not_set_where_url_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PG_DSN", "")
+    assert invoke(["status", "--url", "memory://x"]) == exit_codes.CLEAN
+    assert capsys.readouterr().out == "memory://x is free\n"
 
 
 def test_a_postgresql_url_is_a_dsn(postgres: Postgres, capsys: pytest.CaptureFixture[str]):

@@ -52,6 +52,7 @@ class Scene:
     def __init__(self, hand: Hand, folder: Path, role: str) -> None:
         self.hand, self.folder, self.role = hand, folder, role
         self.dsn = hand.options[1]
+        self.schema = hand.options[3]
         self.lock = ("--dsn", self.dsn, "--role", role)
         self.config = folder / "node.toml"
         self.config.write_text(
@@ -120,6 +121,14 @@ def _status_of_a_lock(scene: Scene) -> Records:
         while not found[0]["waiting"]:  # it stands in line soon after
             found = records(run("status", *scene.lock, "--json"))
         return found
+
+
+def _leader(scene: Scene) -> Records:
+    with LeaderLock(
+        scene.dsn, role=scene.role, settle_s=0, address="http://10.0.0.7:8080", term_table=True, schema=scene.schema
+    ) as lock:
+        assert lock.wait_for_leadership(30)
+        return records(run("leader", *scene.lock, "--schema", scene.schema, "--json"))
 
 
 def _status(scene: Scene) -> Records:
@@ -275,6 +284,7 @@ REAL: dict[str, Callable[[Scene], Records]] = {
     "acquire": _acquire,
     "acquire held_by_another": _acquire_held,
     "acquire released": _acquire_released,
+    "leader": _leader,
     "status of a lock": _status_of_a_lock,
     "status": _status,
     "history": _history,

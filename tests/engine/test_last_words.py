@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
+import time
+from types import SimpleNamespace
 from typing import Self
 
 import psycopg
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import pgleaderlock
+from pgleaderlock.postgres import _hangup
 from pgleaderlock.postgres._end_message import announce_end
 from pgleaderlock.postgres._hangup import HangupProbe
 from pgleaderlock.postgres.keys import LockKey
@@ -35,6 +39,7 @@ def notification(payload: bytes) -> bytes:
 
 
 END = error(b"FATAL")
+READABLE = SimpleNamespace(register=lambda *_: None, poll=lambda _: [(0, select.POLLIN)])
 
 
 @pytest.mark.parametrize("words", [END, error(b"PANIC"), notification(b"hello") + END, END + END, END + b"E\0"])
@@ -67,6 +72,23 @@ def test_the_end_shows_when_it_was_announced_and_the_socket_is_still_open():
         assert not probe.has_ended
         probe.close()
         assert probe.has_ended
+
+
+def test_a_look_never_waits_whatever_the_default_timeout_of_sockets_is(monkeypatch: pytest.MonkeyPatch):
+    """Another thread, the event loop of pgleaderlock.sync say, may read what was announced to be there."""
+    ours, theirs = socket.socketpair()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(60)
+    try:
+        with ours, theirs:
+            probe = HangupProbe(ours.fileno())
+            monkeypatch.setattr(_hangup, "_poll", lambda: READABLE)
+            began = time.monotonic()
+            assert not probe.has_ended  # it was told that there is something to read, and there is nothing
+            assert time.monotonic() - began < 30
+            probe.close()
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 @pytest.mark.parametrize("way", ["dsn", "tcp_dsn"])

@@ -257,6 +257,15 @@ def test_a_percent_sign_stays_one(recorder: Recorder, value: str) -> None:
     assert "%" not in recorder.last.msg.replace("%s", "", 1)
 
 
+def test_lines_about_one_event_have_one_format_by_which_error_trackers_group_them(recorder: Recorder) -> None:
+    for value in ("one", "two 100%"):
+        get_logger().bind(key1=1).warning("work_overran", task=value)
+    assert {record.msg for record in recorder.records} == {"work_overran task=%s key1=%s"}
+    get_logger().info("100% alone")
+    get_logger().info("100% with", value=1)
+    assert recorder.lines[-2:] == ["pgleaderlock | 100% alone", "pgleaderlock | 100% with value=1"]
+
+
 def test_an_exception_that_cannot_be_printed_does_not_break_the_logger(recorder: Recorder) -> None:
     """User code raises it, and the stream of events logs it: what fails here would end the stream."""
 

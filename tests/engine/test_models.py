@@ -90,7 +90,7 @@ def test_a_retry_context_has_the_specified_order_of_arguments() -> None:
 
 def test_every_exception_of_the_library_has_the_one_base() -> None:
     for name in errors.__all__:
-        assert issubclass(getattr(errors, name), errors.PgLeaderLockError)
+        assert issubclass(getattr(errors, name), errors.PgLeaderLockError | Warning)
 
 
 def test_a_lost_leadership_is_a_lock_error_and_a_connection_error_is_not() -> None:

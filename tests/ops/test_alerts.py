@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.alerts import alerts as alerts_group
 from pgleaderlock.cli.commands import invoke
+from pgleaderlock.ops._measures.tally import BUCKETS_S
 from pgleaderlock.ops.alerts import (
     Alert,
     alertmanager_config,
@@ -34,7 +35,6 @@ from pgleaderlock.ops.alerts import (
 from pgleaderlock.ops.alerts.model import Target
 from pgleaderlock.ops.alerts.rules import METRICS
 from pgleaderlock.ops.metrics import Metrics
-from pgleaderlock.ops.metrics._tally import BUCKETS_S
 from tests.support.json_shapes import assert_shape, documented
 
 SECRET = "hunter2MustNotBeSeen"

@@ -438,7 +438,12 @@ async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are
     stranger = roles.make("stranger")
     roles.execute(f'GRANT USAGE ON SCHEMA "{schema}" TO "{name_of(stranger)}"')
     roles.execute(f'GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO "{name_of(stranger)}"')
-    async with leading(app, schema, key) as (one, _):
+    async with leading(app, schema, key) as (one, reader):
+
+        async def is_shown() -> bool:
+            leader = await leader_of(reader)
+            return leader is not None and leader.token == one.lock.token
+
         assert [line.split()[0] for line in caplog.messages].count("asks_table_missing") == 1
         assert "pgleaderlock schema apply" in caplog.text
         words = ("step-down", "--dsn", stranger, "--schema", schema, "--role", "scheduler")
@@ -447,6 +452,7 @@ async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are
         assert (refused.exit_code, one.lock.token) == (1, token)
         assert f"role {name_of(stranger)} is not a member of {name_of(app)}, the leader's own" in refused.stderr
         for asker in (member, app):
+            await eventually(is_shown)  # the registry is written after the term has begun
             before = one.lock.token
             by, answer = await answer_of(asker, schema, key)
             assert answer.is_obeyed

@@ -32,6 +32,7 @@ from pgleaderlock.ops.config.settings import SETTINGS, Setting
 from pgleaderlock.retry import FixedInterval
 from tests.conftest import Postgres
 from tests.support.doubles import until
+from tests.support.missing_packages import without_packages
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2MustNotBeSeen"
@@ -287,6 +288,7 @@ values = st.recursive(
 # --- What wins -------------------------------------------------------------------------------------------------------
 
 SAMPLES: dict[str, tuple[str, str, str]] = {
+    f"{ELECTION}.pod_label": ("x/a=1", "x/a=2", "x/a=3"),
     "cluster.node": ("one", "two", "three"),
     "cluster.about": ("a=1", "b=2", "c=3"),
     f"{ELECTION}.backend": ("postgresql://one/db", "postgresql://two/db", "postgresql://three/db"),
@@ -544,6 +546,8 @@ RELATIONS = [
     ('term_table = false\nschema_owner = "x"', "schema_owner", "term_table: node.toml"),
     ('backend = "memory://x"\nroles = [{ name = "a", key = "bigint:1" }]', "roles[0].key", "backend: node.toml"),
     ('backend = "memory://x"\nroles = ["a", "b"]', "backend", "roles: node.toml"),
+    ('roles = ["a", "b"]\npod_label = "x/leader={role}"', "pod_label", "roles: node.toml"),
+    ('roles = ["a/b"]\npod_label = "x/leader={role}"', "pod_label", "roles[0]: node.toml"),
     ('roles = ["a",\n"b",\n"a"]', "roles[2]", "roles[0]: node.toml"),
     ('roles = ["a",\n{ name = "b", key = "named:a" }]', "roles[1]", "roles[0]: node.toml"),
 ]  # fmt: skip
@@ -554,6 +558,14 @@ def test_what_cannot_be_together_names_both_keys_and_both_places(write, text, ke
     (found,) = refusal(write(election(text)))
     assert found.startswith(f"node.toml: {ELECTION}.{key}: ")
     assert found.endswith(f"({ELECTION}.{other})")
+
+
+def test_a_pod_label_is_checked_where_it_stands(write):
+    file = write(election('roles = ["a", "b"]\npod_label = "x/{role}=leader"'))
+    assert load(file, environ={}).config.election.pod_label == "x/{role}=leader"
+    assert load(None, environ={"PGLEADERLOCK_POD_LABEL": "x=y"}).config.election.pod_label == "x=y"
+    (found,) = refusal(write(election('pod_label = "leader"')))
+    assert found == f"node.toml: {ELECTION}.pod_label: must be KEY=VALUE, such as pgleaderlock/leader=billing"
 
 
 def test_a_registry_needs_a_postgresql(write):
@@ -932,14 +944,12 @@ def test_a_password_is_refused_where_everybody_can_read_it(run, url):
     assert run("show", "--set", f"{ELECTION}.backend=memory://x").exit_code == 0
 
 
-def test_a_missing_extra_names_what_to_install(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.ops.config", "pydantic"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    assert invoke(["config", "show"]) == exit_codes.USAGE
-    assert 'pip install "pgleaderlock[config]"' in capsys.readouterr().err
-    with pytest.raises(MissingExtra, match="pydantic"):
-        import pgleaderlock.ops.config  # noqa: F401
+def test_a_missing_extra_names_what_to_install(capsys):
+    with without_packages("pydantic", imported_anew=("pgleaderlock.ops.config",)):
+        assert invoke(["config", "show"]) == exit_codes.USAGE
+        assert 'pip install "pgleaderlock[config]"' in capsys.readouterr().err
+        with pytest.raises(MissingExtra, match="pydantic"):
+            import pgleaderlock.ops.config  # noqa: F401
 
 
 def test_other_commands_can_take_a_configuration_too():

@@ -21,9 +21,10 @@ import pgleaderlock
 from pgleaderlock import ConnectionError, Election, Event, EventKind, LeadershipLost, LockState
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.models import Grant, LossCause
+from pgleaderlock.ops._measures.tally import BUCKETS_S, Tally
 from pgleaderlock.ops.metrics import Metrics, _families, serve_metrics
-from pgleaderlock.ops.metrics._tally import BUCKETS_S, Tally
 from tests.support.doubles import HANG, ScriptedBackend, make_election, until_state
+from tests.support.missing_packages import without_packages
 
 HERE: dict[str, Any] = {"role": "scheduler", "node": "host-1"}
 DOWN = ConnectionError("the server is down", cause=LossCause.CONNECTION_LOST)
@@ -857,9 +858,8 @@ def test_scrapes_and_events_at_once_lose_no_count():
 # --- The extra --------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("pgleaderlock.ops.metrics")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtra, match=r'prometheus_client: pip install "pgleaderlock\[metrics\]"'):
+def test_without_the_extra_the_error_says_what_to_install():
+    wanted = r'prometheus_client: pip install "pgleaderlock\[metrics\]"'
+    anew = ("pgleaderlock.ops.metrics",)
+    with without_packages("prometheus_client", imported_anew=anew), pytest.raises(MissingExtra, match=wanted):
         importlib.import_module("pgleaderlock.ops.metrics")

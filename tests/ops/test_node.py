@@ -21,9 +21,11 @@ from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.config import ConfigError, load_config
 from pgleaderlock.ops.node import Node
 from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.testing.fake_kubernetes import FakeKubernetes
 from tests.conftest import Postgres
 from tests.support.doubles import until
 from tests.support.group import END_HOLDER
+from tests.support.missing_packages import without_packages
 from tests.support.processes import Process
 from tests.support.registry import drop
 
@@ -53,6 +55,29 @@ def test_a_few_roles_have_a_lock_each():
     )
     assert not isinstance(node.elections, LeaderGroup)
     assert all(isinstance(election, LeaderLock) for election in node.elections.values())
+
+
+@pytest.mark.parametrize("roles", ["a,b", ",".join(f"r{number}" for number in range(9))])
+async def test_the_pod_carries_the_label_of_each_role_that_it_leads(
+    postgres: Postgres, roles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with FakeKubernetes() as server:
+        server.pods.create("default", "pod-1")
+        monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(tmp_path / "config")))
+        monkeypatch.setenv("POD_NAME", "pod-1")
+        keys = in_election(roles=roles, pod_label="pgleaderlock/{role}=leader", settle="0")
+        expected = {f"pgleaderlock/{role}": "leader" for role in roles.split(",")}
+        node = Node(configured(**keys, registry__enabled="false"), dsn=postgres.dsn)
+        async with node:
+            await until(lambda: server.pods.get("default", "pod-1")["metadata"].get("labels") == expected)
+        assert "labels" not in server.pods.get("default", "pod-1")["metadata"]
+
+
+def test_a_pod_label_outside_a_pod_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("POD_NAME", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ValueError, match="the pod label needs the pod of this process, and this is none"):
+        Node(configured(**in_election(roles="a", pod_label="a=b")), dsn="postgresql://x/x")
 
 
 @pytest.mark.parametrize("keys", [{"roles": ",".join(f"r{n}" for n in range(9))}, {"roles": "a,b", "max_roles": 1}])
@@ -211,11 +236,12 @@ def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgre
                 assert process.wait() == 2
 
 
-def test_without_the_extra_a_metrics_port_names_it(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("pgleaderlock.ops.metrics", "prometheus_client"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtra, match=r"pgleaderlock\[metrics\]"), served_metrics(Mock(), "role", 0):
+def test_without_the_extra_a_metrics_port_names_it():
+    with (
+        without_packages("prometheus_client", imported_anew=("pgleaderlock.ops.metrics",)),
+        pytest.raises(MissingExtra, match=r"pgleaderlock\[metrics\]"),
+        served_metrics(Mock(), "role", 0),
+    ):
         pass
 
 

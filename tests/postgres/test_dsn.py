@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import traceback
 from typing import Any
 
 import psycopg.pq
@@ -25,6 +24,7 @@ from pgleaderlock.postgres._dsn import (
     scrub,
     with_defaults,
 )
+from tests.support.shown_errors import everything_shown
 
 SECRET = "s3cret"
 
@@ -52,25 +52,17 @@ MALFORMED = [
     "postgresql://u:s3cret\ud800@h/db",  # cannot be encoded at all
     "postgres:/u:s3cret@h/db",
     "postgresql:u:s3cret@h/db",
-    "postgresql+psycopg://u:s3cret@h/db",
+    "postgresql+nothing://u:s3cret@h/db",
+    "postgresql+asyncpg://u:s3cret@h/db?nonsense=s3cret",
+    "postgresql+asyncpg://u:s3cret@h/db?ssl=s3cret",
+    "postgresql+asyncpg://u:s3cret@h/db?ssl",
+    "postgresql+asyncpg://u:p/s3cret@h/db",
+    "postgresql+psycopg://u:s3cret@h/db?connect_timeout=s3cret",
     "mysql://u:s3cret@h/db",
     "POSTGRESQL://u:s3cret@h/db",
     "u:s3cret@h/db",
     "host=h dbname=postgresql://u:s3cret@h/db",  # a URL where only a name belongs
 ]
-
-
-def everything_shown(error: BaseException | None) -> str:
-    """Everything that a log, a debugger or an error tracker could show of an exception, and of those behind it.
-
-    ``from None`` only hides what is behind an exception from the standard traceback; trackers walk it all the same.
-    """
-    text = ""
-    while error is not None:
-        text += f"{error}\n{error!r}\n{error.args!r}\n{vars(error)!r}\n"
-        text += "".join(traceback.format_exception(error))
-        error = error.__cause__ or error.__context__
-    return text
 
 
 @pytest.mark.parametrize("dsn", MALFORMED, ids=ascii)
@@ -101,10 +93,10 @@ def test_a_lock_refuses_a_malformed_string_before_anything_runs(dsn: str) -> Non
 @pytest.mark.parametrize(
     ("dsn", "why"),
     [
-        ("postgresql://u@h/db?pool_size=5", "an option that libpq does not know (pool_size). Leave out what is meant"),
-        ("postgresql://u@h/db?sslmode=require&max_overflow=1&pool_size=5", "(max_overflow, pool_size)"),
+        ("postgresql://u@h/db?poolsize=5", "an option that libpq does not know (poolsize). Leave out what is meant"),
+        ("postgresql://u@h/db?sslmode=require&overflow=1&pool_size=5&poolsize=5", "(overflow; poolsize)"),
         ("host=h pool_size=5", "(pool_size)"),
-        ("postgresql://u:p@h/db?pool_size=5", "(pool_size)"),  # the password is not after the ?
+        ("postgresql://u:p@h/db?poolsize=5", "(poolsize)"),  # the password is not after the ?
         ("postgresql://u:100%@h/db", "a % that two hexadecimal digits do not follow. Write %25"),
         ("jdbc:postgresql://h/db", "it begins with jdbc:, which is for Java. Leave that out"),
         ("JDBC:postgresql://h/db?user=u", "it begins with jdbc:"),
@@ -138,9 +130,9 @@ def test_an_empty_string_is_refused_although_libpq_would_guess_a_server(dsn: str
         check_dsn(dsn)
 
 
-@pytest.mark.parametrize("dsn", [None, 5, True, b"host=h", {"host": "h"}], ids=repr)
-def test_what_is_not_a_str_is_refused(dsn: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^dsn must be a str, not {type(dsn).__name__}$"):
+@pytest.mark.parametrize("dsn", [None, 5, True, b"host=h", ["h"]], ids=repr)
+def test_what_names_no_database_is_refused(dsn: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^dsn must be a str, a SQLAlchemy engine or .*, not {type(dsn).__name__}$"):
         check_dsn(dsn)
 
 

@@ -52,7 +52,7 @@ async def test_a_lock_behind_a_pooler_is_refused_and_told_what_would_allow_it(
     own_server: Server, key: LockKey, mode: str
 ):
     with pgbouncer(own_server, mode) as dsn:
-        await assert_refused(dsn, own_server.dsn, key, "connection pooler", "session mode", "allow_pooler=True")
+        await assert_refused(dsn, own_server.dsn, key, "session mode", "allow_pooler=True", *SHARED)
 
 
 async def test_a_refused_lock_leaves_no_setting_behind_on_the_sessions_of_a_pool(own_server: Server, key: LockKey):

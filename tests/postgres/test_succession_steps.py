@@ -14,6 +14,7 @@ from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel
 from pgleaderlock.postgres.warm_session import WarmSession
+from tests.support.doubles import until
 from tests.support.model_session import KEY, LEASE_S, ModelSession, make
 
 pytestmark = pytest.mark.virtual_time
@@ -23,17 +24,25 @@ SILENT = ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
 
 
 class Follower(ModelSession):
-    """A lock session that is given this, one after the other, by each try and each wait slice."""
+    """A lock session that is given this, one after the other, by each try and each wait slice.
 
-    def __init__(self, *granted: str, slice_s: float = 0.9, **answers: Any) -> None:
+    A grant of the lock from the queue is announced ``announced_s`` before it is answered.
+    """
+
+    def __init__(self, *granted: str, slice_s: float = 0.9, announced_s: float | None = None, **answers: Any) -> None:
         super().__init__(setup=("", 100, False, "12.5", 1.0, 10_000.0, "run"), **answers)
         self._granted = list(granted)
         self._slice_s = slice_s
+        self._announced_s = announced_s
 
     async def fetch(self, statement: str, parameters: Any = (), *, bound_s: float) -> Any:
         if "DO $slice$" in statement or "CASE WHEN pg_try" in statement:
             granted = self._granted.pop(0) if self._granted else ""
-            self.answers |= {"slice": (granted,), "attempt": ([granted, ""] if granted else None,)}
+            token = ("8" if granted else "",) if "pg_current_xact_id()" in statement else ()
+            self.answers |= {"slice": (granted, *token), "attempt": ([granted, ""] if granted else None,)}
+            if granted == "lock" and "RAISE INFO" in statement and self._announced_s is not None:
+                self.announced()
+                await asyncio.sleep(self._announced_s)
             if "DO $slice$" in statement and not granted:
                 await asyncio.sleep(self._slice_s)
         return await super().fetch(statement, parameters, bound_s=bound_s)
@@ -89,11 +98,104 @@ async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves
     granted_at = len(lock.asked)
     grant = await backend.try_acquire()
     assert grant is not None
-    assert [kind for _, kind in lock.asked[granted_at:]] == ["token"]
-    assert lock.statements[-1].startswith(f"SELECT pg_advisory_unlock({S1});")
+    assert [kind for _, kind in lock.asked[granted_at:]] == ["ping"]  # the token came with the grant
+    await asyncio.sleep(0.1)  # the next heir wakes up only now
+    assert lock.statements[-1] == f"SELECT pg_advisory_unlock({S1});SELECT 1"
+    assert grant.token == 8
     assert second.kinds() == ["setup", "listen", "take"]
     assert second.statements[-1].startswith("UNLISTEN *;")
     assert backend.place == ""
+
+
+async def test_a_recovery_does_not_use_the_lock_session_while_the_place_is_being_left_on_it():
+    """A session is used by one caller at a time."""
+    lock, second = Follower("next heir", "heir", "lock", "lock"), ModelSession(pid=101)
+    backend = make(lock, second)
+    await follow(backend, 60)
+    await asyncio.sleep(1)
+    assert await backend.try_acquire() is not None
+    lock.delay_s = 1.0
+    await asyncio.sleep(0.05)
+    left_at, asked = lock.asked[-1][0], len(lock.asked)
+    assert lock.statements[-1] == f"SELECT pg_advisory_unlock({S1});SELECT 1"
+    assert await backend.try_acquire() is not None
+    assert lock.asked[asked][0] == pytest.approx(left_at + 1.0)
+
+
+async def announced_heir(**settings: Any) -> tuple[LeasedLockBackend, Follower, ModelSession]:
+    """An heir with a warm session, which is granted the lock, and hears of it some time before the answer."""
+    lock, second = Follower("next heir", "heir", "", "", "lock", **settings), ModelSession(pid=101)
+    backend = make(lock, second)
+    await backend.open()
+    return backend, lock, second
+
+
+async def test_an_heir_tries_for_the_witness_lock_when_the_grant_is_announced_before_it_is_answered():
+    backend, lock, second = await announced_heir(announced_s=0.2)
+    await backend.wait(60)
+    answered_at = now()
+    assert second.asked[-1] == (pytest.approx(answered_at - 0.2), "take")
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert grant.token == 8
+    assert second.kinds().count("take") == 1
+    assert lock.asked[-1] == (answered_at, "ping")  # which the lock session answers last
+    assert grant.lost_at == pytest.approx(answered_at - 0.2 + Lease(LEASE_S).grant(None, 0.0).lost_at)
+
+
+async def test_validity_is_renewed_if_the_answer_to_a_grant_came_long_after_its_announcement():
+    backend, lock, second = await announced_heir(announced_s=8.0, slice_s=0.9)
+    await backend.wait(60)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    assert lock.kinds()[-2:] == ["ping", "ping"]
+    assert second.kinds()[-2:] == ["take", "ping"]
+
+
+@pytest.mark.parametrize("how", ["ended", "cancelled", "not granted"])
+async def test_a_witness_lock_that_was_tried_for_early_is_freed_when_no_grant_follows(how: str):
+    backend, lock, second = await announced_heir(announced_s=3.0)
+    waiting = asyncio.ensure_future(backend.wait(60))
+    await asyncio.sleep(0)
+    await asyncio.wait({waiting}, timeout=4)  # between the announcement and the answer
+    assert "take" in second.kinds()
+    if how == "cancelled":
+        waiting.cancel()
+    lock.answers["slice"] = SILENT if how == "ended" else ("", "")
+    await asyncio.wait({waiting}, timeout=3)
+    assert second.closed
+
+
+@pytest.mark.parametrize("cause", [LossCause.UNKNOWN, LossCause.SESSION_TERMINATED])
+async def test_a_warm_session_that_ended_on_our_side_only_keeps_no_witness_lock(cause: LossCause):
+    """Its backend may have been granted the lock by the early try, and does not know that we are gone."""
+    taken: dict[str, Any] = {"take": [([], ""), ([0], "")]} if cause is LossCause.UNKNOWN else {}
+    lock, second = Follower("next heir", "heir", "", "", "lock", announced_s=0.2), ModelSession(pid=101)
+    fresh = ModelSession(pid=102, **taken)
+    backend = make(lock, second, fresh)
+    await backend.open()
+    waiting = asyncio.ensure_future(backend.wait(60))
+    await until(lambda: "take" in second.kinds())
+    second.end(ConnectionError("reset by peer", cause=cause))
+    await waiting
+    assert await backend.try_acquire() is not None
+    is_ended = [] if cause is LossCause.SESSION_TERMINATED else ["former", "take"]  # the server had ended it itself
+    assert fresh.kinds() == ["setup", *is_ended, "take"]
+
+
+async def test_a_warm_session_with_an_early_try_that_is_given_up_is_terminated_by_the_next_session():
+    """The close may not reach its backend, which then keeps the witness lock for a lease."""
+    lock, second = Follower("next heir", "heir", "", "", "lock", announced_s=3.0), ModelSession(pid=101)
+    again = ModelSession()
+    backend = make(lock, second, again)
+    await backend.open()
+    waiting = asyncio.ensure_future(backend.wait(60))
+    await until(lambda: "take" in second.kinds())
+    lock.answers["slice"] = SILENT
+    await asyncio.wait({waiting}, timeout=4)
+    waiting.exception()
+    await backend.open()
+    assert again.kinds().count("former") == 2  # of the lock session, and of the warm session
 
 
 async def test_a_first_try_on_a_new_session_leaves_no_place_of_the_last_one():

@@ -499,7 +499,7 @@ async def test_a_fenced_transaction_left_open_is_ended_by_the_server(postgres: P
         connection = await psycopg.AsyncConnection.connect(postgres.dsn)
         await first.fence(connection)
         await first.step_down()
-        assert await second.wait_for_leadership(10)
+        assert await second.wait_for_leadership(60)
         with pytest.raises(psycopg.Error, match="idle-in-transaction timeout"):
             await connection.execute("SELECT 1")
         await connection.close()

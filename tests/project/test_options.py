@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {  # for each setting a value that is not its default
     "auto_reacquire": False,
     "settle_s": 0,
     "witness": False,
+    "address": "http://10.0.0.7:8080",
     "allow_pooler": True,
     "takeover": "strict",
     "term_table": True,
@@ -52,7 +53,7 @@ def keywords(of: Any) -> dict[str, inspect.Parameter]:
 
 
 def test_the_constructor_shows_the_common_settings_and_takes_the_rare_ones_as_options():
-    no_settings = {"shutdown_event", "connect_fn", "role", "key", "options"}
+    no_settings = {"shutdown_event", "connect_fn", "password", "role", "key", "options"}
     assert set(keywords(LeaderLock)) - no_settings == COMMON
     assert {each.name for each in fields(LockOptions)} == {each.name for each in SETTINGS} - COMMON
     assert inspect.signature(sync.LeaderLock) == inspect.signature(LeaderLock)
@@ -73,12 +74,14 @@ def test_a_parameter_has_the_type_and_the_default_of_its_setting(offered: Any):
 
 async def test_every_setting_reaches_the_lock():
     assert set(OTHERS) == set(BY_NAME)
+    together = {**OTHERS, "address": None}  # which needs the witness session
+    assert LeaderLock(DSN, 1, 2, address=OTHERS["address"])._lease.address == OTHERS["address"]
     rare = {name: value for name, value in OTHERS.items() if name not in COMMON}
     lock = LeaderLock(
-        DSN, 1, 2, options=LockOptions(**rare), **{name: value for name, value in OTHERS.items() if name in COMMON}
+        DSN, 1, 2, options=LockOptions(**rare), **{name: value for name, value in together.items() if name in COMMON}
     )
-    assert lock._lease.values() == OTHERS
-    assert LockSettings(**OTHERS).keywords()["options"] == LockOptions(**rare)
+    assert lock._lease.values() == together
+    assert LockSettings(**together).keywords()["options"] == LockOptions(**rare)
     assert (lock._strategy, lock._drain_s, lock._grace_s, lock._clock) == (
         OTHERS["retry_strategy"],
         7.0,

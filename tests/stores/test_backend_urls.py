@@ -1,6 +1,5 @@
 """From a URL to a backend: the built-in ones, somebody else's, and what cannot be had."""
 
-import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from pgleaderlock import open_backend, stores
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.stores.record import RecordBackend
+from tests.support.missing_packages import without_packages
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_url_is_a_text():
         ("file:///tmp/x", None, "It has: none"),
         ("k8s://a/b", None, "It has: client, request_timeout_s"),
         ("postgresql://h/d", "x", "It has: settle_s, witness"),
-        ("postgresql+lease://h/d", "x", "It has: schema, schema_owner, listen_dsn, poll_s"),
+        ("postgresql+lease://h/d", "x", "It has: schema, schema_owner, listen_dsn, password, poll_s"),
     ],
 )
 def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_does(
@@ -115,13 +115,21 @@ def test_somebody_else_s_backend_is_found_by_its_entry_point(monkeypatch: pytest
         open_backend("nope://x")
 
 
-def test_a_package_that_is_missing_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "httpx" or "stores.kubernetes" in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "httpx", None)
+@pytest.mark.parametrize("scheme", ["etcd", "etcds"])
+def test_a_store_of_a_package_of_ours_that_is_not_installed_says_which_package(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stores, "entry_points", EntryPoints([]).select)
+    with pytest.raises(MissingExtra, match=f"{scheme}:// needs .*: pip install pgleaderlock-etcd$"):
+        open_backend(f"{scheme}://etcd-1/locks/a")
+
+
+def test_a_package_that_is_missing_is_named_with_how_to_install_it(tmp_path: Path):
     (tmp_path / "config").write_text(
         "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
         "contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
     )
-    with pytest.raises(MissingExtra, match=r"httpx.*pip install 'pgleaderlock\[kubernetes\]'"):
+    wanted = r"httpx.*pip install 'pgleaderlock\[kubernetes\]'"
+    anew = ("pgleaderlock.stores.kubernetes",)
+    with without_packages("httpx", imported_anew=anew), pytest.raises(MissingExtra, match=wanted):
         open_backend("k8s://jobs/worker", environ={"KUBECONFIG": str(tmp_path / "config")})

@@ -34,6 +34,7 @@ from pgleaderlock.stores.kubernetes import (
 from pgleaderlock.stores.kubernetes.client import HttpLeaseClient
 from pgleaderlock.stores.kubernetes.config import Cluster, read_kubeconfig
 from tests.support.doubles import until
+from tests.support.pods import as_user
 from tests.support.processes import Process
 
 # A connection whose TLS handshake is cut short by a time limit is closed by httpcore only when it is collected.
@@ -77,14 +78,6 @@ def lease() -> str:
 def cluster() -> Cluster:
     assert REAL is not None
     return read_kubeconfig(Path(REAL))
-
-
-def as_user(kubeconfig: str, user: str) -> Cluster:
-    """Return the cluster as another user of that kubeconfig."""
-    path = Path(kubeconfig)
-    text = path.read_text(encoding="utf-8").replace("current-context: admin", f"current-context: {user}")
-    path.with_name(user).write_text(text, encoding="utf-8")
-    return read_kubeconfig(path.with_name(user))
 
 
 def ours(cluster: Cluster, lease: str, *, skew_s: float = 0.0, lease_s: float = 2) -> KubernetesBackend:

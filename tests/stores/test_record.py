@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,6 +227,45 @@ async def test_our_own_name_from_an_attempt_whose_answer_was_lost_is_ours_in_a_n
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 1
+
+
+class NumberingStore(ShelfStore):
+    """A store that numbers its writes, and gives each new term the number of its write as its token."""
+
+    async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
+        self.shelf.version += 100  # the writes of other records
+        numbered = self.shelf.version + 1
+        loses, self.loses_answers = self.loses_answers, False
+        if await super().write(claim, replacing) is None or self.shelf.record is None:
+            return None
+        if claim.is_new_term:
+            self.shelf.record = replace(self.shelf.record, token=numbered, claimed_token=claim.token)
+        if loses:
+            raise ConnectionError("the answer was lost")
+        return self.shelf.record
+
+
+async def test_a_store_may_assign_a_greater_token_which_renewals_and_the_release_then_have():
+    backend = RecordBackend(NumberingStore(Shelf()), identity="me", lease_s=LEASE_S, clock=now)
+    first = await backend.try_acquire()
+    assert first is not None
+    assert first.token == 101
+    assert (await backend.renew(first)).token == 101
+    await backend.release(first)
+    second = await backend.try_acquire()
+    assert second is not None
+    assert second.token == 404
+
+
+async def test_a_term_whose_token_the_store_assigned_is_found_again_when_the_answer_was_lost():
+    store = NumberingStore(Shelf())
+    backend = RecordBackend(store, identity="me", lease_s=LEASE_S, clock=now)
+    store.loses_answers = True
+    with pytest.raises(ConnectionError):
+        await backend.try_acquire()
+    grant = await backend.try_acquire()
+    assert grant is not None, "the record is our own, and was not recognised"
+    assert grant.token == 202
 
 
 async def test_a_race_that_was_lost_is_an_answer():
@@ -827,3 +867,28 @@ async def test_one_failed_look_at_the_end_of_a_lease_costs_a_third_of_a_lease_an
         store.failures = [ConnectionError("no answer")]
         assert await election.wait_for_leadership(60)
         assert now() <= LEASE_S + LEASE_S / 3
+
+
+async def test_attempt_after_a_wait_reads_no_record_that_was_just_found_held():
+    shelf = Shelf()
+    shelf.put("another", lease_s=600.0)
+    store = ShelfStore(shelf)
+    backend = RecordBackend(store, lease_s=LEASE_S, clock=asyncio.get_running_loop().time)
+    await backend.wait(1.0)
+    store.failures = [ConnectionError("a read")]
+    assert await backend.try_acquire() is None
+    with pytest.raises(ConnectionError, match="a read"):
+        await backend.try_acquire()
+
+
+async def test_attempt_after_a_wait_reads_a_record_that_has_expired_since():
+    shelf = Shelf()
+    shelf.put("another", lease_s=600.0)
+    store = ShelfStore(shelf)
+    loop = asyncio.get_running_loop()
+    backend = RecordBackend(store, lease_s=LEASE_S, clock=loop.time)
+    await backend.wait(599.0)
+    shelf.put("another", lease_s=600.0)  # renewed, while this process stood still
+    await asyncio.sleep(2.0)
+    assert await backend.try_acquire() is None
+    assert store.writes == []

@@ -10,16 +10,20 @@ __all__ = ["assert_shape", "documented", "samples"]
 _DOCS = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 _FREE_FORM = {"about", "failovers", "items[]"}
 """Objects whose keys are the business of nodes, or of Kubernetes."""
-_SAMPLE = re.compile(r"<!-- shape: ([^>]*) -->\n```json\n(.*?)\n```", re.DOTALL)
+_SAMPLE = r"<!-- {}: ([^>]*) -->\n```json\n(.*?)\n```"
 
 
-def samples() -> dict[str, dict[str, Any]]:
-    """Return every sample, by its name: that of the command, and more words where it has several."""
-    return {name: json.loads(text) for name, text in _SAMPLE.findall(_DOCS.read_text(encoding="utf-8"))}
+def samples(kind: str = "shape") -> dict[str, dict[str, Any]]:
+    """Return every sample, by its name: that of the command, and more words where it has several.
+
+    A ``shape`` is what ``--json`` prints, an ``answer`` what a command answers over HTTP.
+    """
+    found = re.findall(_SAMPLE.format(kind), _DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    return {name: json.loads(text) for name, text in found}
 
 
-def documented(name: str) -> dict[str, Any]:
-    found = samples()
+def documented(name: str, kind: str = "shape") -> dict[str, Any]:
+    found = samples(kind)
     assert name in found, f"{_DOCS} does not show what {name} --json looks like"
     return found[name]
 

@@ -22,6 +22,7 @@ class ModelSession:
         self.closed = False
         self.delay_s = 0.0
         self.on_end: Any = None
+        self.announced: Any = None
         self.notification = asyncio.Event()
         self.statements: list[str] = []
         self.asked: list[tuple[float, str]] = []
@@ -78,6 +79,9 @@ class ModelSession:
             self.end(answer)
             raise answer
         return answer  # type: ignore[no-any-return]
+
+    def on_announcement(self, call: Any) -> None:
+        self.announced = call
 
     async def listen(self, channel: str, heard: Any = None) -> None:
         self.asked.append((asyncio.get_running_loop().time(), "listen"))

@@ -23,7 +23,11 @@ _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin
 _PACKAGES = {
     "amtool": "prometheus-alertmanager",
     "chromium": "chromium",
+    "curl": "curl",
+    "etcd": "etcd-server",
+    "etcdctl": "etcd-client",
     "ip": "iproute2",
+    "kubectl": "kubernetes-client",
     "libfaketime": "faketime",
     "nsenter": "util-linux",
     "openssl": "openssl",

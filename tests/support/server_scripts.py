@@ -183,11 +183,16 @@ class Performance:
         return await self._hears(who)
 
     async def _stands(self, who: str, slice_s: str, *how: str) -> str:
-        """Stand in line to the end of the slice, or of the wait."""
+        """Stand in line to the end of the slice, or of the wait; ``beginning`` a term if it is granted."""
         other = self._statements(("heir",)) if "or" in how else None
-        row = await self._fetch(who, self._statements(how).slice(float(slice_s), other))
+        begins, announced = "beginning" in how, asyncio.Event()
+        self._sessions[who].on_announcement(announced.set)
+        row = await self._fetch(who, self._statements(how).slice(float(slice_s), other, begins_term=begins))
         assert row is not None
-        return _shown(row[0]) if row[0] else "no"
+        answer = _shown(row[0]) if row[0] else "no"
+        if announced.is_set():
+            answer += ", which was announced"
+        return f"{answer}, {self._judged(int(row[1]))}" if row[1:] and row[1] else answer
 
     async def _hears(self, who: str) -> str:
         return await self._calls.pop(who) if who in self._calls else "nothing, it asks for nothing"
@@ -250,7 +255,10 @@ class Performance:
             statement = statement.replace(FLUSH, "NULL")
         row = await self._fetch(who, first + statement)
         assert row is not None
-        former, self._newest = max(self._newest, self._claimed), int(row[0])
+        return self._judged(int(row[0]))
+
+    def _judged(self, token: int) -> str:
+        former, self._newest = max(self._newest, self._claimed), token
         return "a new token" if self._newest > former else "a token that is not new"
 
     async def _leaves(self, who: str, *_: str) -> None:

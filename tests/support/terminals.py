@@ -76,6 +76,19 @@ class Shell(Session):
         self.wait_for("code-")
         return int(self.wait_for("-"))
 
+    def stop(self, job: int) -> None:
+        """Type Ctrl-Z until this job is stopped.
+
+        Bash makes a job the foreground and then continues it, and SIGCONT discards a stop signal that came in between.
+        """
+
+        def is_stopped() -> bool:
+            self.type("\x1a")
+            time.sleep(0.2)
+            return state(job) == "T"
+
+        until(is_stopped)
+
     def job(self) -> int:
         """Return the process id of the job in the background."""
         self.type("echo pid-$!-\n")

@@ -152,6 +152,28 @@ QUESTIONS = {
         c hears -> granted
         c asks who holds -> c
     """,
+    "a grant that begins a term is announced, and brings a token": """
+        a opens -> the server is old
+        b opens -> the server is old
+        c opens -> the server is old
+        a waits 30 beginning -> granted, which was announced, a new token
+        a draws -> a new token
+        b waits 30 beginning -> is in line
+        a unlocks -> was held
+        b hears -> granted, which was announced, a new token
+        c stands 0.02 beginning -> no
+        b unlocks -> was held
+        c draws -> a new token
+    """,
+    "an announcement comes before the commit that draws the token is confirmed": """
+        a opens -> the server is old
+        b opens -> the server is old
+        server misses standby
+        a waits 30 beginning -> is in a commit
+        b tries -> no
+        server finds standby
+        a hears -> granted, which was announced, a new token
+    """,
     "patience ends, and the place in line with it": """
         a opens -> the server is old
         b opens -> the server is old

@@ -90,6 +90,14 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
         of(PAIR).slice(0.25, HEIR),
         replace(SLICE, otherwise=LAST_TRY),
     ),
+    "_DRAW": (
+        _sql.LockStatements(PAIR, replace(LEASE, term_table=False), is_enforced=True).slice(0.25, begins_term=True),
+        replace(SLICE, announces=True, draws_token=True, is_flushed=True),
+    ),
+    "_ANNOUNCE": (
+        of(PAIR).slice(0.25, begins_term=True),
+        replace(SLICE, announces=True),
+    ),
     "_LEAVE_PLACE": (
         HEIR.leave("channel") + of(PAIR).slice(0.25),
         replace(SLICE, first=(Ask("unlock", _sql.numbers(BIGINT)), Ask("notify", "channel"))),
@@ -118,6 +126,8 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     ),
     "NEXT_TOKEN": (_sql.NEXT_TOKEN, Ask("token", is_flushed=True)),
     "CAPACITY": (_keys_sql.CAPACITY, Ask("capacity")),
+    "a heartbeat with another name": (_keys_sql.ping_as("pgl:7 http://a:1"), Ask("ping")),
+    "a heartbeat with the first name": (_keys_sql.ping_as(None), Ask("ping")),
     "_FOR_EACH": (_keys_sql.take_all([PAIR, BIGINT], 1500)[0], Ask("try_all", idle_ms=1500)),
     "the same, to unlock": (UNLOCK_BOTH, Ask("unlock_all")),
     "a group's news": (f"SELECT pg_notify('{CHANNEL}', '')", Ask("notify", CHANNEL)),
@@ -129,7 +139,18 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "_READ": (TERMS.read_sql(), Ask("read_term", lock=str(PAIR))),
     "_CLAIM": (lambda session: TERMS.claim(session, 0.5), Ask("claim", lock=str(PAIR), lease_s=1.5)),
 }
-PARTS = {"_TIMELINE", "PINNED", "_START", "_FILE", "_NOTE", "_MAY_TELL_RUN"}
+PARTS = {
+    "_TIMELINE",
+    "PINNED",
+    "FLUSHED",
+    "_START",
+    "_FILE",
+    "_NOTE",
+    "_MAY_TELL_RUN",
+    "_FLUSH",
+    "_CLEAR_DRAWN",
+    "_DRAWN",
+}
 NOT_ASKED = {
     "_FENCE": "it is for transactions of users",
     "LIMIT_IDLENESS": "so is this",

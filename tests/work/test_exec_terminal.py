@@ -118,8 +118,7 @@ def test_ctrl_z_before_it_leads_and_after_fg_of_what_runs(shell: Shell, wrapped:
     shell.wait_for("Stopped")
     shell.type("kill -9 %2; fg %1\n")
     until(lambda: shell.foreground not in (os.getpgid(shell.pid), waiting))
-    shell.type("\x1a")
-    until(lambda: state(job) == "T")
+    shell.stop(job)
     shell.type("kill %1\n")
     until(lambda: state(job) == "" and wrapped.is_free)
 

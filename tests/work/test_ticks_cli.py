@@ -106,6 +106,16 @@ async def test_a_lock_can_be_named_by_its_role(postgres: Postgres):
     await run_some(postgres.dsn, LockKey.named(name))
     found = await records("--dsn", postgres.dsn, "--role", name, "--job", "works")
     assert {record["role"] for record in found} == {name}
+    shown = await show("--dsn", postgres.dsn, "--role", name, "--job", "works")
+    heading, _, *rows = shown.stdout.splitlines()
+    assert heading.split()[:5] == ["Slot", "(UTC)", "Role", "Job", "State"]
+    assert {row.split()[2] for row in rows if row.strip()} == {name}
+
+
+async def test_a_lock_without_a_role_is_shown_by_its_numbers(postgres: Postgres, key: LockKey):
+    await run_some(postgres.dsn, key)
+    shown = await show("--dsn", postgres.dsn, "--lock", str(key), "--job", "works")
+    assert {row.split()[2] for row in shown.stdout.splitlines()[2:] if row.strip()} == {str(key)}
 
 
 @pytest.mark.slow

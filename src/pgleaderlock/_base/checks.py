@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 _PRINTABLE_BITS = 256
 _SHORTEST_TOKEN = 16
+_ADDRESS = re.compile(r"[!#$&(-\[\]-~]{1,200}", re.ASCII)  # what needs no escaping in SQL, JSON and a terminal
 _LONGEST_SHOWN = 240
 _MAY_HOLD_PASSWORD = re.compile(r"://.*@|passw(?:or)?d\s*=", re.DOTALL | re.IGNORECASE)
 _SHORTENED = reprlib.Repr()
@@ -113,3 +114,17 @@ def check_token(token: str) -> str:
     if len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
         raise ValueError(f"must have at least {_SHORTEST_TOKEN} characters, all printable ASCII and none a blank")
     return token
+
+
+def address_fault(address: object) -> str | None:
+    """Return why a leader cannot advertise this address, in words that follow its name; None when it can."""
+    if isinstance(address, str) and _ADDRESS.fullmatch(address):
+        return None
+    return "must be a text of 1 to 200 ASCII characters, without spaces, quotes, backslashes and %"
+
+
+def check_address(address: str | None) -> str | None:
+    """Return the address; ValueError for one that a leader cannot advertise. None is no address."""
+    if address is not None and (fault := address_fault(address)) is not None:
+        raise ValueError(f"address {fault}, got {quoted(address)}")
+    return address

@@ -11,10 +11,10 @@ import click
 
 from pgleaderlock._base.durations import show_duration
 from pgleaderlock.cli.config import load_for_command
-from pgleaderlock.cli.election_options import given_settings
+from pgleaderlock.cli.election_options import given_pod_label, given_settings
 from pgleaderlock.cli.options import is_given
 from pgleaderlock.cli.place import is_configured
-from pgleaderlock.options import SETTINGS
+from pgleaderlock.options import POD_LABEL, SETTINGS
 
 if TYPE_CHECKING:
     from pgleaderlock.ops.config import Config
@@ -35,13 +35,13 @@ _KEYS: Mapping[str, Mapping[str, Callable[[Any], str]]] = {
     "dsn": {f"{_ELECTION}.backend": str},
     "url": {f"{_ELECTION}.backend": str},
     "role": {f"{_ELECTION}.roles": str},
-    **{each.name: {f"{_ELECTION}.{each.key}": _written} for each in SETTINGS if each.key is not None},
+    **{each.name: {f"{_ELECTION}.{each.key}": _written} for each in (*SETTINGS, POD_LABEL) if each.key is not None},
     "metrics_port": {"metrics.enabled": lambda _: "true", "metrics.port": str},
 }
 _SAME = frozenset({"config_file", "sets", "embedded", "as_json", "quiet"})
 """These mean the same with a configuration as without."""
 _OF_ONE_LOCK = _SAME | {"role", "key", "key1", "key2", "hold_s", "wait_s", "kill_after_s", "once", "restart"}
-_OF_ONE_LOCK |= {"pass_dsn", "command"}
+_OF_ONE_LOCK |= {"pass_dsn", "command", "cron", "tz", "if_killed", "host", "port", "notice_s", "metrics_port"}
 """For a command on one lock: the options that name the lock, and what this process does with it."""
 _RETRY = f"the retry interval of a configured node is --set {_ELECTION}.check_interval"
 _BY_ROLE = "a configured node has roles, each with a key if it needs one: --role NAME=pair:1/100"
@@ -75,7 +75,7 @@ def config_for_lock(context: click.Context, config_file: Path | None, *, takes_p
 def _given_keys(context: click.Context, same: frozenset[str]) -> "list[Option]":
     """Return the given options as keys of the configuration."""
     given = [each for each in context.command.params if is_given(str(each.name)) and each.name not in same]
-    values = {**context.params, **given_settings()}
+    values = {**context.params, **given_settings(), POD_LABEL.name: given_pod_label()}
     return [each for option in given for each in _keys(option, values)]
 
 

@@ -11,6 +11,7 @@ import click
 
 from pgleaderlock import __version__
 from pgleaderlock._base.checks import visible
+from pgleaderlock._base.schemes import is_postgres
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.acquire import Attempts, acquire_once
 from pgleaderlock.cli.alerts import alerts
@@ -20,17 +21,19 @@ from pgleaderlock.cli.config import config, config_option, config_options
 from pgleaderlock.cli.console import print_json, show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.demo import demo
-from pgleaderlock.cli.elect import as_dsn, check_url, elected
+from pgleaderlock.cli.elect import elected
 from pgleaderlock.cli.election_options import (
     allow_pooler_option,
     allows_pooler,
-    auto_reacquire_option,
+    candidate_options,
+    chosen_backoff,
     election_options,
     schema_owner,
     schema_owner_option,
 )
 from pgleaderlock.cli.exec import exec_command
 from pgleaderlock.cli.k8s import as_list, as_yaml, manifest
+from pgleaderlock.cli.leader import follow_leader, show_leader
 from pgleaderlock.cli.metrics import served_metrics
 from pgleaderlock.cli.nfs import nfs
 from pgleaderlock.cli.node import run_configured
@@ -39,24 +42,25 @@ from pgleaderlock.cli.options import (
     LockName,
     dsn_option,
     examined_options,
+    json_lines_option,
     json_option,
     lock_options,
+    metrics_port_option,
     schema_option,
     seconds_option,
-    wrong_usage,
 )
-from pgleaderlock.cli.place import find_place, is_configured, lock_in, role_of, target_of
+from pgleaderlock.cli.place import find_place, is_configured, lock_in, named_target
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.schema import apply_schema, statements_of, tell_applied
+from pgleaderlock.cli.sidecar import sidecar
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
 from pgleaderlock.cli.suggestions import with_near_words
-from pgleaderlock.cli.target import in_postgres, in_store, is_postgres
+from pgleaderlock.cli.target import as_dsn
 from pgleaderlock.cli.torture import torture
 from pgleaderlock.cli.words import WORDS, CommandGroup, texts
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.postgres.schema import known_version
-from pgleaderlock.retry import ExponentialBackoff
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -117,8 +121,8 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def cli() -> None:
     """Leader election: exactly one of N processes leads.
 
-    On PostgreSQL (--dsn), or on the store that --url names: a file, a shared folder, a Kubernetes Lease, lease rows
-    behind a pooler. To try it on this host alone, --embedded starts a PostgreSQL that your processes here share.
+    On PostgreSQL (--dsn), or on the store that --url names: a file, a shared folder, a Kubernetes Lease, etcd, lease
+    rows behind a pooler. To try it on this host alone, --embedded starts a PostgreSQL that your processes here share.
     """
 
 
@@ -126,14 +130,10 @@ def cli() -> None:
 
 
 @cli.command(**texts("run"))
-@lock_options
-@election_options
-@seconds_option("--retry-base", "Base delay of the exponential back-off between attempts.", default=1.0)
-@seconds_option("--retry-max", "Longest delay of the back-off.", default=30.0)
-@auto_reacquire_option
-@click.option("-q", "--quiet", is_flag=True, help="Do not log a follower's attempts, only changes of leadership.")
+@candidate_options
+@json_lines_option
 @config_options
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on this loopback port.")
+@metrics_port_option
 @click.pass_context
 def run(
     context: click.Context,
@@ -160,8 +160,7 @@ def run(
     configured = config_for_node(context, config_file, sets)
     if configured is not None:
         context.exit(run_configured(configured, as_json=as_json, log_level="INFO" if quiet else "DEBUG"))
-    with wrong_usage(said="--retry-base and --retry-max: {}"):
-        backoff = ExponentialBackoff(retry_base_s, retry_max_s)
+    backoff = chosen_backoff(retry_base_s, retry_max_s)
     level = "INFO" if quiet else "DEBUG"
     with (
         elected(dsn, url, named, log_level=level, retry_strategy=backoff) as (lock, target),
@@ -244,19 +243,44 @@ def status(
     if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):
         show_all_roles(find_place(dsn, url, schema, config_file), as_json=as_json)
         return
-    configured = config_for_lock(context, config_file)
-    if configured is not None and not configured.election.on_sessions:
-        asyncio.run(show_status(target_of(configured, role_of(configured, named)), as_json=as_json))
-        return
-    url, dsn = as_dsn(url, dsn)
-    if configured is not None:
-        url, dsn = None, configured.election.url
-    if check_url(url, named) is not None:
-        asyncio.run(show_status(in_store(str(url), named.role, schema, schema_owner()), as_json=as_json))
-        return
-    key = lock_in(configured, named)
-    with open_database(dsn) as database_dsn:
-        asyncio.run(show_status(in_postgres(database_dsn, key), as_json=as_json))
+    with named_target(config_for_lock(context, config_file), dsn, url, named, schema) as target:
+        asyncio.run(show_status(target, as_json=as_json))
+
+
+@cli.command("leader", **texts("leader"))
+@lock_options
+@click.option("--follow", is_flag=True, help="Go on, and print a line whenever the leader changes.")
+@click.option(
+    "--schema",
+    metavar="NAME",
+    help="Where the tables are that show tokens, or the rows of postgresql+lease://. [default: pgleaderlock, or what "
+    "--config says]",
+)
+@schema_owner_option
+@config_option
+@click.pass_context
+def leader(
+    context: click.Context,
+    *,
+    dsn: str | None,
+    url: str | None,
+    named: LockName,
+    as_json: bool,
+    follow: bool,
+    schema: str | None,
+    config_file: Path | None,
+) -> None:
+    """Show who leads, and the address that the leader advertises, without taking part.
+
+    A hint, not a promise: the leader may have changed by the time you read it. Ask the process at that address whether
+    it leads, and use fencing tokens.
+    """
+    show_logs("ERROR")
+    with named_target(config_for_lock(context, config_file), dsn, url, named, schema) as target:
+        if follow:
+            asyncio.run(follow_leader(target, as_json=as_json))
+        else:
+            context.exit(asyncio.run(show_leader(target, as_json=as_json)))
 
 
 @cli.command(**texts("doctor"))
@@ -369,6 +393,7 @@ def schema_apply(*, dsn: str | None, schema: str, grantee: str | None, operator:
 
 
 cli.add_command(exec_command)
+cli.add_command(sidecar)
 cli.add_command(nfs)
 cli.add_command(alerts)
 cli.add_command(config)
@@ -380,7 +405,7 @@ for _command in COMMANDS:
 
 @cli.group(short_help=WORDS["k8s"].short)
 def k8s() -> None:
-    """Print the permissions that candidates need in Kubernetes."""
+    """Print the permissions that candidates need in Kubernetes: for a Lease, and for the label of the leader's pod."""
 
 
 @k8s.command("rbac", **texts("k8s rbac"))
@@ -394,13 +419,24 @@ def k8s() -> None:
     help="The account of the pods that take part.",
 )
 @click.option("--lease", "leases", multiple=True, metavar="NAME", help="Only this Lease; may be repeated.")
+@click.option("--pod-label", "labels_pods", is_flag=True, help="Allow what --pod-label of run and exec needs, too.")
+@click.option("--no-lease", is_flag=True, help="With --pod-label: nothing for Leases, for candidates on another store.")
 @click.option(
     "--name", "role", metavar="NAME", help="The name of the Role. [default: after the Lease, or the service account]"
 )
 @json_option("One JSON object on stdout, which kubectl accepts as well.")
-def k8s_rbac(*, namespace: str, account: str, leases: tuple[str, ...], role: str | None, as_json: bool) -> None:
+def k8s_rbac(
+    *,
+    namespace: str,
+    account: str,
+    leases: tuple[str, ...],
+    labels_pods: bool,
+    no_lease: bool,
+    role: str | None,
+    as_json: bool,
+) -> None:
     """Print a Role and its binding, for kubectl apply -f -."""
-    objects = manifest(namespace, account, leases, role)
+    objects = manifest(namespace, account, leases, role, has_leases=not no_lease, labels_pods=labels_pods)
     if as_json:
         print_json(as_list(objects))
     else:

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pgleaderlock._base.schemes import is_postgres_scheme
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.argv_secrets import DSN_VARIABLE, MOVED_VARIABLE, URL_VARIABLE
 from pgleaderlock.cli.console import print_json
@@ -87,7 +88,8 @@ def _keep_passwords_out(sets: tuple[str, ...]) -> None:
     for written in sets:
         key, _, value = written.partition("=")
         scheme, separator, rest = value.partition("://")
-        dsn = f"postgresql://{rest}" if separator and scheme.lower().startswith("postgres") else value
+        is_postgres = is_postgres_scheme(scheme.lower()) or scheme.lower().startswith("postgres")
+        dsn = f"postgresql://{rest}" if separator and is_postgres else value
         if key in _SECRETS and (not separator or dsn is not value) and _dsn.has_password(dsn):
             raise click.UsageError(
                 f"--set {key} has a password in it, which every user of this machine could read: put it into the file, "

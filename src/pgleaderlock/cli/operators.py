@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pgleaderlock._base.schemes import is_postgres
 from pgleaderlock.cli.config import config_option
 from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
@@ -20,6 +21,7 @@ from pgleaderlock.cli.options import (
     dsn_option,
     is_given,
     json_option,
+    listen_options,
     refuse_key_as_role,
     seconds_option,
     url_option,
@@ -27,7 +29,6 @@ from pgleaderlock.cli.options import (
     wrong_usage,
 )
 from pgleaderlock.cli.place import Place, find_place, key_in
-from pgleaderlock.cli.target import is_postgres
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 from pgleaderlock.cli.words import texts
 from pgleaderlock.options import DEFAULT_SCHEMA
@@ -53,13 +54,15 @@ def _registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _place_options(json_option("One JSON object per line on stdout.")(with_place))
 
 
-def _place_options(command: F) -> F:
+_REGISTRY_URL = "In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on."
+_STORE_URL = "In place of --dsn: a postgresql:// URL of a registry; or one lock, as file:///path, k8s://namespace/name."
+
+
+def _place_options(command: F, url_help: str = _REGISTRY_URL) -> F:
     return with_options(
         command,
         dsn_option,
-        url_option(
-            "In place of --dsn: a postgresql:// URL. A registry is in PostgreSQL, whatever the elections are on."
-        ),
+        url_option(url_help),
         click.option(
             "--schema",
             metavar="NAME",
@@ -236,11 +239,8 @@ def audit(
 
 
 @click.command("dashboard", **texts("dashboard"))
-@_place_options
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8464, show_default=True, metavar="PORT", help="0 is any free one."
-)
+@functools.partial(_place_options, url_help=_STORE_URL)
+@listen_options(8464)
 @click.option(
     "--allow-actions",
     is_flag=True,
@@ -264,9 +264,9 @@ def dashboard(
 ) -> None:
     """Serve a page that shows who leads what, live: leaders, candidates, failovers, alerts.
 
-    With --url of a store other than PostgreSQL, it shows who holds that lock. There is no password: everyone who can
-    reach the address can read the page, so it listens on this machine only, unless --host says otherwise.
-    $PGLEADERLOCK_DASHBOARD_TOKEN sets the token of --allow-actions.
+    It shows a registry, which is in PostgreSQL; or, with --url of a store whose URL names one lock, who holds that
+    lock. There is no password: everyone who can reach the address can read the page, so it listens on this machine
+    only, unless --host says otherwise. $PGLEADERLOCK_DASHBOARD_TOKEN sets the token of --allow-actions.
     """
     from pgleaderlock.cli import dashboard as command  # noqa: PLC0415 - it needs an extra of its own
 

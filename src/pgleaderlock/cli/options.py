@@ -121,7 +121,7 @@ def _check_store(context: click.Context, option: click.Parameter, value: str | N
     given = [each for each in _STORES if is_given(each)]
     if name in given and len(given) > 1:
         raise click.UsageError(f"--{given[0]} and --{given[1]} name the store twice: give one of them.", context)
-    if value is None and _VARIABLES[name] in os.environ and not wants_embedded():  # a secret that was not filled in
+    if value is None and not given and _VARIABLES[name] in os.environ:  # a secret that was not filled in
         raise click.UsageError(f"${_VARIABLES[name]} is set but empty: give it a value, or unset it.", context)
     return value if name in given or not given else None
 
@@ -158,6 +158,33 @@ def dsn_option(command: F) -> F:
 def url_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of click
     """Return ``--url`` with the help text of the command: which stores it accepts differs."""
     return click.option("--url", envvar=URL_VARIABLE, show_envvar=True, metavar="URL", callback=_check_store, help=help)
+
+
+# --- Servers ---
+
+metrics_port_option = click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on this loopback port."
+)
+
+
+def listen_options(port: int) -> Callable[[F], F]:
+    """Return ``--host`` and ``--port`` of a command that answers over HTTP, with the port of this one."""
+
+    def add(command: F) -> F:
+        return with_options(
+            command,
+            click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen."),
+            click.option(
+                "--port",
+                type=click.IntRange(0, 65535),
+                default=port,
+                show_default=True,
+                metavar="PORT",
+                help="0 is any free one.",
+            ),
+        )
+
+    return add
 
 
 # --- Tables ---
@@ -214,9 +241,12 @@ def json_option(help: str) -> Callable[[F], F]:  # noqa: A002 - the word of clic
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
+json_lines_option = json_option("One JSON object per line on stdout.")
+
+
 def lock_options(command: F) -> F:
     """Add the options that say which lock, where, and how to print."""
-    return naming_options(json_option("One JSON object per line on stdout.")(command))
+    return naming_options(json_lines_option(command))
 
 
 def examined_options(command: F) -> F:
@@ -229,7 +259,10 @@ def naming_options(command: F) -> F:
     """Add the options that say which lock, as an argument ``named``, and where."""
     return _naming_options(
         command,
-        url_option("Another store than --dsn: file:///path, nfs:///path, k8s://namespace/name, postgresql+lease://..."),
+        url_option(
+            "Another store than --dsn: file:///path, nfs:///path, k8s://namespace/name, etcd://host/key (a package of "
+            "its own), postgresql+lease://..."
+        ),
     )
 
 

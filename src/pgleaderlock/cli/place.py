@@ -5,17 +5,21 @@ so that operators see the registry that the nodes use. Only without a configurat
 ``$PG_DSN`` apply by themselves; a configuration has taken them into account already.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from pgleaderlock._base.schemes import is_postgres
 from pgleaderlock.cli.config import load_for_command
+from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.election_options import schema_owner
 from pgleaderlock.cli.options import LockName, is_given, refuse_key_as_role, wants_embedded, wrong_usage
-from pgleaderlock.cli.target import Target, in_postgres, in_store, is_postgres
+from pgleaderlock.cli.target import Target, as_dsn, check_url, in_postgres, in_store
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.keys import LockKey
@@ -112,6 +116,26 @@ def target_of(config: "Config", role: "RoleConfig | LockKey") -> Target:
         election.schema_name if rows else None,
         schema_owner() or election.schema_owner,
     )
+
+
+@contextlib.contextmanager
+def named_target(
+    config: "Config | None", dsn: str | None, url: str | None, named: LockName, schema: str | None
+) -> Iterator[Target]:
+    """Yield the lock that the options name, or the configuration; within the block the embedded PostgreSQL runs."""
+    if config is not None and not config.election.on_sessions:
+        yield target_of(config, role_of(config, named))
+        return
+    url, dsn = as_dsn(url, dsn)
+    if config is not None:
+        url, dsn = None, config.election.url
+        schema = schema or config.registry.schema_name
+    if check_url(url, named) is not None:
+        yield in_store(str(url), named.role, schema, schema_owner())
+        return
+    key = lock_in(config, named)
+    with open_database(dsn) as database_dsn:
+        yield in_postgres(database_dsn, key, schema, schema_owner())
 
 
 def lock_in(config: "Config | None", named: LockName) -> LockKey:

@@ -5,15 +5,18 @@
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from pgleaderlock._base.schemes import is_postgres
 from pgleaderlock.cli.console import key_fields, visible
 from pgleaderlock.cli.database import CHECK_DSN
-from pgleaderlock.cli.options import wrong_usage
+from pgleaderlock.cli.election_options import given_settings
+from pgleaderlock.cli.options import LockName, wrong_usage
 from pgleaderlock.errors import PgLeaderLockError
+from pgleaderlock.options import BY_NAME, DEFAULT_SCHEMA
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._status import Candidate, inspect_lock
 from pgleaderlock.postgres.keys import LockKey
@@ -48,20 +51,38 @@ class Target:
     """What to check when the store does not answer."""
     has_quiet_followers: bool = False
     """Whether the store shows some of the followers, and not those that are quiet."""
+    watched: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The arguments of ``watch_leader`` and ``find_leader``, with their secrets."""
 
 
-def is_postgres(url: str) -> bool:
-    """Return whether this URL is a connection string of PostgreSQL, for its session locks."""
-    return url.partition("://")[0] in ("postgresql", "postgres")
+def as_dsn(url: str | None, dsn: str | None) -> tuple[str | None, str | None]:
+    """Return URL and DSN with a ``postgresql://`` URL moved to the DSN: it is a connection string."""
+    return (None, url) if url is not None and is_postgres(url) else (url, dsn)
 
 
-def in_postgres(dsn: str, key: LockKey) -> Target:
-    """Return the session lock of this key."""
+def check_url(url: str | None, named: LockName) -> str | None:
+    """Return the URL of a store that is not PostgreSQL's session locks, or None where ``--dsn`` is meant."""
+    if url is None:
+        return None
+    numbers = {"--key": named.key, "--key1": named.key1, "--key2": named.key2}
+    given = [flag for flag, value in numbers.items() if value is not None]
+    given += [BY_NAME[name].flag for name in given_settings() if BY_NAME[name].scope == "sessions"]
+    if given:
+        raise click.UsageError(
+            f"only for sessions of PostgreSQL, with --dsn or a postgresql:// URL: {', '.join(given)}"
+        )
+    return url
+
+
+def in_postgres(dsn: str, key: LockKey, schema: str | None = None, owner: str | None = None) -> Target:
+    """Return the session lock of this key. The schema is that of the tables which show its token."""
 
     async def look() -> Sight:
         return Sight(*await inspect_lock(dsn, key))
 
-    return Target(key.role or str(key), key.described, key_fields(key), look, CHECK_DSN, has_quiet_followers=True)
+    watched = {"url": dsn, "key": key, "schema": schema or DEFAULT_SCHEMA, "schema_owner": owner}
+    name, fields = key.role or str(key), key_fields(key)
+    return Target(name, key.described, fields, look, CHECK_DSN, has_quiet_followers=True, watched=watched)
 
 
 def store_options(url: str, schema: str | None, owner: str | None) -> dict[str, Any]:
@@ -77,8 +98,9 @@ def in_store(url: str, role: str | None, schema: str | None = None, owner: str |
     """Return the lock that this URL names, in any store."""
     if role is not None and "://" in role:
         raise click.UsageError("--role takes a name, and this is a connection string.")
+    options = store_options(url, schema, owner)
     with wrong_usage((ValueError, TypeError, PgLeaderLockError)):
-        backend = open_backend(url, role=role, **store_options(url, schema, owner))  # only to read, not to take part
+        backend = open_backend(url, role=role, **options)  # only to read, not to take part
 
     async def look() -> Sight:
         try:
@@ -89,7 +111,8 @@ def in_store(url: str, role: str | None, schema: str | None = None, owner: str |
             await backend.close()
 
     shown = visible(_without_secrets(url))
-    return Target(role or shown, f"{role} ({shown})" if role else shown, {"url": shown, "role": role}, look)
+    described, fields = f"{role} ({shown})" if role else shown, {"url": shown, "role": role}
+    return Target(role or shown, described, fields, look, watched={"url": url, "role": role, **options})
 
 
 async def _sight_of(backend: Backend) -> Sight:

@@ -16,7 +16,7 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.work.schedule.reading import RecordedTick, open_ledger
 
-_HEADINGS = ("Slot (UTC)", "Job", "State", "Attempt", "Late", "Took", "Token", "Holder", "Detail")
+_HEADINGS = ("Slot (UTC)", "Role", "Job", "State", "Attempt", "Late", "Took", "Token", "Holder", "Detail")
 _FIELDS = (
     "job", "schedule", "role", "lock", "slot", "attempt", "state", "token", "holder", "claimed_at", "ended_at",
     "late_s", "took_s", "skipped_from", "detail",
@@ -59,6 +59,7 @@ def _table(ticks: Sequence[RecordedTick], width: int) -> Table:
     rows = [
         [
             Text((iso(tick.slot) or "").replace("T", " ").removesuffix("Z")),
+            Text(visible(tick.role or tick.lock)),  # a lock that is named by numbers has no role
             Text(visible(tick.job)),
             Text(visible(tick.state), style=_STYLES.get(tick.state, "")),
             Text(str(tick.attempt)),
@@ -71,7 +72,7 @@ def _table(ticks: Sequence[RecordedTick], width: int) -> Table:
         for tick in ticks
     ]
     least_first = ("Token", "Holder", "Attempt", "Detail")
-    return fitting_table(_HEADINGS, rows, width, prose=("Holder", "Detail"), least_first=least_first)
+    return fitting_table(_HEADINGS, rows, width, prose=("Holder", "Detail"), once=("Role",), least_first=least_first)
 
 
 def _detail(tick: RecordedTick) -> str:

@@ -103,12 +103,21 @@ WORDS: Mapping[str, Words] = {
         | {
             codes.EXEC_UNREACHABLE: "the store could not be reached within --wait",
             codes.EXEC_LOST: "leadership was lost, with --once",
-            codes.EXEC_NOT_ACQUIRED: "another process led for all of --wait",
+            codes.EXEC_NOT_ACQUIRED: "another process led for all of --wait, or has the time of --cron",
             codes.EXEC_FAILED: "this system could not start one more process",
             codes.CANNOT_EXECUTE: "the command cannot be executed",
             codes.NOT_FOUND: "the command was not found",
             "128+N": "signal N arrived while no command was running",
         },
+    ),
+    "sidecar": Words(
+        "Take part, and answer over HTTP who leads.",
+        "sidecar --url k8s://jobs/scheduler --port 4040",
+        {codes.CLEAN: "stopped on request, and released"}
+        | _USAGE
+        | {codes.UNREACHABLE: "the embedded PostgreSQL failed (for any other store, it waits)"}
+        | {codes.LEADERSHIP_ENDED: "the election ended by itself, or the release was not confirmed"}
+        | _EARLY,
     ),
     "acquire": Words(
         "Try to acquire the lock: exit code 0 or 1.",
@@ -123,6 +132,15 @@ WORDS: Mapping[str, Words] = {
         "Show who holds a lock, or all roles.",
         "status --dsn postgresql://db/app --role billing/scheduler",
         _shown("shown, whether held or free") | _USAGE | _STORE | _SIGNAL,
+    ),
+    "leader": Words(
+        "Show who leads, and its address.",
+        "leader --dsn postgresql://db/app --role billing --follow",
+        {codes.CLEAN: "there is a leader; or --follow was ended by a signal"}
+        | {codes.NOT_ACQUIRED: f"no leader; or {_UNWRITTEN}"}
+        | _USAGE
+        | _STORE
+        | _SIGNAL,
     ),
     "watch": Words(
         "Show all roles, live.",
@@ -222,8 +240,8 @@ WORDS: Mapping[str, Words] = {
 }
 
 _GROUPS = {
-    "Take part": ("run", "exec", "acquire"),
-    "Look": ("status", "watch", "dashboard", "history", "ticks", "audit"),
+    "Take part": ("run", "exec", "sidecar", "acquire"),
+    "Look": ("status", "leader", "watch", "dashboard", "history", "ticks", "audit"),
     "Operate": ("step-down", "doctor", "nfs"),
     "Set up": ("config", "schema", "alerts", "k8s"),
     "Try it": ("demo", "torture"),

@@ -29,6 +29,7 @@ from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres.backend import Connector, make_backend
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_LEASE_S
 from pgleaderlock.sync._blocking import BlockingElection
@@ -61,7 +62,7 @@ class LeaderElectionService:
 
     def __init__(
         self,
-        postgres_url: str,
+        postgres_url: Dsn,
         lock_id: int | None = None,
         *,
         lease_s: float = USUAL_LEASE_S,

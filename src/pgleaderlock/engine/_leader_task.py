@@ -8,7 +8,8 @@ A run is over when all of these have ended: its asyncio task, its threads, and t
 begin while the first one is still busy, even if the second one never called anything.
 
 This is the one runner of leader-only work. Functions of ``while_leader`` are called once in each run; services,
-scheduled jobs and ``exec`` bring a coroutine of their own that gets the run, and makes its calls and pauses there.
+scheduled jobs and ``exec`` bring a coroutine of their own that gets the run, and makes its calls and pauses there; the
+block of ``leading()`` has one that stands for it.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -38,6 +39,17 @@ _STEADY_S = 60.0  # after a run of this length, pauses between restarts begin at
 _PAUSES = ExponentialBackoff(base_s=1.0, max_s=30.0)
 # Inherited by the threads and tasks that the work starts: they are inside the run too.
 _current_run: ContextVar["TaskRun | None"] = ContextVar("pgleaderlock_task_run", default=None)
+
+
+class RunMark:
+    """Marks the code of one context as inside a run, until it is reset."""
+
+    def __init__(self, run: "TaskRun") -> None:
+        self._token: Token[TaskRun | None] = _current_run.set(run)
+
+    def reset(self) -> None:
+        """Remove the mark. ValueError in another context."""
+        _current_run.reset(self._token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,20 +309,24 @@ class TaskRun:
             raise
         self._wait_for(thread)
         try:
-            while not thread.done():
-                await self._wait_once_for(thread)
+            await self.wait_for(thread)
         except asyncio.CancelledError:
             thread.add_done_callback(self._report_late_failure)
             raise
         return thread.result()
 
-    async def _wait_once_for(self, thread: asyncio.Future[object]) -> None:
-        """Wait for the thread; return early after a cancellation that was not the election's."""
-        try:
-            await asyncio.wait({thread})
-        except asyncio.CancelledError:
-            if not await self._undo_foreign_cancellation():
-                raise
+    async def wait_for(self, future: asyncio.Future[Any]) -> None:
+        """Wait until the future is done, also through cancellations that were not the election's."""
+        while not future.done():
+            try:
+                await asyncio.wait({future})
+            except asyncio.CancelledError:
+                if not await self._undo_foreign_cancellation():
+                    raise
+
+    def mark_as_inside(self) -> RunMark:
+        """Count the caller, and what it starts from now on, as inside this run: it must not wait for the run's end."""
+        return RunMark(self)
 
     def _call_here(self, fn: Callable[[], object]) -> object:
         try:

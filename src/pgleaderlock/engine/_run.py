@@ -83,6 +83,8 @@ class Run:
         """Tasks that :meth:`do` began; referenced here, because asyncio keeps only weak references."""
         self.is_leaving = False
         """Whether a shutdown was requested: work is drained first, then STOP_REQUESTED is put into the inbox."""
+        self.error: Exception | None = None
+        """The error of the newest fact: after the end of the run, the one that ended it."""
         self.task: asyncio.Task[None]
         self.signal_task: asyncio.Task[None] | None = None
 

@@ -98,10 +98,13 @@ class Callbacks(Decorators):
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self._drains: list[Callback] = []
+        self._is_used = False
+        """Whether the program ever asked who leads, or asked to be notified: see ``UnusedLeadershipWarning``."""
 
     def subscribe(self, listener: L) -> L:
         """Notify ``listener`` of every event, as an :class:`~pgleaderlock.models.Event`."""
         check_callable("a listener", listener)
+        self._is_used = True
         self._listeners.append(listener)
         return listener
 
@@ -112,11 +115,13 @@ class Callbacks(Decorators):
         ``drain_s``. Not called before a loss.
         """
         check_callable("the before_release callback", fn)
+        self._is_used = True
         self._drains.append(fn)
         return fn
 
     def _register(self, fn: F, *kinds: EventKind, passes: tuple[str, ...] = ()) -> F:
         check_callable(f"the {kinds[0].value} callback", fn)
+        self._is_used = True
         self._listeners.append(listener_of(fn, kinds, passes))
         return fn
 

@@ -40,6 +40,7 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.engine._calls import Asked, guarded, see_out
 from pgleaderlock.engine._leader_task import AfterWork, Host
 from pgleaderlock.engine._run import Fact, Run
+from pgleaderlock.engine._unused import warn_of_unused_leadership
 from pgleaderlock.engine.delivery import EventStream
 from pgleaderlock.engine.event_log import log_events
 from pgleaderlock.engine.fsm import Input, Machine, Policy, Transition
@@ -115,6 +116,7 @@ class Election(WhileLeader):
         self._fence_may_disarm = True
         self._leader_tasks = LeaderTasks(self._make_host())
         self._log_event = self.subscribe(log_events(self._logger))
+        self._is_used = False  # so far only by ourselves
         self._work = {
             LockState.FOLLOWER: self._follow,
             LockState.ACQUIRING: self._acquire,
@@ -128,12 +130,27 @@ class Election(WhileLeader):
     @property
     def state(self) -> LockState:
         """The present state of the election."""
+        self._is_used = True
         return self._machine.state
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._machine.state.is_stopped
 
     @property
     def labels(self) -> Mapping[str, object]:
         """The labels that identify this lock, also in every log line, such as ``key1`` and ``key2``. Never a secret."""
         return self._backend.labels
+
+    @property
+    def identity(self) -> str | None:
+        """The name by which the store shows this candidate while it leads; None if it has no name of its own there."""
+        return self._backend.identity
+
+    @property
+    def address(self) -> str | None:
+        """The address that the store shows while this candidate leads; None without one."""
+        return self._backend.address
 
     @property
     def is_leader(self) -> bool:
@@ -155,6 +172,7 @@ class Election(WhileLeader):
     @property
     def place(self) -> str:
         """This candidate's place in the succession, for display only: ``heir``, ``next heir``, or empty."""
+        self._is_used = True
         return self._backend.place
 
     @property
@@ -170,8 +188,9 @@ class Election(WhileLeader):
     @property
     def time_left_s(self) -> float:
         """For how many seconds leadership is still valid without a renewal: 0 when not leading."""
+        self._is_used = True  # is_leader, token and trusted_until ask here too
         grant, run = self._grant, self._running
-        if not self.state.leads or grant is None or run is None:
+        if not self._machine.state.leads or grant is None or run is None:
             return 0.0
         if run.loop.is_closed() or run.pid != os.getpid():  # a forked child has our memory, but not our lock
             return 0.0
@@ -180,7 +199,7 @@ class Election(WhileLeader):
     def _valid_grant(self) -> Grant | None:
         """Return the grant in its present state; None when not leading."""
         grant = self._grant
-        return self._backend.look(grant) if grant is not None and self.is_leader else None
+        return self._backend.look(grant) if self.is_leader and grant is not None else None
 
     def lifeline(self) -> tuple[int, ...]:
         """Return the store's descriptors that keep the lock while a copy of them is open (:meth:`Backend.lifeline`)."""
@@ -208,7 +227,7 @@ class Election(WhileLeader):
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
         Returns when the election has stopped and its callbacks have run. In a callback and in a leader task it only
-        puts the request and returns, because the engine waits for those: waiting there would be a deadlock.
+        requests this and returns, because the engine waits for those: waiting there would be a deadlock.
         """
         _check_timeout(timeout_s)
         run = self._run_here()
@@ -236,7 +255,7 @@ class Election(WhileLeader):
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
-        frees the lock for certain. In a callback and in a leader task it only puts the request and returns.
+        frees the lock for certain. In a callback and in a leader task it only requests this and returns.
 
         ``to`` names the candidate that leads next, as :meth:`nominate` does, which may take two seconds more. If that
         is refused, the LockError is raised, or in a callback logged, and this candidate leads on.
@@ -245,10 +264,11 @@ class Election(WhileLeader):
         with ``on_error`` and ``on_stopped``, as the state table specifies. Call :meth:`start` to take part again.
         """
         _check_timeout(timeout_s)
+        self._is_used = True
         if to is not None:
             check_name("to", to)
         run = self._run_here()
-        if run is None or not self.state.is_in_term:
+        if run is None or not self._machine.state.is_in_term:
             return
         yielded = run.yielded
         if self._is_inside(run):
@@ -261,7 +281,7 @@ class Election(WhileLeader):
         finally:
             self._ask_to_release(run, yielded)
         await asyncio.wait({yielded}, timeout=timeout_s)
-        if not yielded.done() and self.state.is_in_term:
+        if not yielded.done() and self._machine.state.is_in_term:
             run.inbox.put(Input.RELEASE_TIMED_OUT)
             await asyncio.wait({yielded})
         await self._wait_for_listeners(run, or_until=run.task, timeout_s=timeout_s)
@@ -311,7 +331,7 @@ class Election(WhileLeader):
             run.inbox.put(Input.RELEASE_REQUESTED)
 
     def _ask_once_drained(self, run: Run, ask: Callable[[], None]) -> None:
-        """Drain, then put the request: in a task of its own, because callbacks and leader tasks must not wait here."""
+        """Drain, then request it: in a task of its own, because callbacks and leader tasks must not wait here."""
         if not self._has_to_drain():
             ask()
             return
@@ -340,7 +360,7 @@ class Election(WhileLeader):
             await asyncio.wait({draining}, timeout=_CANCEL_WAIT_S)  # bounded: a callback may ignore its cancellation
 
     def _has_to_drain(self) -> bool:
-        return self.state.leads and (bool(self._drains) or not self._leader_tasks.is_idle)
+        return self._machine.state.leads and (bool(self._drains) or not self._leader_tasks.is_idle)
 
     async def _finish_work(self, run: Run, bound_s: float) -> None:
         announced = run.stream.drained()
@@ -363,6 +383,7 @@ class Election(WhileLeader):
         when it was never started.
         """
         _check_timeout(timeout_s)
+        self._is_used = True
         run = self._run_here()
         if run is None:
             self._check_started()
@@ -388,13 +409,25 @@ class Election(WhileLeader):
             )
 
     async def __aenter__(self) -> Self:
+        """Take part in the election, and return at once: the block is not held back until this process leads.
+
+        In asyncio ``async with lock`` commonly means that the lock is held. Here it means that this process takes part:
+        ask :attr:`is_leader`, await :meth:`wait_for_leadership`, or use ``async with lock.leading()``, which waits.
+        """
         await self.start()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Release the lock if it is held, and stop. The time for that is bounded if the block ended in an exception."""
         await self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
+        if exc_type is None and not self._was_used():
+            warn_of_unused_leadership(f"async with of {self._labels_text()}", "async with lock.leading()")
+
+    def _was_used(self) -> bool:
+        """Whether the program ever asked who leads, or has callbacks or leader tasks."""
+        return self._is_used or self._leader_tasks.was_used
 
     def _run_here(self) -> Run | None:
         """Return the current run. LockError if it is on another event loop, where the caller would wait for ever."""
@@ -413,7 +446,7 @@ class Election(WhileLeader):
 
     def _is_ending(self, run: Run) -> bool:
         """Whether this run is about to end by itself: a new one can begin only after that."""
-        return run.is_leaving or self.state.is_stopped or run.task.cancelling() > 0
+        return run.is_leaving or self._machine.state.is_stopped or run.task.cancelling() > 0
 
     # --- Leader tasks --------------------------------------------------------------------------------------------
 
@@ -431,7 +464,7 @@ class Election(WhileLeader):
 
     def _report(self, kind: EventKind, error: Exception) -> None:
         """Notify listeners of what a callback or a leader task did. Once the election has ended, it is logged only."""
-        event = Event(kind, self.state, self.state, _REPORTED[kind], self._clock(), error=error)
+        event = Event(kind, self._machine.state, self._machine.state, _REPORTED[kind], self._clock(), error=error)
         if self._running is not None:
             self._running.stream.put(event)
         else:
@@ -448,10 +481,16 @@ class Election(WhileLeader):
         run = self._run_here()
         return run is not None and not self._is_ending(run)
 
-    async def _until_stopped(self) -> None:
+    def _is_here(self) -> bool:
         run = self._run_here()
-        if run is not None:
-            await asyncio.wait({run.task})
+        return run is not None and self._is_inside(run)
+
+    async def _until_stopped(self) -> Exception | None:
+        run = self._run_here()
+        if run is None:
+            return None
+        await asyncio.wait({run.task})
+        return run.error
 
     # --- The loop ----------------------------------------------------------------------------------------------
 
@@ -493,7 +532,7 @@ class Election(WhileLeader):
             if self._left_open:
                 self._left_open = False
                 await self._close_backend()
-            while not self.state.is_stopped:
+            while not self._machine.state.is_stopped:
                 await self._step(run, await self._next_fact(run))
         except asyncio.CancelledError:
             error = ShutdownError("the lifecycle task was cancelled: the session was closed")
@@ -509,7 +548,7 @@ class Election(WhileLeader):
         if run.inbox.news.done():  # first, or calls that fail at once could postpone a request for ever
             return run.inbox.take()
         try:
-            return await self._work[self.state](run)
+            return await self._work[self._machine.state](run)
         except Asked:
             return run.inbox.take()
 
@@ -524,7 +563,8 @@ class Election(WhileLeader):
         if grant is None and self._grant is not None:
             grant = self._backend.look(self._grant)
         self._grant = fact.grant or self._grant
-        self._leader_tasks.follow(grant, leads=transition.leads)
+        run.error = fact.error
+        self._leader_tasks.follow(grant, leads=transition.leads, error=fact.error)
         self._set_hard_fence(transition, grant)
         events = self._events(transition, fact, grant)
         if transition.changes and not transition.leads:
@@ -648,7 +688,7 @@ class Election(WhileLeader):
         )
 
     def _note_delivered(self, event: Event) -> None:
-        run, leads = self._running, self.state.leads
+        run, leads = self._running, self._machine.state.leads
         if event.kind is EventKind.LOST and not leads:
             self._disarm_hard_fence()
         if event.kind in (EventKind.ACQUIRED, EventKind.RECOVERED) and leads and run:
@@ -669,7 +709,7 @@ class Election(WhileLeader):
                 run.signal_task.cancel()
             if error is not None:
                 run.stream.hurry()
-            if not self.state.is_stopped:
+            if not self._machine.state.is_stopped:
                 await self._step(run, Fact(Input.ABORTED, error))
             await run.stream.finish(None if error is None else _EXIT_TIMEOUT_S)
         finally:  # also when cancelled again here: tasks that wait for the stream or this run must not wait for ever

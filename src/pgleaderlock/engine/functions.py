@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,12 +20,13 @@ def is_async(fn: Work) -> bool:
 
 
 def is_on_a_loop() -> bool:
-    """Return whether an event loop runs in this thread."""
+    """Return whether an event loop runs in this thread; of the greenlets of one thread, whether in this one."""
     try:
-        asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
     except RuntimeError:
         return False
-    return True
+    # asyncio knows one running loop for a thread, also in its other greenlets; the loop knows the one that runs it.
+    return getattr(loop, "_thread_id", None) in (None, threading.get_ident())
 
 
 def takes_argument(fn: Work, name: str, what: str) -> bool:

@@ -50,11 +50,11 @@ class _HeldTerm(Term):
         for shared in self._shares:
             shared.ask(hand_over_at)
 
-    def close(self, grant: Grant) -> None:
+    def close(self, grant: Grant, ended_by: Exception | None) -> None:
         """End the term. Its last grant, which shows how long tasks have to stop, is set before they are asked."""
-        self._grant = grant
+        self._grant, self._ended_by = grant, ended_by
         for shared in self._shares:
-            shared.close(grant)
+            shared.close(grant, ended_by)
         self.ask()
 
 
@@ -69,6 +69,8 @@ class LeaderTasks:
         """The runs that may not be over yet, of this term and of earlier ones."""
         self._removable: dict[LeaderTask, _HeldTerm | None] = {}
         """Leader tasks that may be removed, each with a share of the term while there is one."""
+        self.was_used = False
+        """Whether there ever was a leader task."""
 
     @property
     def host(self) -> Host:
@@ -90,12 +92,15 @@ class LeaderTasks:
         """Whether the caller runs inside one of these leader tasks."""
         return any(task_run.is_here and not task_run.is_over for task_run in self._runs)
 
-    def follow(self, grant: Grant | None, *, leads: bool) -> None:
-        """Begin or end the leader tasks with the leadership. To be called in the step that changed the state."""
+    def follow(self, grant: Grant | None, *, leads: bool, error: Exception | None = None) -> None:
+        """Begin or end the leader tasks with the leadership. To be called in the step that changed the state.
+
+        ``error`` is what ended the leadership, if an error did.
+        """
         if leads and self._term is None and grant is not None:
             self._open(grant)
         elif not leads and self._term is not None and grant is not None:
-            self._close(replace(grant, trusted_until=grant.successor_from, kept_until=None))
+            self._close(replace(grant, trusted_until=grant.successor_from, kept_until=None), error)
 
     def add(self, fn: Work, policy: WorkPolicy, name: str | None = None, *, removable: bool = False) -> LeaderTask:
         """Run this function in every term from now on, including the present one."""
@@ -107,6 +112,7 @@ class LeaderTasks:
 
     def enroll(self, task: LeaderTask, *, removable: bool = False) -> None:
         """Run this task in every term from now on, including the present one. It may be one that was removed."""
+        self.was_used = True
         self._tasks.append(task)
         if removable:
             self._removable[task] = None
@@ -171,14 +177,14 @@ class LeaderTasks:
         if self.is_idle:
             self._host.note_idle()
 
-    def _close(self, grant: Grant) -> None:
+    def _close(self, grant: Grant, error: Exception | None) -> None:
         """End all runs, and report later those that have not ended in time.
 
         The term is closed before the runs are cancelled: a coroutine that catches its cancellation finds the term over.
         """
         term, self._term = self._term, None
         assert term is not None  # noqa: S101 - its caller looked
-        term.close(grant)
+        term.close(grant, error)
         running = [task_run for task_run in self._runs if not task_run.is_over]
         for task_run in running:
             task_run.end()

@@ -9,13 +9,14 @@ import math
 import threading
 from collections.abc import Callable
 
+from pgleaderlock._base.causes import LossCause
 from pgleaderlock._base.checks import check_seconds
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.engine.functions import is_on_a_loop
 from pgleaderlock.errors import LeadershipLost, LockError
 from pgleaderlock.models import Grant
 
-__all__ = ["Term"]
+__all__ = ["Term", "loss_of"]
 
 _LOOK_AGAIN_S = 1.0  # a thread's wait does not count the time in which the host was suspended; the clock does
 
@@ -31,6 +32,7 @@ class Term:
         self._asked = threading.Event()
         self._asked_here = asyncio.Event()
         self._hand_over_at: float | None = None
+        self._ended_by: Exception | None = None
 
     @property
     def token(self) -> int | None:
@@ -53,6 +55,11 @@ class Term:
         return self._ends_in_s() <= 0
 
     @property
+    def is_over(self) -> bool:
+        """Whether leadership has ended. False while a requested hand-over still waits for this work."""
+        return self._grant_now() is None
+
+    @property
     def hand_over_at(self) -> float | None:
         """Until when, on the election's clock, a requested hand-over waits for this work. None without a request."""
         return self._hand_over_at
@@ -60,7 +67,7 @@ class Term:
     def check(self) -> None:
         """Raise :class:`LeadershipLost` if the term is ending. Call it before each action that must happen once."""
         if self.is_ending:
-            raise LeadershipLost(f"the term of {self._described} is over, or about to be: nothing may be begun in it")
+            raise loss_of(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """In a thread: sleep until the term is ending. Return False when the time was up before.
@@ -90,3 +97,18 @@ class Term:
     def __repr__(self) -> str:
         how = "ending" if self.is_ending else f"{self.time_left_s:.1f} s left"
         return f"<Term token={self.token} {how}>"
+
+
+def loss_of(term: Term) -> LeadershipLost:
+    """Return the error that says why this term ended, or is about to; the store's error is its ``__cause__``."""
+    ended_by, cause, why = term._ended_by, LossCause.UNKNOWN, ""  # noqa: SLF001 - of this module
+    if ended_by is not None:
+        cause, why = getattr(ended_by, "cause", cause), f": {ended_by}"
+    elif term.hand_over_at is not None:
+        cause, why = LossCause.STEPPED_DOWN, ": a hand-over was requested"
+    loss = LeadershipLost(
+        f"the term of {term._described} is over, or about to be, so nothing may be begun in it{why}",  # noqa: SLF001
+        cause=cause,
+    )
+    loss.__cause__ = ended_by
+    return loss

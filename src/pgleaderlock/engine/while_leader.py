@@ -13,7 +13,9 @@ from pgleaderlock.engine._leader_task import AfterWork, WorkPolicy
 from pgleaderlock.engine.callbacks import Callbacks
 from pgleaderlock.engine.functions import Work
 from pgleaderlock.engine.leader_tasks import LeaderTasks
+from pgleaderlock.engine.leading import Leading, LeadingBlock, Participation
 from pgleaderlock.engine.term import Term
+from pgleaderlock.errors import LockError
 
 __all__ = ["WhileLeader", "leader_tasks_of"]
 
@@ -24,10 +26,13 @@ class WhileLeader(Callbacks):
     """Registration of work that runs only while leading."""
 
     _leader_tasks: LeaderTasks
+    _block: LeadingBlock | None = None
+    """The newest block of :meth:`leading`."""
 
     @property
     def term(self) -> Term | None:
         """The term that this process leads in, as leader tasks see it. None when not leading."""
+        self._is_used = True
         return self._leader_tasks.term
 
     @property
@@ -113,12 +118,59 @@ class WhileLeader(Callbacks):
             raise task.error
         return task.result
 
+    def leading(self, timeout_s: float | None = None) -> Leading:
+        """Wait for leadership, run the block as the leader, and release leadership when it ends.
+
+            async with lock.leading() as term:
+                await do_everything(fence=term.token)
+
+        The block is entered only while this process leads; a leadership that is lost before that is waited for again.
+        When leadership is lost in the block, or is to be handed over on request, the block is cancelled, and
+        :class:`LeadershipLost` is raised out of the ``async with``, with the cause as ``__cause__``. Also when the
+        block ends without an error, but later than its leadership did. An error that the block raises, and a
+        cancellation from outside, are raised as they are. The lock is kept until the block has ended, for as long as
+        leadership is valid; a block that runs longer is an overrun (:meth:`on_overrun`).
+
+        Starts the election unless it runs, and shuts down at the end what it started. An election that was running goes
+        on: at the end of the block it steps down, and takes part again one retry delay later (1 s by default), so that
+        the others go first. One block of a lock at a time; it may be entered again. TimeoutError after ``timeout_s``
+        without leadership; LockError if the election stops meanwhile. Inside the block ``shutdown()`` and
+        ``step_down()`` only request it and return.
+        """
+        return Leading(self._new_block, timeout_s)
+
+    def _new_block(self, cancel: Callable[[], object] | None, *, is_ours: bool | None = None) -> LeadingBlock:
+        """Return a block. It shuts the election down at its end if ``is_ours``, by default if none is running."""
+        if self._is_here():
+            raise LockError("leading() in a callback, a leader task or another leading() block would wait for itself")
+        if self._block is not None and not self._block.is_over:
+            raise LockError(
+                f"another leading() block of {self._leader_tasks.host.described} runs or waits: one at a time, or make "
+                "a lock for each"
+            )
+        is_ours = not self._is_running() if is_ours is None else is_ours
+        release = self.shutdown if is_ours else self.step_down
+        participation = Participation(self.start, self._until_stopped, release, is_ours)
+        self._block = LeadingBlock(self._leader_tasks, participation, cancel)
+        return self._block
+
+    @abstractmethod
+    def _is_here(self) -> bool:
+        """Whether the caller is a callback or a leader task of this election."""
+        raise NotImplementedError
+
     @abstractmethod
     def _is_running(self) -> bool:
         raise NotImplementedError
 
     @abstractmethod
-    async def _until_stopped(self) -> None:
+    async def _until_stopped(self) -> Exception | None:
+        """Wait until the election has stopped; return the error that stopped it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def step_down(self, timeout_s: float | None = None, *, to: str | None = None) -> None:
+        """Give up leadership without stopping."""
         raise NotImplementedError
 
     @abstractmethod

@@ -16,11 +16,17 @@ Not promised: an end of jobs under way. APScheduler cannot cancel one; let it as
 import asyncio
 from typing import Any
 
-from apscheduler.schedulers.base import STATE_STOPPED, BaseScheduler
-
 from pgleaderlock.engine.election import Election
 from pgleaderlock.engine.functions import to_the_end
 from pgleaderlock.engine.term import Term
+from pgleaderlock.errors import MissingExtra
+
+try:
+    from apscheduler.schedulers.base import STATE_STOPPED, BaseScheduler
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        f"gate_scheduler() needs the package {error.name}: pip install 'pgleaderlock[apscheduler]'"
+    ) from error
 
 __all__ = ["SchedulerService", "gate_scheduler"]
 

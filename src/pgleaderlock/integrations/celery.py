@@ -19,12 +19,16 @@ Not promised: that a message that was sent is processed once. That is between th
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
-from celery.beat import Service
-from celery.utils.imports import symbol_by_name
-
 from pgleaderlock.engine.election import Election
 from pgleaderlock.engine.term import Term
+from pgleaderlock.errors import MissingExtra
+
+try:
+    from celery import Celery, signals
+    from celery.beat import Service
+    from celery.utils.imports import symbol_by_name
+except ModuleNotFoundError as error:
+    raise MissingExtra(f"beat needs the package {error.name}: pip install 'pgleaderlock[celery]'") from error
 
 __all__ = ["gate_beat"]
 

@@ -10,17 +10,23 @@ must happen once asks the lock.
 """
 
 import contextlib
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute, Route
-
 from pgleaderlock.engine.election import Election
+from pgleaderlock.errors import MissingExtra
+from pgleaderlock.ops.answers import is_alive, is_ready, own_fields
 from pgleaderlock.work.services import LeaderServices
+
+try:
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import BaseRoute, Route
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        f"the routes and the lifespan need the package {error.name}: pip install 'pgleaderlock[starlette]'"
+    ) from error
 
 __all__ = ["Lifespan", "leader_lifespan", "leader_routes"]
 
@@ -56,28 +62,20 @@ def leader_routes(lock: Election, prefix: str = "") -> list[BaseRoute]:
 
     ``/leader`` answers 200 on the leader and 503 elsewhere, for a load balancer that wants the leader alone.
     ``/healthz`` answers 200 while the election runs: it has ended for good otherwise, and a restart helps.
-    ``/readyz`` answers 200 until the end was asked for. A follower is as ready as the leader, and so is a node whose
-    database is away: taking it out of service would not bring that back.
+    ``/readyz`` answers 200 until the end was asked for, on followers and while the database is away too.
     """
 
     async def leader(_: Request) -> JSONResponse:
         return _answer(lock, is_good=lock.is_leader)
 
     async def healthz(_: Request) -> JSONResponse:
-        return _answer(lock, is_good=not lock.state.is_stopped)
+        return _answer(lock, is_good=is_alive(lock))
 
     async def readyz(_: Request) -> JSONResponse:
-        return _answer(lock, is_good=not lock.state.is_stopped and not lock.is_stopping)
+        return _answer(lock, is_good=is_ready(lock))
 
     return [Route(f"{prefix}/{view.__name__}", view) for view in (leader, healthz, readyz)]
 
 
 def _answer(lock: Election, *, is_good: bool) -> JSONResponse:
-    left_s = lock.time_left_s
-    body = {
-        "is_leader": left_s > 0,
-        "state": lock.state.value,
-        "token": lock.token,
-        "time_left_s": None if math.isinf(left_s) else round(left_s, 3),
-    }
-    return JSONResponse(body, status_code=200 if is_good else 503, headers=_UNCACHED)
+    return JSONResponse(own_fields(lock), status_code=200 if is_good else 503, headers=_UNCACHED)

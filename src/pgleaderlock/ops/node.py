@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pgleaderlock._base.checks import refuse_plain_with
+from pgleaderlock._base.pod_labels import parse_label
 from pgleaderlock.engine.election import Election
 from pgleaderlock.lock import LeaderLock
 from pgleaderlock.ops.config import Config, ConfigError, Problem
@@ -18,6 +19,7 @@ from pgleaderlock.ops.registry import Registry
 from pgleaderlock.postgres._dsn import check_dsn, describe
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.leader_group import LeaderGroup
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.stores import open_backend
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Node:
 
     __enter__ = __exit__ = refuse_plain_with
 
-    def __init__(self, config: Config, *, dsn: str | None = None, settle_s: float | None = None) -> None:
+    def __init__(self, config: Config, *, dsn: Dsn | None = None, settle_s: float | None = None) -> None:
         if problems := missing_for_node(config, dsn):
             raise ConfigError(tuple(problems))
         self.config = config
@@ -51,6 +53,8 @@ class Node:
         self.elections: LeaderGroup | _SeparateElections = (
             self._make_group() if config.election.shares_sessions else self._make_elections()
         )
+        if config.election.pod_label is not None:
+            self._label_pod(config.election.pod_label)
         self.registry = self._make_registry()
         self._metrics_server: MetricsServer | None = None
         self._dashboard: Dashboard | None = None
@@ -72,7 +76,7 @@ class Node:
     def _make_group(self) -> LeaderGroup:
         election = self.config.election
         return LeaderGroup(
-            str(self._dsn),
+            self._dsn or "",
             {role.name: role.lock_key for role in election.roles},
             lease_s=election.lease_s,
             health_interval_s=election.health_interval_s,
@@ -80,6 +84,7 @@ class Node:
             max_roles=election.max_roles,
             settle_s=self._settle_s,
             witness=election.witness,
+            address=election.address,
             allow_pooler=election.allow_pooler,
             options=election.settings.options,
         )
@@ -96,7 +101,7 @@ class Node:
         if not config.registry_is_on:
             return None
         registry = Registry(
-            config.registry_dsn or str(self._dsn),
+            config.registry_dsn or self._dsn or "",
             node=config.cluster.node,
             about=config.cluster.about,
             schema=config.registry.schema_name,
@@ -108,6 +113,12 @@ class Node:
         for name, election in self.elections.items():
             registry.attach(election, role=name)
         return registry
+
+    def _label_pod(self, label: str) -> None:
+        from pgleaderlock.ops.pod_label import PodLabel  # noqa: PLC0415 - it needs an extra of its own
+
+        for name, election in self.elections.items():
+            PodLabel(str(parse_label(label, name))).watch(election)
 
     def _watch(self) -> None:
         from pgleaderlock.ops.metrics import Metrics  # noqa: PLC0415 - it needs an extra of its own
@@ -147,7 +158,7 @@ class Node:
             return
         from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, Watched  # noqa: PLC0415 - it needs an extra of its own
 
-        dsn, wanted = self.config.registry_dsn or str(self._dsn), self.config.dashboard
+        dsn, wanted = self.config.registry_dsn or self._dsn or "", self.config.dashboard
         source = RegistrySource(
             dsn,
             self.config.registry.schema_name,
@@ -200,7 +211,7 @@ class Node:
 
 
 def make_election(
-    settings: "LeaderElectionConfig", role: "RoleConfig | LockKey", dsn: str | None = None, **instead: Any
+    settings: "LeaderElectionConfig", role: "RoleConfig | LockKey", dsn: Dsn | None = None, **instead: Any
 ) -> Election:
     """Return the election of a configured role, or on PostgreSQL's sessions of a lock key.
 
@@ -208,8 +219,8 @@ def make_election(
     """
     if isinstance(role, LockKey) or settings.on_sessions:
         key = role if isinstance(role, LockKey) else role.lock_key
-        return LeaderLock(str(settings.url or dsn), key=key, **replace(settings.settings, **instead).keywords())
-    options: dict[str, Any] = {"lease_s": settings.lease_s}
+        return LeaderLock(settings.url or dsn or "", key=key, **replace(settings.settings, **instead).keywords())
+    options: dict[str, Any] = {"lease_s": settings.lease_s, "address": settings.address}
     if str(settings.url).startswith("postgresql+lease://"):
         options |= {"role": role.name, "schema": settings.schema_name, "schema_owner": settings.schema_owner}
     keywords = replace(settings.settings, **instead).of_election()
@@ -231,7 +242,7 @@ class _SeparateElections(dict[str, Election]):
         return fn
 
 
-def missing_for_node(config: Config, dsn: str | None = None) -> list[Problem]:
+def missing_for_node(config: Config, dsn: Dsn | None = None) -> list[Problem]:
     """Return the problems of a valid configuration that keep a node from starting, such as no roles."""
     election = config.election
     problems = []

@@ -9,10 +9,18 @@ from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres import _dsn
 from pgleaderlock.postgres._advice import advice_for, has_answered, sqlstate_of
-from pgleaderlock.postgres._driver import close_connection, close_on_cancel, is_psycopg, open_connection
+from pgleaderlock.postgres._driver import (
+    close_connection,
+    close_on_cancel,
+    forget_connection,
+    is_psycopg,
+    open_connection,
+)
+from pgleaderlock.postgres._password import find_source
 from pgleaderlock.postgres.connection import Connection, Explain, connect
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.login import Dsn
 
 ConnectFn = Callable[[], Awaitable[Any]]
 """A caller's factory of connections."""
@@ -42,12 +50,13 @@ class Connector:
         self,
         subject: LockKey | str,
         *,
-        dsn: str | None,
+        dsn: Dsn | None,
         connect_fn: ConnectFn | None = None,
         lease: Lease | None = None,
         lease_s: float | None = None,
     ) -> None:
         self._has_had_psycopg = False
+        self._secrets: Mapping[str, str] = {}  # the last password that a function returned
         self._named = subject if isinstance(subject, str) else f"lock {subject.described}"
         self._agreement = "" if lease is None else lease.agreement
         self._lease_s = lease_s if lease is None else lease.lease_s
@@ -55,17 +64,21 @@ class Connector:
             if not callable(connect_fn):
                 raise TypeError(f"connect_fn must be callable, not {type(connect_fn).__name__}")
             self._parts: Mapping[str, str] = {}
+            self._password = None
             self.database: str | None = None
             self._is_database_named = True  # up to the caller
             self.connect_s = 0.0
+            self.session_name: str | None = None
             self.where = "the connection of connect_fn"
             self._connect: Callable[[], Any] = connect_fn
         else:
             self._parts = _dsn.check_dsn(dsn)
+            self._password = find_source(dsn)
             self.where = _dsn.describe(self._parts)
             self.database = _dsn.database(self._parts)
             self._is_database_named = _dsn.names_database(self._parts)
             self.connect_s = _dsn.connect_s(self._parts, self._lease_s) if self._lease_s is not None else 0.0
+            self.session_name = _dsn.own_session_name(self._parts, self._agreement)
             self._connect = self._connect_by_dsn
 
     async def connect(self) -> Any:
@@ -138,10 +151,18 @@ class Connector:
             return None, error
 
     async def _connect_by_dsn(self) -> Any:
-        connection = await connect(_dsn.with_defaults(self._parts, agreement=self._agreement, lease_s=self._lease_s))
+        parts = {**self._parts, **await self._ask_password()}
+        connection = await connect(_dsn.with_defaults(parts, agreement=self._agreement, lease_s=self._lease_s))
         # The next one, perhaps for the witness while the lock is held, begins with the host that answered.
         self._parts = _dsn.put_first(self._parts, connection.info.host, connection.info.port)
         return connection
+
+    async def _ask_password(self) -> Mapping[str, str]:
+        """Return the password of this one session, if a function has it."""
+        if self._password is not None:
+            password = await self._password.get(_dsn.password_s(self._parts, self._lease_s))
+            self._secrets = {} if password is None else {"password": password}
+        return self._secrets
 
     async def _make_autocommit(self, connection: Any) -> None:
         if connection.autocommit:
@@ -160,7 +181,7 @@ class Connector:
 
     def explain(self, what: str, error: Exception, cause: LossCause = LossCause.UNKNOWN) -> ConnectionError:
         """Return an error that says what happened, to which lock, where, and why, in one line and without secrets."""
-        reason = _dsn.one_line(str(error), self._parts) or type(error).__name__
+        reason = _dsn.one_line(str(error), {**self._parts, **self._secrets}) or type(error).__name__
         advice = advice_for(error, self._parts.get("user"))
         hint = next((hint for words, hint in _HINTS if any(word in reason for word in words)), advice)
         text = f"{what} for {self._named} ({self.where}): {reason}"
@@ -169,8 +190,13 @@ class Connector:
         )
 
     def _shown_cause(self, error: Exception) -> Exception | None:
-        """Keep the driver's exception as the cause, unless its text holds a secret.
+        """Keep the driver's exception as the cause, unless its text or its arguments hold a secret.
 
         Without its traceback, whose frames have the connection string among their variables: error trackers show them.
+        And without psycopg's record of the connection, which has the password in clear.
         """
-        return error.with_traceback(None) if _dsn.scrub(str(error), self._parts) == str(error) else None
+        forget_connection(error)
+        secrets = {**self._parts, **self._secrets}
+        # A UnicodeError has the whole connection string among its arguments, escaped where it cannot be encoded.
+        is_clean = not isinstance(error, UnicodeError) and _dsn.scrub(str(error), secrets) == str(error)
+        return error.with_traceback(None) if is_clean else None

@@ -27,6 +27,8 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from pgleaderlock._base.portable import at_fork
+
 __all__ = [
     "AsyncConnection",
     "Connection",
@@ -34,6 +36,7 @@ __all__ = [
     "call_driver",
     "close_connection",
     "close_on_cancel",
+    "forget_connection",
     "is_idle",
     "is_in_pipeline",
     "is_psycopg",
@@ -55,6 +58,12 @@ _abandoned: set[asyncio.Future[Any]] = set()  # asyncio keeps only weak referenc
 def is_psycopg(connection: object) -> bool:
     """Return whether it is psycopg's own class: a mock with a spec passes isinstance(), but not this."""
     return issubclass(type(connection), AsyncConnection)
+
+
+def forget_connection(error: Exception) -> None:
+    """Take the record of a failed connection, with all its parameters, out of psycopg's error."""
+    if isinstance(error, Error):
+        error._pgconn = None  # noqa: SLF001 - psycopg offers no other way
 
 
 def is_idle(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
@@ -134,7 +143,7 @@ def _close_sockets_in_child() -> None:
     os.close(null)
 
 
-os.register_at_fork(after_in_child=_close_sockets_in_child)
+at_fork(after_in_child=_close_sockets_in_child)
 
 
 async def call_driver(connection: Any, call: Awaitable[T]) -> T:

@@ -9,22 +9,30 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
 from pgleaderlock._base.checks import visible
+from pgleaderlock._base.schemes import is_postgres_scheme, why_no_driver
+from pgleaderlock.postgres import _engines
+from pgleaderlock.postgres._django_entry import options_of_entry
+from pgleaderlock.postgres._translation import CannotTranslate, as_libpq_url, translate
+from pgleaderlock.postgres.login import Dsn, Login
 from pgleaderlock.stores.times import answer_bound_s
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _FORMS = "write postgresql://user@host:5432/dbname or 'host=... dbname=...'"
-_SCHEME = re.compile("[a-z0-9]{1,40}([+][a-z]{1,40})?", re.IGNORECASE)
+_SCHEME = re.compile("[a-z0-9]{1,40}([+][a-z0-9_]{1,40})?", re.IGNORECASE)
 _STRAY_PERCENT = re.compile("%(?![0-9a-f]{2})", re.IGNORECASE)
 _OPTION = re.compile(r"(?:^|\s)([a-z_][a-z0-9_]{0,40})\s*=", re.IGNORECASE)
 _LAST_PORT = 65535
 _SHORT_NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # int() of thousands of digits fails with words of its own
 _SHORTEST_SECRET = 3
+_HIDDEN = "***"  # SQLAlchemy prints a URL so
+_PASSWORD_SHARE = 0.8  # of the time to connect
 _APPLICATION_NAME_BYTES = 63  # the server cuts off the rest
 _OUR_NAME = "pgleaderlock"
 _CONNECT_TIMEOUT_S = 10
@@ -42,37 +50,86 @@ _NAME_OF_PROCESS = re.compile(rf"{_OUR_NAME} (.*):(\d+)(?: \S+s \S+)?")
 _NAME_WITH_AGREEMENT = re.compile(rf"{_OUR_NAME} .*:\d+ (\S+s [wn][fs](?:t(?:-[0-9a-f]{{4}})?)?)")
 
 
-def check_dsn(dsn: object) -> dict[str, str]:
-    """Return the parts of a usable connection string; else raise an error that says why, without quoting it."""
-    if not isinstance(dsn, str):
-        raise TypeError(f"dsn must be a str, not {type(dsn).__name__}")
+def check_dsn(dsn: Dsn | None) -> dict[str, str]:
+    """Return libpq's parts of what names a database; else raise an error that says why not, without quoting it.
+
+    That is a connection string or the DATABASE_URL of another library, an entry of Django's DATABASES, or an engine or
+    a URL of SQLAlchemy. A function as the password is not among the parts.
+    """
+    if isinstance(dsn, Login):
+        return _with_password(dsn)
+    if isinstance(dsn, str):
+        return _check_text(dsn)
+    if isinstance(dsn, Mapping):
+        return _check_options(options_of_entry(dsn))
+    if _engines.is_engine(dsn):
+        return _check_options(_engines.fixed_arguments_of(dsn))
+    if _engines.is_url(dsn):
+        return _check_text(_engines.text_of(dsn))
+    raise TypeError(
+        "dsn must be a str, a SQLAlchemy engine or an entry of Django's DATABASES, not " + type(dsn).__name__
+    )
+
+
+def _with_password(login: Login) -> dict[str, str]:
+    parts = check_dsn(login.dsn)
+    if parts.get("password") or (_engines.is_engine(login.dsn) and _engines.password_of(login.dsn) is not None):
+        raise ValueError("dsn has a password already: leave out either that or password=")
+    return {**parts, "password": login.password} if isinstance(login.password, str) else parts
+
+
+def _check_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of options that another driver or framework has."""
+    try:
+        given = join(translate(options, _libpq_options()))
+    except CannotTranslate as refused:
+        raise ValueError(f"dsn cannot be used here: {_why_refused(refused, may_name=True)}") from None
+    parts = _parse(given)
+    if parts is None:
+        raise ValueError("dsn has an option whose value libpq cannot read (not shown, it may be a password)")
+    _check_parts(parts, is_url=False)
+    return parts
+
+
+def _check_text(dsn: str) -> dict[str, str]:
     if not dsn.strip():
         raise ValueError(f"dsn is empty: {_FORMS}")
     scheme, separator, _ = dsn.partition("://")
-    if separator and _SCHEME.fullmatch(scheme) and scheme not in ("postgresql", "postgres"):
+    if separator and _SCHEME.fullmatch(scheme) and not is_postgres_scheme(scheme):
+        if (why := why_no_driver(scheme)) is not None:
+            raise ValueError(f"dsn has the scheme {scheme!r}: {why}")
         raise ValueError(
             f"dsn has the scheme {scheme!r}, which is not PostgreSQL's: {_FORMS}. For another store: "
             "Election(open_backend(url)), or --url on the command line"
         )
-    parts = _parse(dsn)
+    parts, why = _read(dsn)
     # Raised here, where libpq's exception is no longer being handled: it would come along as the context.
     if parts is None:
-        raise ValueError(
-            f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {_why_invalid(dsn)}"
-        )
+        raise ValueError(f"dsn is not a valid PostgreSQL connection string (not shown, it may hold a password): {why}")
     _check_parts(parts, is_url=bool(separator))
     return parts
+
+
+def _read(dsn: str) -> tuple[dict[str, str] | None, str]:
+    """Return the parts of a connection string, or of the URL of another driver; or why there are none."""
+    scheme, separator, _ = dsn.partition("://")
+    is_url = bool(separator) and is_postgres_scheme(scheme)
+    try:
+        text = as_libpq_url(dsn, _libpq_options()) if is_url else dsn
+    except CannotTranslate as refused:
+        return None, _why_refused(refused, may_name=_may_name_options(dsn))
+    parts = _parse(text)
+    return parts, "" if parts is not None else _why_invalid(dsn)
+
+
+def _libpq_options() -> frozenset[str]:
+    """Return the names of the options that the installed libpq has."""
+    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
 
 
 def join(parts: Mapping[str, object]) -> str:
     """Return the connection string of these parts."""
     return make_conninfo(**{name: str(value) for name, value in parts.items() if value is not None})
-
-
-def known_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return those of the options that libpq knows."""
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    return {name: value for name, value in options.items() if name in known}
 
 
 def _why_invalid(dsn: str) -> str:
@@ -82,24 +139,34 @@ def _why_invalid(dsn: str) -> str:
     if "://" in dsn and _STRAY_PERCENT.search(dsn):
         return "it has a % that two hexadecimal digits do not follow. Write %25 for a % in a password"
     unknown = _unknown_options(dsn)
-    if not unknown:
-        return _FORMS
-    named = ", ".join(unknown) if _may_name_options(dsn) else "not shown"
-    return f"it has an option that libpq does not know ({named}). Leave out what is meant for a pool or another driver"
+    return _why_refused(CannotTranslate(unknown), may_name=_may_name_options(dsn)) if unknown else _FORMS
+
+
+def _why_refused(refused: CannotTranslate, *, may_name: bool) -> str:
+    """Return what is wrong with the options. Only an unknown one may be left out: a wrong value was meant to count."""
+    reasons = []
+    if refused.wrong:
+        named = "; ".join(refused.wrong) if may_name else "not shown"
+        reasons.append(f"it has an option with a wrong value ({named})")
+    if refused.unknown:
+        named = "; ".join(refused.unknown) if may_name else "not shown"
+        advice = "Leave out what is meant for another driver"
+        reasons.append(f"it has an option that libpq does not know ({named}). {advice}")
+    return ", and ".join(reasons)
 
 
 def _unknown_options(dsn: str) -> list[str]:
     """Return what looks like an option, and is none of libpq's."""
     text = dsn.partition("?")[2].replace("&", " ") if "://" in dsn else dsn
     names = _OPTION.findall(text)
-    known = known_options(dict.fromkeys(names))
+    known = _libpq_options()
     return [name for name in names if name not in known and name != "ssl"]
 
 
 def _may_name_options(dsn: str) -> bool:
     """Whether no part of a password can look like an option: none is there, and none before an @ in the wrong place."""
     after = dsn.partition("?")[2] if "://" in dsn else dsn
-    return "@" not in after and not any(name in after.lower() for name in ("passw", "secret", "key"))
+    return "@" not in after and not any(name in after.lower() for name in ("passw", "secret", "scram_"))
 
 
 def _parse(dsn: str) -> dict[str, str] | None:
@@ -125,6 +192,11 @@ def _check_parts(parts: Mapping[str, str], *, is_url: bool) -> None:
         raise ValueError("dsn has an @ in its dbname: a / or @ in a password must be written as %2F or %40")
     if "://" in parts.get("dbname", ""):
         raise ValueError(f"dsn has a URL for its dbname: {_FORMS}")
+    if parts.get("password") == _HIDDEN:
+        raise ValueError(
+            "dsn has the password ***, which str() of a SQLAlchemy URL writes in place of the real one: pass the "
+            "engine itself, or engine.url.render_as_string(hide_password=False)"
+        )
 
 
 def default_application_name(agreement: str = "") -> str:
@@ -137,6 +209,22 @@ def default_application_name(agreement: str = "") -> str:
     host = socket.gethostname().encode("ascii", "replace").decode("ascii")
     room = _APPLICATION_NAME_BYTES - len(_OUR_NAME) - 1 - len(rest)
     return f"{_OUR_NAME} {host[-room:]}{rest}"
+
+
+def own_session_name(parts: Mapping[str, str], agreement: str = "") -> str | None:
+    """Return the name that sessions with this connection string have; None if the string or a variable names them.
+
+    Such a name is the same in all candidates that share the string, so it identifies none of them.
+    """
+    variables = ("PGSERVICE", _VARIABLES["application_name"])
+    is_named_elsewhere = "service" in parts or "application_name" in parts or any(map(os.environ.get, variables))
+    return None if is_named_elsewhere else default_application_name(agreement)
+
+
+def host_of(application_name: str) -> str | None:
+    """Return the host in a name that this library gave a session; None if the name has another form."""
+    match = _NAME_OF_PROCESS.fullmatch(application_name)
+    return None if match is None else match[1]
 
 
 def is_named(application_name: str, name: str) -> bool:
@@ -205,6 +293,13 @@ def connect_s(parts: Mapping[str, str], lease_s: float) -> float:
     return len(_hosts(parts)) * timeout_s + 1.0
 
 
+def password_s(parts: Mapping[str, str], lease_s: float | None) -> float:
+    """How long a function may take to return the password: less than connecting may, so that an error names it."""
+    given = parts.get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT") or ""
+    longest_s = (int(given) if _SHORT_NUMBER.fullmatch(given) else 0) or _CONNECT_TIMEOUT_S
+    return _PASSWORD_SHARE * (longest_s if lease_s is None else min(longest_s, answer_bound_s(lease_s)))
+
+
 def put_first(parts: Mapping[str, str], host: str, port: int) -> Mapping[str, str]:
     """Return the same connection string with the host that answered as the first."""
     hosts = parts.get("host", "").split(",")
@@ -259,7 +354,7 @@ def statement_timeout_s(parts: Mapping[str, str]) -> float | None:
 
 def has_password(dsn: str) -> bool:
     """Whether this string holds a secret that must not be seen by others. A string that cannot be read may."""
-    parts = _parse(dsn)
+    parts, _ = _read(dsn)
     return parts is None or any(parts.get(name) for name in _SECRETS)
 
 

@@ -4,17 +4,20 @@ The kernel knows of an end before any code of this process has read it: also whi
 another call is in flight on the socket, and right after the process was frozen. A server that ends a session sends a
 last message and closes. POLLRDHUP shows the close behind unread messages; the unread messages themselves are looked at
 too, because the server frees the session's locks between the two. Where there is no POLLRDHUP (macOS), POLLHUP shows an
-end once both directions are closed.
+end once both directions are closed; without poll (Windows), an end behind other unread messages is not seen.
+gevent's poll is not used: it may wait, and shows no end.
 """
 
-import os
 import select
 import socket
 
 from pgleaderlock._base.files.descriptor import Descriptor
+from pgleaderlock._base.portable import native
 from pgleaderlock.postgres._end_message import announce_end
 
-_END = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_poll, _select, _socket = native("select", "poll"), native("select", "select"), native("socket", "socket")
+_END = sum(getattr(select, name, 0) for name in ("POLLRDHUP", "POLLHUP", "POLLERR", "POLLNVAL"))
+_POLLIN = getattr(select, "POLLIN", 0)
 _PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 LOOKED_AT_BYTES = 16384  # behind an answer that is longer than that, only the close shows
 
@@ -26,7 +29,11 @@ class HangupProbe:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._copy = Descriptor(lambda: os.dup(descriptor))
+        self._copy = Descriptor(lambda: socket.dup(descriptor), socket.close)  # Windows knows sockets only so
+        # One for all looks: each new one would take over socket.setdefaulttimeout(), and wait for so long when libpq
+        # in another thread reads first. libpq's sockets do not block either, so this changes nothing for it.
+        self._view: socket.socket = _socket(fileno=self._copy.number)
+        self._view.settimeout(0)
 
     @property
     def number(self) -> int:
@@ -39,11 +46,8 @@ class HangupProbe:
         number = self._copy.number
         if number < 0:
             return True
-        look = select.poll()  # one for each look: two threads may not share one
-        look.register(number, _END | select.POLLIN)
         try:
-            seen = look.poll(0)
-            has_ended = bool(seen) and (bool(seen[0][1] & _END) or announce_end(_peek(number)))
+            has_ended = self._shows_end_by_select(number) if _poll is None else self._shows_end(number)
         except OSError:  # pragma: no cover - closed meanwhile, or ENOMEM: what cannot be checked is not valid
             return True
         # Closed meanwhile by another thread, the number may already have been another file's.
@@ -51,16 +55,28 @@ class HangupProbe:
 
     def close(self) -> None:
         """Close the copy. May be repeated."""
+        self._view.detach()
         self._copy.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_view"):  # there may have been no descriptor left
+            self._view.detach()  # or it would close the number, which the copy closes
 
-def _peek(number: int) -> bytes:
-    """Return the unread bytes, without consuming them; nothing when libpq has read them meanwhile."""
-    # This opens no descriptor: a leader must not lose its term because the process has none left.
-    view = socket.socket(fileno=number)
-    try:
-        return view.recv(LOOKED_AT_BYTES, _PEEK)
-    except BlockingIOError:  # pragma: no cover - a race with the reader
-        return b""
-    finally:
-        view.detach()
+    def _shows_end(self, number: int) -> bool:
+        look = _poll()  # one for each look: two threads may not share one
+        look.register(number, _END | _POLLIN)
+        seen = look.poll(0)
+        return bool(seen) and (bool(seen[0][1] & _END) or announce_end(self._peek() or b""))
+
+    def _shows_end_by_select(self, number: int) -> bool:
+        if not _select([number], [], [], 0)[0]:
+            return False
+        unread = self._peek()
+        return unread is not None and (not unread or announce_end(unread))
+
+    def _peek(self) -> bytes | None:
+        """Return the unread bytes, without consuming them; none at the end, None when libpq has read them meanwhile."""
+        try:
+            return self._view.recv(LOOKED_AT_BYTES, _PEEK)
+        except BlockingIOError:
+            return None

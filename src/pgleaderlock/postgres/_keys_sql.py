@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgleaderlock.postgres._activity import lock_columns
-from pgleaderlock.postgres._sql import numbers
+from pgleaderlock.postgres._sql import PING, numbers
 from pgleaderlock.postgres.keys import LockKey
 
-__all__ = ["CAPACITY", "FREE", "Statement", "columns", "take_all", "unlock_all"]
+__all__ = ["CAPACITY", "FREE", "Statement", "columns", "ping_as", "take_all", "unlock_all"]
 
 Statement = tuple[str, tuple[Any, ...]]
 """A statement and its parameters. Its answer begins with the indices, in the given keys, of those that succeeded."""
@@ -46,9 +46,19 @@ SELECT coalesce(array_agg(i), '{{}}'){more} FROM (
 _FOR_ONE = "SELECT CASE WHEN {function}({numbers}) THEN ARRAY[0] ELSE ARRAY[]::int[] END{more}"
 
 
-def take_all(keys: Sequence[LockKey], idle_ms: int | None, limit: int | None = None) -> Statement:
-    """Try each of these locks, until ``limit`` are ours. ``idle_ms`` is the lease, None where it is not enforced."""
-    return _for_each("pg_try_advisory_lock", keys, _idle_limit(idle_ms), limit)
+def take_all(
+    keys: Sequence[LockKey], idle_ms: int | None, limit: int | None = None, *, name: str | None = None
+) -> Statement:
+    """Try each of these locks, until ``limit`` are ours. ``idle_ms`` is the lease, None where it is not enforced.
+
+    ``name`` is the new name of the session; None leaves it as it is.
+    """
+    return _for_each("pg_try_advisory_lock", keys, _idle_limit(idle_ms) + _rename(name), limit)
+
+
+def ping_as(name: str | None) -> str:
+    """Return the statement of a heartbeat that gives its session this name; None is the name it was opened with."""
+    return f"RESET application_name; {PING}" if name is None else PING + _rename(name)
 
 
 def unlock_all(keys: Sequence[LockKey], *, are_all: bool, is_enforced: bool) -> Statement:
@@ -68,6 +78,10 @@ def _for_each(function: str, keys: Sequence[LockKey], more: str, limit: int | No
 
 def _idle_limit(limit_ms: int | None) -> str:
     return "" if limit_ms is None else f", set_config('idle_session_timeout', '{limit_ms}', false)"
+
+
+def _rename(name: str | None) -> str:
+    return "" if name is None else f", set_config('application_name', '{name}', false)"
 
 
 def _arrays(keys: Sequence[LockKey], limit: int | None) -> tuple[Any, ...]:

@@ -25,9 +25,14 @@ class Listener:
         self._is_possible = True
         self._was_warned = False
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether every notification since the last :meth:`wait` ends the next one."""
+        return self._connection is not None and not self._connection.closed
+
     async def listen(self) -> bool:
         """Begin to listen, unless it has begun. Return False where that is not possible."""
-        if self._connection is not None and not self._connection.closed:
+        if self.is_listening:
             return True
         if not self._is_possible:
             return False
@@ -66,7 +71,7 @@ class Listener:
 
         The end counts as a notification: the caller has to read the row and listen again.
         """
-        if self._connection is None or self._connection.closed:
+        if not self.is_listening:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

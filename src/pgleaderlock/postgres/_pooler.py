@@ -14,10 +14,8 @@ import asyncio
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres.session import OpenSession, Session
 
-REMEDY = (
-    "Set pool_mode=session for this database or user in the pooler, connect to PostgreSQL directly, or elect on lease "
-    "rows (postgresql+lease://), which work behind any pooler"
-)
+CONNECT = "Set pool_mode=session for this database or user in the pooler, or connect to PostgreSQL directly"
+REMEDY = f"{CONNECT}, or elect on lease rows (postgresql+lease://), which work behind any pooler"
 """What to do about a pooler that shares sessions."""
 
 _LOOKS = 5
@@ -49,6 +47,23 @@ async def why_not_ours(session: Session, pid: int, open_session: OpenSession, *,
             f"statement mode refuses every transaction): {error}"
         )
     return None
+
+
+async def refuse_pooler(session: Session, open_session: OpenSession, what: str, *, allow: bool, bound_s: float) -> None:
+    """Raise ConnectionError for a session behind a pooler, unless it is allowed and the session seems to be ours."""
+    if not allow:
+        raise ConnectionError(
+            f"a connection pooler stands before the server of {what}, which needs a session of its own. If it is in "
+            f"session mode, pass allow_pooler=True (--allow-pooler). {CONNECT}",
+            answered=True,
+        )
+    pid = await _pid_of(session, _OWN_PID)
+    if (why := await why_not_ours(session, pid, open_session, bound_s=bound_s)) is not None:
+        raise ConnectionError(
+            f"the connection pooler before the server of {what} is not fit for it, allow_pooler=True or not: {why}. "
+            f"{CONNECT}",
+            answered=True,
+        )
 
 
 async def _look(session: Session, pid: int, open_session: OpenSession) -> str | None:

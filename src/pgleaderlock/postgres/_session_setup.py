@@ -117,7 +117,7 @@ class SessionSetup:
         if pid != session.facts.session_pid and not self._lease.allow_pooler:
             raise ConnectionError(
                 f"a connection pooler stands before the server of {self.what} ({self._where}), and a "
-                "session lock does not survive one that shares sessions: connect to PostgreSQL directly. If it is "
-                "in session mode, pass allow_pooler=True (--allow-pooler)",
+                "session lock does not survive one that shares sessions. If it is in session mode, pass "
+                f"allow_pooler=True (--allow-pooler). {REMEDY}",
                 answered=True,
             )

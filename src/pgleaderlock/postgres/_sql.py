@@ -5,11 +5,13 @@ Only numbers are ever filled in, because ``DO`` takes no parameters.
 
 from pgleaderlock._base.server_settings import NO_FORMER_LEADER
 from pgleaderlock.postgres._activity import lock_columns
+from pgleaderlock.postgres._durability import FLUSHED
 from pgleaderlock.postgres._search_path import PINNED
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
 
 __all__ = [
+    "ANNOUNCEMENT",
     "END_BACKEND",
     "END_LEASE",
     "HOLDER_AND_OWN_NAME",
@@ -81,14 +83,13 @@ _TRANSACTION_TIMEOUT_SINCE = 170000
 OLDEST_VERSION = 130000  # pg_current_xact_id
 
 # Nothing is set on a session that will be refused: behind a pooler other clients use it too.
-# A commit that is not flushed would hand out its token again after a crash, so "off" becomes "local" here.
 # The statistics are reset by a crash recovery too, which frees every lock and leaves the start time as it was.
 _SET_UP = """
 SELECT CASE WHEN pg_backend_pid() = %s::int AND NOT pg_is_in_recovery() THEN ARRAY[
            {pinned}, set_config('statement_timeout', %s, false), set_config('lock_timeout', '0', false),
            set_config('default_transaction_read_only', 'off', false),
            set_config('default_transaction_isolation', 'read committed', false),
-           set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'local'), false)
+           {flushing}
            {more}] END,
        pg_backend_pid(), pg_is_in_recovery(),
        (SELECT extract(epoch FROM backend_start)::text FROM pg_stat_get_activity(pg_backend_pid()))
@@ -108,7 +109,13 @@ _FACTS = """
               extract(epoch FROM (SELECT stats_reset FROM pg_stat_bgwriter)))
 """
 
-# Nothing is written here: the token of a term comes from a statement of its own, after the grant (`NEXT_TOKEN`).
+ANNOUNCEMENT = "pgleaderlock: the lock is granted"
+"""What the server sends in the middle of a wait slice of the heir."""
+
+# Makes the commit of the transaction reach the disk, or a crash would hand out the same id again.
+_FLUSH = "pg_logical_emit_message(true, 'pgleaderlock', '')::text"
+
+# Nothing is written here: the token of such a term comes from a statement of its own, after the grant (`NEXT_TOKEN`).
 _TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 
 # The time-out is caught here: left to the client it would be an ERROR in the server's log, once per slice and follower.
@@ -116,20 +123,32 @@ _TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 # It may come at the same moment as the grant (SQLSTATE 55P03); the session then holds the lock, so the handler looks.
 _WAIT_SLICE = """
 DO $slice$ BEGIN
-    PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease};
+    PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease}{no_token};
     BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true),
                 set_config('pgleaderlock.granted', '{granted}', false);
-        PERFORM pg_advisory_lock({numbers});
+        PERFORM pg_advisory_lock({numbers});{announce}
     EXCEPTION WHEN lock_not_available THEN
         PERFORM set_config('pgleaderlock.granted', CASE WHEN EXISTS (
             SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted
                AND classid::text::bigint = {classid} AND objid::text::bigint = {objid} AND objsubid = {objsubid})
             THEN '{granted}'{otherwise} ELSE '' END, false);
-    END;
+    END;{draw_token}
 END $slice$;
-SELECT current_setting('pgleaderlock.granted')
+SELECT current_setting('pgleaderlock.granted'){token}
 """
+
+# A message of this kind is sent at once, whatever client_min_messages says, and is not logged. The rest of the
+# statement, which flushes the token to the disk, then runs while the client tries for the witness lock.
+_ANNOUNCE = f"""
+        RAISE INFO '{ANNOUNCEMENT}';"""
+_CLEAR_DRAWN = ", set_config('pgleaderlock.token', '', false)"
+_DRAWN = ", current_setting('pgleaderlock.token')"
+# The transaction has no id yet, so this one is assigned after the grant.
+_DRAW = f"""
+    IF current_setting('pgleaderlock.granted') <> '' THEN
+        PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false), {_FLUSH};
+    END IF;"""
 
 # A commit that notifies others waits neither for the disk nor for a standby here. The unlock comes before it, or they
 # would look too early.
@@ -139,8 +158,8 @@ COMMIT;
 """
 
 # In a transaction of its own, after the grant: an id that was assigned before it could be older than that of a leader
-# in between. The message makes its commit reach the disk, or a crash would hand out the same number again.
-NEXT_TOKEN = "SELECT pg_current_xact_id()::text::bigint, pg_logical_emit_message(true, 'pgleaderlock', '')::text"  # noqa: S105 - a statement
+# in between.
+NEXT_TOKEN = f"SELECT pg_current_xact_id()::text::bigint, {_FLUSH}"
 
 STOP_LISTENING = "UNLISTEN *;"
 
@@ -179,7 +198,7 @@ def set_up(lease: Lease, version: int, *, with_facts: bool = True) -> str:
         settings["transaction_timeout"] = 0
     more = "".join(f", set_config('{name}', '{value}', false)" for name, value in settings.items())
     facts = _FACTS.format(no_former_leader=NO_FORMER_LEADER) if with_facts else ""
-    return _SET_UP.format(pinned=PINNED, more=more, facts=facts)
+    return _SET_UP.format(pinned=PINNED, flushing=FLUSHED, more=more, facts=facts)
 
 
 def _network_limits(lease: Lease) -> dict[str, int]:
@@ -195,6 +214,7 @@ class LockStatements:
     def __init__(self, key: LockKey, lease: Lease, *, is_enforced: bool, granted: str = "lock") -> None:
         self._key = key
         self._lease_ms = lease.lease_ms
+        self._draws_token = not lease.term_table
         self._is_enforced = is_enforced
         self.granted = granted
 
@@ -212,11 +232,13 @@ class LockStatements:
         """The part of a wait slice, under the lease already, that tries for this lock at its end."""
         return _TRY.format(numbers=numbers(self._key), answer=f"'{self.granted}'")
 
-    def slice(self, slice_s: float, otherwise: "LockStatements | None" = None) -> str:
+    def slice(self, slice_s: float, otherwise: "LockStatements | None" = None, *, begins_term: bool = False) -> str:
         """Return the statement that queues for one wait slice, and at its end tries for another lock.
 
-        A limit of 0 would be none.
+        With ``begins_term`` a grant is announced at once, and the token is drawn and answered too, unless the claim of
+        a term row draws it. A limit of 0 would be none.
         """
+        draws = begins_term and self._draws_token
         classid, objid, objsubid = lock_columns(self._key)
         return _WAIT_SLICE.format(
             numbers=numbers(self._key),
@@ -227,6 +249,10 @@ class LockStatements:
             objid=objid,
             objsubid=objsubid,
             otherwise="" if otherwise is None else otherwise.last_try,
+            announce=_ANNOUNCE if begins_term else "",
+            no_token=_CLEAR_DRAWN if draws else "",
+            draw_token=_DRAW if draws else "",
+            token=_DRAWN if draws else "",
         )
 
     @property

@@ -40,7 +40,7 @@ SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.query
    AND (a.pid IN (SELECT l.pid FROM pg_locks AS l
                    WHERE l.locktype = 'advisory' AND l.database = a.datid
                      AND (l.classid::text, l.objid::text, l.objsubid::text) IN ((%s, %s, %s), (%s, %s, %s)))
-        OR (%s AND a.application_name LIKE 'pgleaderlock %%'))
+        OR (%s AND a.application_name ~ '^(pgleaderlock |pgl:)'))
  ORDER BY a.query_start
 """
 

@@ -51,6 +51,11 @@ class TableConnection:
         """Whether there is a connection that has not ended."""
         return self._connection is not None and not self._connection.closed
 
+    @property
+    def descriptor(self) -> int | None:
+        """The descriptor of the connection's socket; None if there is none."""
+        return None if self._connection is None else self._connection.descriptor
+
     async def open(self, *, makes_tables: bool = True) -> None:
         """Connect, unless connected. Make the tables unless they are there, or upgrade them if they are too old.
 
@@ -64,6 +69,7 @@ class TableConnection:
             failure="a statement was refused",
         )
         try:
+            await self._admit(self._connection)
             if self.LIMITS:
                 await self.fetch(self.LIMITS)
             found = await self._look()
@@ -76,6 +82,9 @@ class TableConnection:
         except BaseException:
             await self.close()
             raise
+
+    async def _admit(self, connection: Connection) -> None:
+        """Raise ConnectionError if this connection cannot be used for what it is meant for."""
 
     async def upgrade(self) -> bool:
         """Make what the newest version of the schema has and this one lacks; return False where this user may not."""

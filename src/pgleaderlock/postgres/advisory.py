@@ -7,23 +7,25 @@ caught on the server: a follower is granted the lock in milliseconds, and neithe
 ``idle_session_timeout`` is set only for a session that holds the lock or queues for it: the server would end a session
 that sleeps between two tries.
 
-**From grant to leadership**, two round trips. The first tries for the witness lock, and at the same time reads the term
-row (:mod:`.terms`) on the lock session, where there is one. Where the predecessor still holds the witness lock, the
-candidate waits for it; then for the end of the quiet period after a server start. With a term row, a clean release ends
-that wait, and so does a table without any term that is older than the server's start; a promotion counts as a restart;
-``takeover="strict"`` waits after every end that was not clean. The second round trip, on the lock session, draws the
-token, or claims the term; and the place in the succession is left. The two are the first renewal too, because the grant
-may be old by the time it is read: validity counts from before the first. If all that took long, both sessions are
-renewed once more.
+**From grant to leadership**, two round trips. The first tries for the witness lock, and at the same time, on the lock
+session, the server draws the token of an heir, or the candidate reads the term row (:mod:`.terms`). An heir begins when
+the server announces the grant, before the statement that was granted the lock is answered. Where the predecessor still
+holds the witness lock, the candidate waits for it; then for the end of the quiet period after a server start. With a
+term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
+promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
+the lock session, shows that the lock is still held; it draws the token of a candidate that was not the heir, or claims
+the term. The two are the first renewal too, because the grant may be old by the time it is read: validity counts from
+before the first. If all that took long, both sessions are renewed once more.
 
-**Nothing is announced before the token is on the disk**: the statement that draws it is answered after its commit was
-flushed. The grant itself writes nothing.
+**Nothing is announced to listeners before the token is on the disk**: the statement that draws it is answered after its
+commit was flushed.
 
 Not promised, beyond what :mod:`.pair` does not promise: without the term row, a candidate that was not connected during
 a promotion does not notice it.
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -42,13 +44,15 @@ from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_k
 from pgleaderlock.postgres.nomination import nominate
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.postgres.session import OpenSession, Row, Session
-from pgleaderlock.postgres.succession import Succession
+from pgleaderlock.postgres.succession import LockGrant, Succession
 from pgleaderlock.postgres.terms import Terms, past_s
+from pgleaderlock.postgres.warm_session import end_call
 from pgleaderlock.stores.base import Backend
 from pgleaderlock.stores.times import SOON_SHARE, retry_pause_s
 
 __all__ = ["LeasedLockBackend"]
 
+_LEAVE_PLACE_AFTER_S = 0.02
 _COMPARE_EVERY_S = 60.0
 
 
@@ -65,8 +69,10 @@ class LeasedLockBackend(Backend):
         *,
         labels: Mapping[str, object] | None = None,
         connect_s: float = 0.0,
+        identity: str | None = None,
     ) -> None:
         self._key = key
+        self._identity = identity
         self._labels = labels or key.labels
         self._lease = lease
         self._clock = clock
@@ -75,7 +81,7 @@ class LeasedLockBackend(Backend):
         setup = SessionSetup(open_session, lease, clock, f"lock {key.described}", where)
         self._pair = SessionPair(setup, lease, clock, where, self._logger, connect_s=connect_s)
         self._succession = Succession(key, self._pair, lease, clock)
-        self._is_granted = False  # whether the lock was granted while waiting, and is not yet confirmed
+        self._granted: LockGrant | None = None  # while waiting, and not yet confirmed
         self._terms = Terms(key, lease, where) if lease.term_table else None
         self._moved_until = -math.inf
         """Until then, term rows shorten no wait: they are those of another server than before."""
@@ -86,6 +92,17 @@ class LeasedLockBackend(Backend):
         self._compared_at = -math.inf
         self._in_use = asyncio.Lock()
         """Held by a statement of a leader: a nomination goes on beside the renewals."""
+        self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """The name of our lock session, with host and process id; None if the connection string gives another."""
+        return self._identity
+
+    @property
+    def address(self) -> str | None:
+        """The address that the name of our witness session shows."""
+        return self._lease.address
 
     @property
     def labels(self) -> Mapping[str, object]:
@@ -113,7 +130,7 @@ class LeasedLockBackend(Backend):
         """Open a lock session if none is open. A witness lock that another candidate waits for is released first."""
         await self._release_contested_witness()
         if not self._pair.is_open:
-            self._is_granted = False
+            self._granted = None
             await self._pair.open(self._prepare, [self._key])
 
     async def _prepare(self, session: Session) -> None:
@@ -125,10 +142,13 @@ class LeasedLockBackend(Backend):
 
     async def try_acquire(self) -> Grant | None:
         """Take the lock that was granted while waiting, or try for it once; then confirm it as a leadership."""
-        is_granted, self._is_granted = self._is_granted, False
+        async with self._in_use:  # a recovery may begin while the place of the heir is being left
+            return await self._try_acquire()
+
+    async def _try_acquire(self) -> Grant | None:
+        granted, self._granted = self._granted, None
         is_recovery = self._pair.has_witness
-        if not is_granted:
-            is_granted = await self._try_lock()
+        is_granted = granted is not None or await self._try_lock()
         if not is_granted and is_recovery:
             is_granted = await self._take_from_former_session()
         if not is_granted:
@@ -137,12 +157,22 @@ class LeasedLockBackend(Backend):
             await self._pair.look_for_stuck([self._key])
             return None
         try:
-            return await self._confirm()
+            grant = await self._confirm(granted or LockGrant())
         except BaseException:
             await self._pair.close_lock()
             if not is_recovery:  # in a recovery it keeps a successor out until our listeners are notified of the loss
                 await self._pair.close_witness()
             raise
+        self._leaving = asyncio.create_task(self._leave_place_soon(), name="pgleaderlock leaves its place")
+        return grant
+
+    async def _leave_place_soon(self) -> None:
+        """Let the next heir become the heir, a moment after listeners were notified of the new leadership."""
+        await asyncio.sleep(_LEAVE_PLACE_AFTER_S)
+        with contextlib.suppress(PgLeaderLockError):  # an end of the session is reported to its watcher
+            async with self._in_use:
+                if statement := self._succession.leave_sql():
+                    await self._pair.ask_lock(statement + _sql.PING)
 
     async def renew(self, grant: Grant) -> Grant:
         """Extend the grant. While the witness session cannot be replaced, retry until the loss must be declared."""
@@ -163,7 +193,8 @@ class LeasedLockBackend(Backend):
         mark = "" if self._terms is None or grant.token is None else self._terms.mark_released_sql(grant.token)
         self._term = None
         async with self._in_use:
-            is_freed = await self._pair.free([self._key], first=mark, bound_s=self._lease.lease_s)
+            first = self._succession.leave_sql() + mark
+            is_freed = await self._pair.free([self._key], first=first, bound_s=self._lease.lease_s)
         if not is_freed:
             await self.close()
             raise LockError(
@@ -210,7 +241,9 @@ class LeasedLockBackend(Backend):
 
     async def close(self) -> None:
         """End both sessions."""
-        self._is_granted = self._is_contested = False
+        self._granted, self._is_contested = None, False
+        if self._leaving is not None:
+            await end_call(self._leaving)
         self._in_use = asyncio.Lock()  # the next sessions may belong to another event loop
         await self._pair.close()
 
@@ -222,7 +255,7 @@ class LeasedLockBackend(Backend):
         elif not self._pair.is_open or self._lease.wake == "poll":
             await asyncio.sleep(timeout_s)
         else:
-            self._is_granted = await self._succession.wait(timeout_s)
+            self._granted = await self._succession.wait(timeout_s)
 
     async def lost(self) -> PgLeaderLockError | None:
         """Wait for the end of either session. Return the reason of a loss; None if the witness session ended.
@@ -298,17 +331,18 @@ class LeasedLockBackend(Backend):
 
     # --- From grant to leadership ------------------------------------------------------------------------------
 
-    async def _confirm(self) -> Grant:
+    async def _confirm(self, granted: LockGrant) -> Grant:
         """Turn a lock that is held into a leadership that is valid.
 
         The order matters. The waiting comes after the witness lock, because a predecessor that has lost its lock
         session may act as leader until it releases its witness lock. It comes before the claim, because the row of the
-        last term says how long to wait, and the claim overwrites it. The token is drawn last, on the lock session while
-        the witness lock is held: its answer shows that both locks were held together. Drawn beside the try for the
-        witness lock, it could be older than that of a leader in between, if the lock session ends before the try
-        arrives. If all this took long, both sessions are renewed: little would be left of the validity otherwise.
+        last term says how long to wait, and the claim overwrites it. The lock session answers last, while the witness
+        lock is held: this shows that it has held the lock since the grant, so that both locks were held together and
+        no other leader has drawn a token since. Without that answer, the lock session could have ended before the try
+        for the witness lock arrived, and another could have led in between. If all this took long, both sessions are
+        renewed: little would be left of the validity otherwise.
         """
-        sent = self._clock()
+        sent = self._clock() if granted.announced_at is None else granted.announced_at
         self._pair.held.add(self._key)
         beside = "" if self._terms is None else self._succession.begin_sql() + self._terms.read_sql()
         row, has_witness = await self._pair.begin_term(self._key, beside)
@@ -316,7 +350,7 @@ class LeasedLockBackend(Backend):
         if not has_witness:
             await self._queue_for_witness(sent + self._lease.lease_s)
         await self._wait_out_predecessor(ends_at, reason)
-        token = await (self._draw_token() if self._terms is None else self._claim(self._terms))
+        token = await (self._last_answer(granted) if self._terms is None else self._claim(self._terms))
         if self._clock() - sent > self._lease.lease_s * SOON_SHARE:
             sent = self._clock()
             await self._pair.ping_both()
@@ -355,16 +389,21 @@ class LeasedLockBackend(Backend):
     async def _wait_out_predecessor(self, ends_at: float, reason: str) -> None:
         """Wait until no earlier term can be valid any more, and renew both sessions meanwhile."""
         left_s = ends_at - self._clock()
-        if left_s > 0:
-            self._logger.log(quiet_period_log_level(left_s), "settling", seconds=left_s, reason=reason)
+        if left_s <= 0:
+            return
+        self._logger.log(quiet_period_log_level(left_s), "settling", seconds=left_s, reason=reason)
+        await self._pair.show_wait(is_over=False)
         while (left_s := ends_at - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
-            await self._pair.ping_both()
+            await self._pair.ask_lock(_sql.PING)
+            await self._pair.show_wait(is_over=ends_at <= self._clock())
 
-    async def _draw_token(self) -> int:
-        row = await self._pair.ask_lock(self._succession.begin_sql() + _sql.NEXT_TOKEN)
+    async def _last_answer(self, granted: LockGrant) -> int:
+        """Return the token, which is drawn now unless it came with the grant. The lock session is asked either way."""
+        last = _sql.NEXT_TOKEN if granted.token is None else _sql.PING
+        row = await self._pair.ask_lock(self._succession.begin_sql() + last)
         assert row is not None  # noqa: S101 - it is a plain SELECT
-        return int(row[0])
+        return int(row[0]) if granted.token is None else granted.token
 
     async def _claim(self, terms: Terms) -> int:
         """Write our term to the term table, after all transactions that the last leader fenced have ended.

@@ -25,4 +25,5 @@ def make_backend(key: LockKey, lease: Lease, clock: Clock, connector: Connector)
         connector.where,
         labels={**key.labels, **database},
         connect_s=connector.connect_s,
+        identity=connector.session_name,
     )

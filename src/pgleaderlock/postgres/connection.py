@@ -26,6 +26,7 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.postgres._driver import close_on_cancel
 from pgleaderlock.postgres._hangup import HangupProbe
 from pgleaderlock.postgres._search_path import PIN, PINNED, pin_own
+from pgleaderlock.postgres._sql import ANNOUNCEMENT
 from pgleaderlock.postgres.session import FetchAll, Heard, OnEnd, Parameters, Row, ServerFacts
 
 __all__ = ["Connection", "Explain", "Heard", "connect", "message_of"]
@@ -104,6 +105,7 @@ class Connection:
         self._last_message: tuple[str, str] | None = None  # SQLSTATE and message
         self._notified = asyncio.Event()
         self._heard: Heard | None = None
+        self._announced: Callable[[], None] | None = None
         self._on_end: OnEnd | None = None
         self._error: ConnectionError | None = None
         self._bound: tuple[asyncio.Timeout, float] | None = None  # of the call in flight
@@ -111,7 +113,7 @@ class Connection:
         self._is_ending = False
         close_on_cancel(connection, self._cut_short, None if survives_errors else self._look)
         self._probe = HangupProbe(connection.pgconn.socket)
-        connection.add_notice_handler(self._note_last_message)
+        connection.add_notice_handler(self._note_message)
         connection.add_notify_handler(lambda each: self._hear(each.pid, each.payload))
 
     # --- Facts ---------------------------------------------------------------------------------------------------
@@ -240,6 +242,10 @@ class Connection:
         self._heard = heard
         await self.fetch(f'LISTEN "{channel}"', bound_s=_SETUP_S)
 
+    def on_announcement(self, call: Callable[[], None]) -> None:
+        """From now on, call it when the server announces a grant in the middle of a statement."""
+        self._announced = call
+
     async def notified(self) -> None:
         """Wait for a notification, which the reader of the socket reports."""
         await self._notified.wait()
@@ -295,7 +301,9 @@ class Connection:
         explained.__cause__ = end
         return explained
 
-    def _note_last_message(self, words: Diagnostic) -> None:
+    def _note_message(self, words: Diagnostic) -> None:
+        if words.message_primary == ANNOUNCEMENT and self._announced is not None:
+            self._announced()
         if words.sqlstate in _CAUSES:  # copied, because libpq frees it when we return
             self._last_message = words.sqlstate, words.message_primary or ""
 

@@ -22,6 +22,7 @@ from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres.group import Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.login import Dsn, Password, log_in
 from pgleaderlock.postgres.session import Session
 from pgleaderlock.retry import RetryStrategy
 from pgleaderlock.stores.times import USUAL_INTERVAL_S
@@ -124,7 +125,7 @@ class LeaderGroup(Mapping[str, GroupRole]):
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         roles: Iterable[str | LockKey] | Mapping[str, LockKey],
         *,
         lease_s: float | None = None,
@@ -133,9 +134,11 @@ class LeaderGroup(Mapping[str, GroupRole]):
         max_roles: int | None = None,
         settle_s: float | None = None,
         witness: bool = True,
+        address: str | None = None,
         allow_pooler: bool = False,
         retry_strategy: RetryStrategy | None = None,
         shutdown_event: asyncio.Event | None = None,
+        password: Password | None = None,
         options: LockOptions | None = None,
     ) -> None:
         keys = _keys_of(roles)
@@ -147,12 +150,13 @@ class LeaderGroup(Mapping[str, GroupRole]):
                 health_interval_s=health_interval_s,
                 settle_s=settle_s,
                 witness=witness,
+                address=address,
                 allow_pooler=allow_pooler,
                 retry_strategy=retry_strategy or GroupPatience(),
                 **check_options(options).values(),
             )
         )
-        self._connector = Connector(f"a group of {len(keys)} roles", dsn=dsn, lease=lease)
+        self._connector = Connector(f"a group of {len(keys)} roles", dsn=log_in(dsn, password), lease=lease)
         poll_s = check_seconds("poll_s", poll_s)
         self._group = Group(
             self._open_session,

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from dataclasses import dataclass, field
 
+from pgleaderlock._base.checks import address_fault
 from pgleaderlock.models import Grant
 from pgleaderlock.options import DEFAULT_SCHEMA, SETTINGS, LockSettings
 from pgleaderlock.postgres.keys import LockKey
@@ -15,20 +16,29 @@ from pgleaderlock.stores.base import leased_grant
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, answer_bound_s, choose_times
 
 __all__ = [
+    "LONGEST_ADDRESS",
     "OF_BACKEND",
     "Lease",
     "Place",
+    "advertised_address",
+    "advertising_name",
     "fence_key",
     "heir_key",
+    "is_led",
     "next_heir_key",
     "place_channel",
     "quiet_period_log_level",
+    "waiting_name",
     "witness_key",
 ]
 
 OF_BACKEND = tuple(each.name for each in SETTINGS if each.scope != "every store")
 """The settings that the backend alone acts on: the other ones are the lease, and those of every election."""
 _LONG_S = 3.0
+_ADVERTISES = "pgl:"
+_WAITS = "waits for the end of earlier terms"  # no address: it has blanks
+LONGEST_ADDRESS = 51
+"""Of the 63 bytes of an ``application_name``, a pid and what is around it take 12."""
 _SHORTEST_UNLOGGED_S = 0.05  # 20 statements a second for each follower
 _SHORT_LEASE_SLICE_S = 0.1  # for a lease of which a third would be less
 
@@ -66,6 +76,35 @@ def place_channel(key: LockKey) -> str:
     return f"pgleaderlock_{heir_key(key).numbers[0] % 2**64:016x}"
 
 
+def advertising_name(address: str, lock_pid: int) -> str:
+    """Return the name of the witness session of a leader with this address: ``pgl:4711 http://10.0.0.7:8080``.
+
+    The server shows it to every user. It names the lock session by its pid: while a successor waits for the witness
+    lock, the two locks have different holders.
+    """
+    return f"{_ADVERTISES}{lock_pid} {address}"
+
+
+def advertised_address(witness_name: str | None, lock_pid: int | None) -> str | None:
+    """Return the address in the name of a witness session; None if it has none, or is of another lock session."""
+    pid, _, address = (witness_name or "").removeprefix(_ADVERTISES).partition(" ")
+    is_of_holder = (witness_name or "").startswith(_ADVERTISES) and pid == str(lock_pid)
+    return address if is_of_holder and address_fault(address) is None else None
+
+
+def waiting_name(lock_pid: int) -> str:
+    """Return the name of the witness session of a candidate that holds both locks, and may not lead yet."""
+    return f"{_ADVERTISES}{lock_pid} {_WAITS}"
+
+
+def is_led(witness_name: str | None, lock_pid: int | None) -> bool:
+    """Return whether the holder of the lock leads, as far as the name of the session with the witness lock shows."""
+    if not (witness_name or "").startswith(_ADVERTISES):
+        return True
+    pid, _, rest = (witness_name or "").removeprefix(_ADVERTISES).partition(" ")
+    return pid == str(lock_pid) and rest != _WAITS
+
+
 def fence_key(key: LockKey) -> LockKey:
     """Return the key of the lock that all fenced transactions of a term share. Frozen, like the witness key."""
     return _derived(key, "fence")
@@ -81,6 +120,14 @@ class Lease(LockSettings):
     """The settings of a lock with a chosen lease duration, and the times that follow from them."""
 
     lease_s: float = field(kw_only=False)
+
+    def __post_init__(self) -> None:
+        LockSettings.__post_init__(self)
+        if self.address is not None and len(self.address) > LONGEST_ADDRESS:
+            raise ValueError(
+                f"address must have at most {LONGEST_ADDRESS} characters on PostgreSQL sessions, where it is part of a "
+                f"session's name, got {len(self.address)}: use an IP address or a shorter host name"
+            )
 
     @classmethod
     def choose(cls, settings: LockSettings) -> "Lease":

@@ -21,8 +21,8 @@ notified; :meth:`SessionPair.valid_until` looks at the socket itself, so it does
 witness session is replaced while the validity that was there before lasts: until it is replaced, nothing extends it.
 
 **The second session is there before it is needed.** A candidate that was granted its lock tries for the witness lock
-on a second session, which the heir has open already (:mod:`.warm_session`), and then draws its token on the lock
-session: the answer shows that both locks were held together.
+on a second session, which the heir has open already (:mod:`.warm_session`). The lock session answers last, while the
+witness lock is held: that shows that both locks were held together.
 
 **A slow session has not ended.** It still keeps a successor out, and closing it would free its locks. So the pair waits
 for an answer until leadership must be declared lost; then it ends validity first, and only then closes the silent
@@ -56,9 +56,9 @@ from pgleaderlock.postgres._server_start import ServerStart
 from pgleaderlock.postgres._session_setup import ReadySession, SessionSetup
 from pgleaderlock.postgres._stuck import StuckHolders
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease, witness_key
+from pgleaderlock.postgres.lease import Lease, advertising_name, waiting_name, witness_key
 from pgleaderlock.postgres.session import Row, Session
-from pgleaderlock.postgres.warm_session import LATE_S, WarmSession, discard
+from pgleaderlock.postgres.warm_session import LATE_S, WarmSession, discard, end_call
 from pgleaderlock.stores.times import SOON_SHARE
 
 __all__ = ["SessionPair", "Validity"]
@@ -442,60 +442,97 @@ class SessionPair:
         """
         if key in self._witnessed:
             answer = await self.ask_lock(statement) if statement else None
-            await self.ask_witness(_sql.PING)
+            await self.ask_witness(_keys_sql.ping_as(self._advertising_name))  # the lock session is a new one
             return answer, True
         if not statement:
             return None, not await self.take_witness_locks([key])
         answer, refused = await _together(self.ask_lock(statement), self.take_witness_locks([key]))
         return answer, not refused
 
+    @property
+    def _advertising_name(self) -> str | None:
+        """The name with which the witness session shows our address; None if we have none."""
+        if self._lease.address is None or self._lock is None:
+            return None
+        return advertising_name(self._lease.address, self._lock.pid)
+
+    async def show_wait(self, *, is_over: bool) -> None:
+        """Send a heartbeat on the witness session, with a name that shows observers whether this candidate waits."""
+        if self._witness is not None and self._lock is not None:
+            name = self._advertising_name if is_over else waiting_name(self._lock.pid)
+            await self.ask_witness(_keys_sql.ping_as(name))
+
     async def take_witness_locks(self, keys: Iterable[LockKey]) -> set[LockKey]:
         """Take the witness locks of these keys, and return the keys whose witness lock another session holds."""
         wanted = [key for key in keys if key not in self._witnessed]
         if not self._lease.witness or not wanted:
             return set()
-        is_warm = not self.has_witness and self._adopt(await self.warm.take())
+        is_warm, asked = False, None
+        if not self.has_witness:
+            ready, asked = await self.warm.take()
+            is_warm = self._adopt(ready)
         if not self.has_witness:
             await self.open_witness()
-        idle_ms = self._lease.lease_ms if self.is_enforced else None
-        statement, parameters = _keys_sql.take_all([witness_key(key) for key in wanted], idle_ms)
-        if is_warm and self.warm.listens is not None:
-            statement = _sql.STOP_LISTENING + statement
-        row = await (self._ask_warm((statement, parameters)) if is_warm else self.ask_witness(statement, parameters))
+        row = await (self._ask_warm(wanted, asked) if is_warm else self._ask_alone(wanted))
         taken = {wanted[place] for place in (row or ([],))[0]}
         self._witnessed |= taken
         return {key for key in wanted if key not in taken}
 
-    async def _ask_warm(self, statement: _keys_sql.Statement) -> Row | None:
-        """Execute it on the session that was warm; if that does not answer soon, on a fresh one, opened beside it.
+    def try_witness_early(self, key: LockKey) -> None:
+        """Try for the witness lock on the warm session, if there is one; :meth:`begin_term` takes the answer.
+
+        A caller that then begins no term must close the warm session: it may hold the witness lock.
+        """
+        if self._lease.witness and not self.has_witness:
+            self.warm.ask_early(*self._witness_try([key], is_warm=True))
+
+    def _witness_try(self, keys: list[LockKey], *, is_warm: bool) -> _keys_sql.Statement:
+        idle_ms = self._lease.lease_ms if self.is_enforced else None
+        name = self._advertising_name
+        statement, parameters = _keys_sql.take_all([witness_key(key) for key in keys], idle_ms, name=name)
+        first = _sql.STOP_LISTENING if is_warm and self.warm.listens is not None else ""
+        return first + statement, parameters
+
+    async def _ask_warm(self, keys: list[LockKey], asked: "asyncio.Future[Row | None] | None") -> Row | None:
+        """Try for the witness locks on the session that was warm, where they may be ``asked`` for already.
+
+        If that does not answer soon, try for them on a fresh one, opened beside it.
 
         The session may be dead without a notice. Its backend may run the statement nevertheless, and hold the witness
         lock: it is terminated before the fresh session asks.
         """
-        asked = asyncio.ensure_future(self.ask_witness(*statement))
+        if asked is None:
+            asked = asyncio.ensure_future(self.ask_witness(*self._witness_try(keys, is_warm=True)))
         fresh: asyncio.Future[ReadySession] | None = None
         try:
-            await asyncio.wait({asked}, timeout=LATE_S)
+            if not asked.done():
+                await asyncio.wait({asked}, timeout=LATE_S)
             if not _has_answered(asked):
                 fresh = asyncio.ensure_future(self._open_second())
                 pending: set[asyncio.Future[Any]] = {fresh} if asked.done() else {asked, fresh}
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if _has_answered(asked) or fresh is None:
                 return asked.result()
-            await _end(asked)
+            await end_call(asked)
             await self.close_witness()
             await asyncio.wait({fresh})
             self._adopt(fresh.result())
             fresh = None
         finally:
-            await _end(asked)
+            await end_call(asked)
             if fresh is not None:
                 await discard(fresh)
-        await self._end_given_up(self._witness_session)
-        return await self._until_taken(statement)
+        return await self._ask_alone(keys)
 
-    async def _until_taken(self, statement: _keys_sql.Statement) -> Row | None:
-        """Ask again while our own former session, which was terminated, may still hold the lock."""
+    async def _ask_alone(self, keys: list[LockKey]) -> Row | None:
+        """Try for the witness locks when our own former sessions, of which one may hold them, are terminated.
+
+        A warm session that ended on our side only has tried for it perhaps. The server may need some time to end it.
+        """
+        statement = self._witness_try(keys, is_warm=False)
+        if not self._given_up:
+            return await self.ask_witness(*statement)
+        await self._end_given_up(self._witness_session)
         row = await self.ask_witness(*statement)
         for _ in range(_RETRIES):
             if row is None or row[0]:
@@ -661,7 +698,7 @@ class SessionPair:
                 raise self.ended.result()
             return task.result()
         finally:
-            await _end(task)
+            await end_call(task)
 
     # --- Release -------------------------------------------------------------------------------------------------
 
@@ -685,7 +722,7 @@ class SessionPair:
             await asyncio.wait({unlocking})  # cancelled, it would close the session that protects the other keys
             raise
         finally:
-            await _end(unlocking)
+            await end_call(unlocking)
         unlocking.result()
         self.held.difference_update(freed)
         if are_all:
@@ -704,18 +741,9 @@ async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U
             task.result()
         return one.result(), other.result()
     finally:
-        await _end(one)
-        await _end(other)
+        await end_call(one)
+        await end_call(other)
 
 
 def _has_answered(call: asyncio.Future[Any]) -> bool:
     return call.done() and not call.cancelled() and call.exception() is None
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task that is not done, wait for it, and retrieve what it raised, or asyncio would log it."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()

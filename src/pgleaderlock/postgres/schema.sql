@@ -199,3 +199,9 @@ COMMENT ON COLUMN {schema}.asks.answer IS 'obeyed or refused; null while no lead
 -- === Version 3, for programs that know version 1 or later: the history by time, whatever the lock
 
 CREATE INDEX IF NOT EXISTS history_by_time ON {schema}.history (at);
+
+-- === Version 4, for programs that know version 1 or later: the address of the holder of a lease row
+
+ALTER TABLE {schema}.leases ADD COLUMN IF NOT EXISTS address pg_catalog.text;
+
+COMMENT ON COLUMN {schema}.leases.address IS 'where clients reach the leader: its token, a space, its address';

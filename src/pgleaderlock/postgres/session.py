@@ -76,6 +76,10 @@ class Session(Protocol):
         """Execute it, and return the first row of its last result. Without an answer in time the session is closed."""
         ...
 
+    def on_announcement(self, call: Callable[[], None]) -> None:
+        """From now on, call it when the server announces a grant in the middle of a statement; it must not raise."""
+        ...
+
     async def listen(self, channel: str, heard: Heard | None = None) -> None:
         """Listen to this channel, and pass each notification on."""
         ...

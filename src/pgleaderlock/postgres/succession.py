@@ -7,7 +7,9 @@ Two more locks, the *places*, are derived from the key of the lock (frozen, like
 - **every other follower is quiet**: one idle session, which tries for the lock and then for S2 a few times per lease,
   and when it is notified that a place is free.
 
-So two sessions wait for a lock, however many followers there are, and a failover is one grant and two round trips.
+So two sessions wait for a lock, however many followers there are, and a failover is one grant and two round trips. The
+first begins when the server announces the grant in the middle of the heir's wait slice, and the server draws the token
+meanwhile. The place of the heir is left a moment after the leadership began.
 
 **A place is never a precondition for the lock.** Every follower that wakes up tries for the lock first, so a frozen
 heir delays a failover by a wait slice, and a place that no one holds costs speed only. Nothing here decides who leads.
@@ -33,6 +35,7 @@ leader, the heir and the next heir end at once: it leads within a third of the l
 import asyncio
 import math
 import random
+from dataclasses import dataclass, replace
 
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
@@ -40,15 +43,25 @@ from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
 from pgleaderlock.postgres.nomination import Nominations
 from pgleaderlock.postgres.pair import SessionPair
-from pgleaderlock.postgres.session import Session
+from pgleaderlock.postgres.session import Row, Session
 
-__all__ = ["Succession"]
+__all__ = ["LockGrant", "Succession"]
 
 _JITTER = 0.25
 _HEED_EVERY_S = 1.0
 """How often notifications of free places are heeded: any user of the database can send them."""
 _SPREAD_S = 2.0
 """Within this time after a notification the quiet followers try, one after the other and not all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockGrant:
+    """The grant of a lock, before there is a leadership."""
+
+    token: int | None = None
+    """The token, if the statement that was granted the lock has drawn it."""
+    announced_at: float | None = None
+    """When it was announced, and the witness lock tried for, before the answer came."""
 
 
 class Succession:
@@ -64,11 +77,13 @@ class Succession:
         self._place = Place.NONE
         self._is_listening = False
         self._leaves_next = False  # whether S2 is still held and is left with the next statement
+        self._leaves_heir = False  # whether S1 is still held, by a leader that leaves it soon
         self._nominations = Nominations(key, pair, clock)
         pair.warm.listens = self._channel, self._nominations.hear
         self._tells_others = False  # whether the next statement notifies others that they may take places again
         self._is_under_lease = False  # without a place, because it was nominated
         self._tried_at = self._try_at = -math.inf
+        self._grant: LockGrant | None = None
 
     @property
     def place(self) -> Place:
@@ -76,8 +91,8 @@ class Succession:
         is_ours = self._session is not None and self._pair.is_open and self._session is self._pair.lock_session
         return self._place if is_ours else Place.NONE
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for the lock for so long at most. Return whether it was granted.
+    async def wait(self, timeout_s: float) -> LockGrant | None:
+        """Wait for the lock for so long at most. Return its grant, if it was granted.
 
         Raises ConnectionError when the session ends.
         """
@@ -87,15 +102,19 @@ class Succession:
             await self._heed_nomination()
             granted = await self._wait_once(left_s)
             if granted == "lock":
-                return True
+                return self._grant or LockGrant()
             if granted:
                 self._advance(Place(granted))
             elif self._place is not Place.NONE or not self._pair.is_enforced:
                 await self._pair.look_for_stuck([self._key])
-        return False
+        return None
 
     def begin_sql(self) -> str:
-        """Return what the statement that begins a term starts with: it ends the listening and leaves the place."""
+        """Return what the statement that begins a term starts with: it ends the listening, and leaves a place.
+
+        The place of the heir is left later, with :meth:`leave_sql`: the next heir, which is queued for it, would wake
+        up just when this process has most to do.
+        """
         self._meet_session()  # a first try on a new session is granted without a wait: it has no place of the last one
         place, is_listening, self._is_listening = self.place, self._is_listening, False
         self._place, leaves_next, self._leaves_next = Place.NONE, self._leaves_next, False
@@ -107,21 +126,30 @@ class Succession:
             parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
         elif tells_others:
             parts.append(_sql.notify_first(self._channel))
-        if place is Place.HEIR:  # the next heir is queued for it, and needs no notification
-            parts.append(self._statements(Place.HEIR).unlock)
+        self._leaves_heir = place is Place.HEIR
         return "".join(parts)
+
+    def leave_sql(self) -> str:
+        """Return the statement that leaves the place of the heir, if it is still to be left. It needs no notification.
+
+        The next heir is queued for it.
+        """
+        leaves, self._leaves_heir = self._leaves_heir and self._session is self._pair.lock_session, False
+        return self._statements(Place.HEIR).unlock if leaves else ""
 
     def _meet_session(self) -> None:
         """Begin without a place on a session that is new."""
         session = self._pair.lock_session
         if session is not self._session:
             self._session, self._place, self._is_listening = session, Place.NONE, False
-            self._leaves_next, self._tried_at, self._try_at = False, -math.inf, -math.inf
+            self._leaves_next = self._leaves_heir = False
+            self._tried_at = self._try_at = -math.inf
             self._tells_others = self._is_under_lease = False
             self._nominations.forget()
 
     async def _wait_once(self, left_s: float) -> str:
         """Wait for one step of the succession, and return what was granted: the lock, a place, or nothing."""
+        self._grant = None
         slice_s = min(self._pair.wait_slice_s, left_s)
         lock = _sql.LockStatements(self._key, self._lease, is_enforced=self._pair.is_enforced)
         if not self._pair.is_enforced:
@@ -145,11 +173,30 @@ class Succession:
             first += self._statements(Place.NEXT_HEIR).unlock
         elif self._tells_others:
             first += _sql.notify_first(self._channel)
-        granted = await self._ask(first + lock.slice(slice_s), slice_s)
+        self._pair.lock_session.on_announcement(self._hear_grant)
+        granted = await self._queue(first + lock.slice(slice_s, begins_term=True), slice_s)
         # Others are notified of the free place one wait slice later: a new leader is just about to draw its token, and
         # fifty followers that wake up at that moment would slow it down.
         self._tells_others, self._leaves_next = self._leaves_next, False
         return granted
+
+    def _hear_grant(self) -> None:
+        """Try for the witness lock while the server draws the token, and before it answers."""
+        self._grant = LockGrant(announced_at=self._clock())
+        self._pair.try_witness_early(self._key)
+
+    async def _queue(self, statement: str, slice_s: float) -> str:
+        """Ask for the lock, and keep the token that comes with a grant. Without a grant, no witness lock is kept."""
+        row: Row | None = None
+        try:
+            row = await self._pair.ask_lock(statement, bound_s=slice_s + self._lease.answer_bound_s)
+        finally:
+            if self._grant is not None and (row is None or not row[0]):
+                await self._pair.warm.close()
+        granted, *token = row or ("",)
+        if granted and any(token):
+            self._grant = replace(self._grant or LockGrant(), token=int(token[0]))
+        return str(granted or "")
 
     async def _heed_nomination(self) -> None:
         """Check what was heard. Leave a place that is meant for another candidate, and the lease with it."""

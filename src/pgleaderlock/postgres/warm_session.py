@@ -12,6 +12,7 @@ later.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from pgleaderlock._logging import NDLogger
 from pgleaderlock.errors import ConnectionError, PgLeaderLockError
@@ -20,7 +21,7 @@ from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.lease import Lease
 from pgleaderlock.postgres.session import Heard, Row
 
-__all__ = ["LATE_S", "WarmSession", "discard"]
+__all__ = ["LATE_S", "WarmSession", "discard", "end_call"]
 
 LATE_S = 0.1
 """After this time without an answer on the warm session, a fresh one is opened beside it."""
@@ -48,6 +49,7 @@ class WarmSession:
         self._opening: asyncio.Future[ReadySession] | None = None
         self._ready: ReadySession | None = None
         self._ping: asyncio.Future[Row | None] | None = None
+        self._early: asyncio.Future[Row | None] | None = None
         self._was_warned = False
 
     @property
@@ -60,11 +62,25 @@ class WarmSession:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._keep(), name="pgleaderlock warm session")
 
-    async def take(self) -> ReadySession | None:
-        """Give the session away; None if there is none that answers. One that is being opened is waited for a moment.
+    def ask_early(self, statement: str, parameters: tuple[Any, ...]) -> None:
+        """Execute it now, on the session that is taken soon. Without a session, or during a ping, this does nothing."""
+        if self._ready is None or not self.is_open or self._ping is not None or self._early is not None:
+            return
+        if self._task is not None:
+            self._task.cancel()  # it sends pings, and a session is used by one caller at a time
+        call = self._ready.session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
+        self._early = asyncio.ensure_future(call)
 
-        No longer, because the host that it connects to may be silent, and another session may be opened meanwhile.
+    async def take(self) -> tuple[ReadySession | None, "asyncio.Future[Row | None] | None"]:
+        """Give the session away, with the call that was begun early, if any; None if there is none that answers.
+
+        One that is being opened is waited for a moment. No longer, because the host that it connects to may be silent,
+        and another session may be opened meanwhile.
         """
+        if self._early is not None and self.is_open:
+            ready, early = self._ready, self._early
+            self._ready = self._early = None
+            return ready, early
         ping, is_late = self._ping, False
         if ping is not None:  # cancelled, it would close the session
             await asyncio.wait({ping}, timeout=LATE_S)
@@ -74,7 +90,7 @@ class WarmSession:
         try:
             await self.close()
             if opening is None:
-                return ready
+                return ready, None
             await asyncio.wait({opening}, timeout=LATE_S)
         except asyncio.CancelledError:
             if ready is not None:
@@ -84,10 +100,16 @@ class WarmSession:
             raise
         if not opening.done():
             await discard(opening)
-        return None if opening.cancelled() or opening.exception() else opening.result()
+        return (None if opening.cancelled() or opening.exception() else opening.result()), None
 
     async def close(self) -> None:
         """Stop keeping it, and close it if it was not given away."""
+        early, self._early = self._early, None
+        if early is not None:
+            await end_call(early)
+            # It may hold the witness lock, and if the network is silent, the server does not notice the close.
+            if self._ready is not None and not self._ready.session.closed:
+                self._note_end(self._ready, ConnectionError("a session with an early try for a lock was given up"))
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -159,6 +181,15 @@ class WarmSession:
                 error=error,
                 advice="the next failover takes longer by one connection; nothing else depends on this session",
             )
+
+
+async def end_call(task: "asyncio.Future[Any]") -> None:
+    """Cancel a task that is not done, wait for it, and retrieve what it raised, or asyncio would log it."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
 
 
 async def discard(opening: "asyncio.Future[ReadySession]") -> None:

@@ -74,6 +74,16 @@ class Backend(ABC):
     """Whether grants are extended without :meth:`renew`; the engine then waits for :meth:`lost` alone."""
 
     @property
+    def identity(self) -> str | None:
+        """The name by which the store shows this candidate, and no other, as the leader; None if it has none."""
+        return None
+
+    @property
+    def address(self) -> str | None:
+        """The address that the store shows while this candidate leads; None without one, or if it cannot show one."""
+        return None
+
+    @property
     def place(self) -> str:
         """The place of this candidate in the succession, for display only: ``heir``, ``next heir``, or empty."""
         return ""

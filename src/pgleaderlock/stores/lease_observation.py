@@ -12,7 +12,9 @@ is deleted, the candidate waits for its own lease duration only.
 import math
 from dataclasses import dataclass
 
-__all__ = ["LeaseObservation", "Record"]
+from pgleaderlock._base.checks import address_fault
+
+__all__ = ["LeaseObservation", "Record", "address_in", "address_text"]
 
 _LONGEST_LEASE_S = 24 * 3600.0
 """A longer lease is reported as endless, unless our own is as long: a running leader renews more than once a day."""
@@ -31,6 +33,21 @@ class Record:
     """Changes with every write. Compared for equality, and passed to the store with the next write."""
     since: str | None = None
     """When the term began, for display."""
+    address: str | None = None
+    """Where clients reach the holder; None if it advertises no address. For display too."""
+    claimed_token: int | None = None
+    """The token of the claim that began the term, if the store assigned another, greater one; else None."""
+
+
+def address_text(token: int, address: str | None) -> str:
+    """Return an address with the number of its term, for a store in which other programs leave the text unchanged."""
+    return "" if address is None else f"{token} {address}"
+
+
+def address_in(text: object, token: int) -> str | None:
+    """Return the address of that text if it is of this term; None for one that an earlier holder has left behind."""
+    term, _, address = str(text or "").partition(" ")
+    return address if term == str(token) and address_fault(address) is None else None
 
 
 class LeaseObservation:

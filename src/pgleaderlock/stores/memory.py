@@ -33,6 +33,8 @@ _places_guard = threading.Lock()
 class MemoryStore(RecordStore):
     """A record by name."""
 
+    carries_address = True
+
     def __init__(self, name: str) -> None:
         self._name = name
         with _places_guard:
@@ -54,14 +56,21 @@ class MemoryStore(RecordStore):
             if (now.version if now else None) != (replacing.version if replacing else None):
                 return None
             version = 1 if now is None else int(str(now.version)) + 1
-            self._place.record = Record(claim.holder, claim.token, claim.lease_s, version)
+            self._place.record = Record(claim.holder, claim.token, claim.lease_s, version, address=claim.address)
             for loop, event in self._place.waiters:
                 with contextlib.suppress(RuntimeError):  # the waiter's event loop was closed
                     loop.call_soon_threadsafe(event.set)
             return self._place.record
 
+    async def overwritten(self, held: Record) -> Record | None:
+        """Return the record after the next write."""
+        return await self._after_write(held, None)
+
     async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
         """Return the record after the next write, at the latest after ``timeout_s``."""
+        return await self._after_write(seen, timeout_s)
+
+    async def _after_write(self, seen: Record | None, timeout_s: float | None) -> Record | None:
         waiter = asyncio.get_running_loop(), asyncio.Event()
         with self._place.guard:
             if self._place.record != seen:

@@ -17,7 +17,8 @@ declared lost at *s* + 2/3 T.
 lost may have arrived: the next one then fails on the version, reads the record, and finds its own name and term in it.
 
 **A term is a number.** Every acquisition writes the last number plus one; it is the fencing token. Renewals and
-releases apply to that number only, so a process can never renew or release a later term, its own or another's.
+releases apply to that number only, so a process can never renew or release a later term, its own or another's. A store
+that numbers its writes itself may assign a greater number (:attr:`Record.claimed_token`).
 
 Not guaranteed: a store whose replacement is not atomic; clock rates that differ by more than 10 %.
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgleaderlock._base.causes import LossCause
-from pgleaderlock._base.checks import check_seconds, quoted, shown
+from pgleaderlock._base.checks import check_address, check_seconds, quoted, shown
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock._logging import get_logger
 from pgleaderlock.errors import ConnectionError, LeadershipLost, LockError, PgLeaderLockError
@@ -75,10 +76,15 @@ class Claim:
     lease_s: float
     is_new_term: bool
     """False for a renewal and a release, which keep the time at which the term began."""
+    address: str | None = None
+    """Where clients reach the holder; None if it advertises no address."""
 
 
 class RecordStore(ABC):
     """One record in a store. Its failures are ConnectionError; time limits are set by the caller."""
+
+    carries_address = False
+    """Whether :meth:`write` keeps the address of a claim, and :meth:`read` returns it in the record."""
 
     @property
     @abstractmethod
@@ -100,7 +106,15 @@ class RecordStore(ABC):
 
     @abstractmethod
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
-        """Replace exactly that record, or create the first; return None when another client's write came first."""
+        """Replace exactly that record, or create the first; return None when another client's write came first.
+
+        The record of a new term may have a greater token than the claim, such as the number that the store gives to
+        this write. Then it has the claim's as ``claimed_token``, and so has :meth:`read` until the first renewal: by
+        that a candidate finds its own term when the answer to a write was lost.
+        """
+
+    def only_read(self) -> None:  # noqa: B027 - most stores change nothing when they are read
+        """From now on, change nothing: the store is used by a process that takes no part."""
 
     async def open(self) -> None:  # noqa: B027 - a store that needs no preparation is complete without
         """Connect to the store. Does nothing when connected already."""
@@ -160,8 +174,10 @@ class RecordBackend(Backend):
         identity: str | None = None,
         lease_s: float = USUAL_LEASE_S,
         clock: Clock = suspend_aware_clock,
+        address: str | None = None,
     ) -> None:
         self._store = store
+        self._address = check_address(address) if store.carries_address else None
         self._has_own_name = identity is not None
         self._identity = default_identity() if identity is None else check_identity(identity)
         self._pid = os.getpid()
@@ -171,6 +187,7 @@ class RecordBackend(Backend):
         self._held: Record | None = None  # the record that we wrote last, while we hold the term as far as we know
         self._observation = LeaseObservation(self._lease_s)
         self._ready: Record | None = None  # the record that wait() found free: try_acquire replaces it if unchanged
+        self._refused: Record | None = None  # the record that wait() read last and found held: try_acquire reads none
         self._logger = get_logger().bind(**store.labels)
 
     @property
@@ -188,6 +205,19 @@ class RecordBackend(Backend):
         """The name that this candidate writes into the record."""
         return self._identity
 
+    @property
+    def address(self) -> str | None:
+        """The address that the record has while we hold it."""
+        return self._address
+
+    @property
+    def store(self) -> RecordStore:
+        """The store of the record, to read it without taking part."""
+        return self._store
+
+    def _claim(self, holder: str, token: int, *, is_new_term: bool = False) -> Claim:
+        return Claim(holder, token, self._lease_s, is_new_term, self._address if holder else None)
+
     # --- The verbs ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -198,15 +228,17 @@ class RecordBackend(Backend):
     async def try_acquire(self) -> Grant | None:
         """Write our name into a record that is free, expired, or ours from an attempt whose answer was lost."""
         self._adopt_process()
-        record = await self._look() if self._ready is None else self._ready
-        self._ready = None  # used once, whether this attempt succeeds or not
+        record, refused = self._ready, self._refused
+        self._ready = self._refused = None  # used once, whether this attempt succeeds or not
+        if record is None:  # a record whose lease has expired since is read again
+            record = refused if refused is not None and not self._may_take(refused) else await self._look()
         if not self._may_take(record):
             self._check_end(record)
             return None
         sent = self._clock()
         token = self._next_token(record)
         self._attempted.add(token)
-        claim = Claim(self._identity, token, self._lease_s, is_new_term=True)
+        claim = self._claim(self._identity, token, is_new_term=True)
         self._held = await self._bounded(self._store.write(claim, record))
         if self._held is None:
             await self._look()  # so that the winner's lease counts from now on, not from our next look
@@ -284,7 +316,7 @@ class RecordBackend(Backend):
 
     async def close(self) -> None:
         """Release the record if we may hold it and the store answers quickly; then close the store."""
-        held, self._held, self._ready = self._held, None, None
+        held, self._held, self._ready, self._refused = self._held, None, None, None
         if self._pid != os.getpid():
             return  # the record is our parent's, and so are the connections
         try:
@@ -294,7 +326,7 @@ class RecordBackend(Backend):
             await self._store.close()
 
     async def _release_quickly(self, held: Record) -> None:
-        claim = Claim("", held.token, self._lease_s, is_new_term=False)
+        claim = self._claim("", held.token)
         try:
             async with asyncio.timeout(min(1.0, self._lease_s / 10)):
                 if await self._store.write(claim, held) is None:
@@ -306,12 +338,12 @@ class RecordBackend(Backend):
         """Release the record as it is now, if it is ours: the answer to our last write may have been lost."""
         record = await self._store.read()
         if record is not None and (record.holder, record.token) == (self._identity, held.token):
-            await self._store.write(Claim("", record.token, self._lease_s, is_new_term=False), record)
+            await self._store.write(self._claim("", record.token), record)
 
     async def wait(self, timeout_s: float) -> None:
         """Read the record whenever it may have changed, until it can be acquired or ``timeout_s`` is over."""
         deadline = self._clock() + timeout_s
-        self._ready = None
+        self._ready = self._refused = None
         while (left_s := deadline - self._clock()) > 0:
             if math.isfinite(self._observation.over_at):
                 left_s = min(left_s, max(0.0, self._observation.over_at - self._clock()))
@@ -321,8 +353,9 @@ class RecordBackend(Backend):
                     record = await self._store.changed(seen, left_s)
             record = await self._look() if record is None else self._noted(record)
             if self._may_take(record):
-                self._ready = record
+                self._ready, self._refused = record, None
                 return
+            self._refused = record
             if record == seen and self._clock() < began + _STORE_S:  # the store reported a change, but there was none
                 await asyncio.sleep(_STORE_S)
 
@@ -335,7 +368,7 @@ class RecordBackend(Backend):
     def _noted(self, record: Record | None) -> Record | None:
         self._observation.note(record, self._clock())
         if record is not None:
-            self._attempted = {token for token in self._attempted if token >= record.token}
+            self._attempted = {token for token in self._attempted if token >= _claimed(record)}
         return record
 
     def _adopt_process(self) -> None:
@@ -345,7 +378,7 @@ class RecordBackend(Backend):
         if self._has_own_name:
             raise LockError(f"this backend was made as {self._identity} before a fork: make one in each process")
         self._pid, self._identity = os.getpid(), default_identity()
-        self._held = self._ready = None
+        self._held = self._ready = self._refused = None
         self._attempted.clear()
         self._observation.forget()
 
@@ -356,7 +389,7 @@ class RecordBackend(Backend):
     def _may_take(self, record: Record | None) -> bool:
         if self._observation.is_free(self._clock()):
             return True
-        is_ours = record is not None and record.holder == self._identity and record.token in self._attempted
+        is_ours = record is not None and record.holder == self._identity and _claimed(record) in self._attempted
         return is_ours or (record is not None and self._store.is_abandoned(record))
 
     def _next_token(self, record: Record | None) -> int:
@@ -385,7 +418,7 @@ class RecordBackend(Backend):
         assert grant.token is not None  # noqa: S101 - every grant of ours has one
         if grant.token < self._observation.highest:
             raise self._over(grant.token, f"was acquired again, in term {self._observation.highest}")
-        claim = Claim(holder, grant.token, self._lease_s, is_new_term=False)
+        claim = self._claim(holder, grant.token)
         if self._held is not None:
             written = await self._bounded(self._store.write(claim, self._held))
             if written is not None:
@@ -419,6 +452,11 @@ class RecordBackend(Backend):
 
     def _labels_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.labels.items())
+
+
+def _claimed(record: Record) -> int:
+    """Return the token that the candidate wrote, which the store may have replaced by a greater one."""
+    return record.token if record.claimed_token is None else record.claimed_token
 
 
 def _described(record: Record | None) -> str:

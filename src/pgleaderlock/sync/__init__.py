@@ -24,5 +24,6 @@ Not promised: a release when a signal or ``os._exit`` ends the process. The serv
 from pgleaderlock.sync._election import Election
 from pgleaderlock.sync._lock import LeaderLock
 from pgleaderlock.sync._manager import Lease, Manager
+from pgleaderlock.sync._watching import find_leader, watch_leader
 
-__all__ = ["Election", "LeaderLock", "Lease", "Manager"]
+__all__ = ["Election", "LeaderLock", "Lease", "Manager", "find_leader", "watch_leader"]

@@ -1,7 +1,7 @@
 """An asyncio election, for callers that block: each call is made on the background thread's event loop.
 
 The caller waits for the outcome, unless it is one of the election's own callbacks: there ``shutdown()`` and
-``step_down()`` only put the request, and calls that would have to wait raise an error.
+``step_down()`` only request it, and calls that would have to wait raise an error.
 """
 
 import asyncio
@@ -13,13 +13,16 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from pgleaderlock._base.checks import check_callable, check_seconds
 from pgleaderlock.engine._leader_task import AfterWork, WorkPolicy
+from pgleaderlock.engine._unused import warn_of_unused_leadership
 from pgleaderlock.engine.callbacks import B, Decorators, F, L, listener_of
 from pgleaderlock.engine.election import Election
 from pgleaderlock.engine.functions import Work, is_async
+from pgleaderlock.engine.leading import LeadingBlock
 from pgleaderlock.engine.term import Term
 from pgleaderlock.errors import LockError
 from pgleaderlock.models import Event, EventKind, LockState
 from pgleaderlock.sync._callback_thread import CallbackThread
+from pgleaderlock.sync._leading import BlockingLeading, Caller
 from pgleaderlock.sync._loop_thread import LoopEnded, LoopThread, enlist
 
 T = TypeVar("T")
@@ -38,7 +41,9 @@ class BlockingElection(Decorators, Generic[A]):
         self._home: LoopThread | None = None  # where it runs, until the last callback of that run has returned
         self._pid: int | None = None  # of the process that used it first
         self._ending: set[asyncio.Task[None]] = set()
+        is_used = engine._is_used  # noqa: SLF001 - of this package; our own listener does not count
         engine.subscribe(self._note_end)
+        engine._is_used = is_used  # noqa: SLF001
 
     # --- State -------------------------------------------------------------------------------------------------
 
@@ -51,6 +56,16 @@ class BlockingElection(Decorators, Generic[A]):
     def labels(self) -> Mapping[str, object]:
         """The labels that identify this lock, also in every log line. Never a secret."""
         return self._engine.labels
+
+    @property
+    def identity(self) -> str | None:
+        """The name by which the store shows this candidate while it leads; None if it has no name of its own there."""
+        return self._engine.identity
+
+    @property
+    def address(self) -> str | None:
+        """The address that the store shows while this candidate leads; None without one."""
+        return self._engine.address
 
     @property
     def is_leader(self) -> bool:
@@ -165,6 +180,44 @@ class BlockingElection(Decorators, Generic[A]):
 
         return self._call(run)
 
+    def leading(self, timeout_s: float | None = None) -> BlockingLeading:
+        """Wait for leadership, run the block as the leader, and release leadership when it ends.
+
+            with lock.leading() as term:
+                while not term.wait(5):
+                    do_one_thing(fence=term.token)
+
+        A thread cannot be cancelled: a block whose leadership is lost, or is to be handed over on request, runs on
+        until it checks. ``term.check()`` raises :class:`LeadershipLost` then, ``term.is_ending`` is True, and
+        ``term.wait(seconds)`` returns True at once. The lock is kept until the block has ended, for as long as
+        leadership is valid; a block that runs longer is an overrun (:meth:`on_overrun`). If leadership ended before the
+        block did, LeadershipLost is raised at the end of the block, unless the block raised an error of its own.
+
+        Starts the election unless it runs, and shuts down at the end what it started. An election that was running goes
+        on: at the end of the block it steps down, and takes part again one retry delay later (1 s by default), so that
+        the others go first. One block of a lock at a time. TimeoutError after ``timeout_s`` without leadership;
+        LockError if the election stops meanwhile. Inside the block ``shutdown()`` and ``step_down()`` only request it
+        and return.
+        """
+        _check_timeout(timeout_s)
+
+        async def new_block(home: LoopThread) -> LeadingBlock:
+            is_ours = self._home is None
+            block = self._engine._new_block(None, is_ours=is_ours)  # noqa: SLF001 - of this package
+            if is_ours:
+                await self._start(home)
+            return block
+
+        return BlockingLeading(self._caller("leading()"), new_block, timeout_s)
+
+    def _caller(self, what: str) -> Caller:
+        def call(make: Callable[[LoopThread], Coroutine[Any, Any, T]], /) -> T:
+            if self._callbacks.is_here or self.is_in_leader_task:
+                raise LockError(f"{what} in a callback, a leader task or another leading() block would wait for itself")
+            return self._call(make)
+
+        return Caller(call, self._ask, lambda: self._is_forked)
+
     def _on_the_loop(self, register: Callable[[F], object], fn: F) -> None:
         """Register now, or on the event loop where it runs: leader tasks start and end there."""
         self._check_process()
@@ -187,7 +240,7 @@ class BlockingElection(Decorators, Generic[A]):
         """Release the lock if it is held, and stop. Past ``timeout_s`` the session is closed by force.
 
         Returns when the election has stopped and its callbacks have run. In a callback and in a leader task it only
-        puts the request and returns.
+        requests this and returns.
         """
         self._end(self._engine.shutdown, timeout_s)
 
@@ -195,7 +248,7 @@ class BlockingElection(Decorators, Generic[A]):
         """Give up leadership without stopping. Does nothing when not leading.
 
         Returns when the lock is released and the callbacks have run. Past ``timeout_s`` the session is closed, which
-        frees the lock for certain. In a callback and in a leader task it only puts the request and returns.
+        frees the lock for certain. In a callback and in a leader task it only requests this and returns.
 
         ``to`` names the candidate that leads next, as :meth:`nominate` does, which may take two seconds more. If that
         is refused, the LockError is raised, or in a callback logged, and this candidate leads on.
@@ -234,11 +287,19 @@ class BlockingElection(Decorators, Generic[A]):
             return False
 
     def __enter__(self) -> Self:
+        """Take part in the election, and return at once: the block is not held back until this process leads.
+
+        Other locks are held in their ``with`` block. This one only takes part there: ask :attr:`is_leader`, call
+        :meth:`wait_for_leadership`, or use ``with lock.leading()``, which waits.
+        """
         self.start()
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        """Release the lock if it is held, and stop. The time for that is bounded if the block ended in an exception."""
         self.shutdown(timeout_s=None if exc_type is None else _EXIT_TIMEOUT_S)
+        if exc_type is None and not self._engine._was_used():  # noqa: SLF001 - of this package
+            warn_of_unused_leadership(f"with block of {self._labels_text()}", "with lock.leading()")
 
     # --- Callbacks ---------------------------------------------------------------------------------------------
 
@@ -281,7 +342,7 @@ class BlockingElection(Decorators, Generic[A]):
             raise LockError("the interpreter is about to exit: no election can be started any more")
         await self._engine.start()
         # Nothing is awaited in between: an interrupted caller leaves nothing behind, or an election that is kept.
-        if self._home is not home and not self._engine.state.is_stopped:
+        if self._home is not home and not self._engine._has_stopped:  # noqa: SLF001 - of this package
             self._home = home
             home.keep(self, self._engine.shutdown)
             self._callbacks.begin_run()
@@ -306,7 +367,7 @@ class BlockingElection(Decorators, Generic[A]):
             await self._engine.shutdown()  # it has stopped: this waits for the last callbacks
         finally:
             home = self._home
-            if home is not None and self._engine.state.is_stopped:
+            if home is not None and self._engine._has_stopped:  # noqa: SLF001 - of this package
                 self._home = None
                 self._callbacks.rest()
                 home.let_go(self)

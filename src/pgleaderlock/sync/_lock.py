@@ -1,6 +1,7 @@
 """``sync.LeaderLock``: the blocking election on a PostgreSQL advisory lock."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from pgleaderlock.lock import LeaderLock as AsyncLeaderLock
@@ -8,8 +9,10 @@ from pgleaderlock.postgres._fence import Connection
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.sync._arguments import takes_arguments_of
 from pgleaderlock.sync._blocking import BlockingElection, refuse_coroutines
+from pgleaderlock.sync._once import BlockingOnce
 
 if TYPE_CHECKING:
+    from pgleaderlock.work.schedule.policy import IfKilled
     from pgleaderlock.work.schedule.registration import JobOptions
 
 W = TypeVar("W", bound=Callable[..., Any])
@@ -17,6 +20,9 @@ W = TypeVar("W", bound=Callable[..., Any])
 
 class LeaderLock(BlockingElection[AsyncLeaderLock]):
     """Makes exactly one of N processes the leader, on the PostgreSQL that they share; for callers that block.
+
+    ``with lock`` takes part in the election; it does not wait until this process leads, as other locks do.
+    ``with lock.leading()`` waits (:meth:`leading`).
 
         lock = LeaderLock("postgresql://app@db/app", role="billing/scheduler")
 
@@ -68,6 +74,28 @@ class LeaderLock(BlockingElection[AsyncLeaderLock]):
         Needs the extra ``cron``.
         """
         return self._schedule(self._engine.cron(expression, tz=tz, **options), fn)
+
+    def once(
+        self,
+        name: str,
+        slot: datetime,
+        *,
+        if_killed: "IfKilled" = "leave",
+        max_attempts: int = 5,
+        keep_days: int = 30,
+    ) -> BlockingOnce:
+        """Let one of all processes that ask for this slot run it. None of them has to lead, or to take part.
+
+            with lock.once("report", slot) as mine:
+                if mine:
+                    make_report()
+
+        At most once by default: a slot whose process died in the block, or whose block raised an error, is not run
+        again. With ``if_killed="repeat"`` the next process that asks runs a slot that was cut off again.
+        :meth:`pgleaderlock.LeaderLock.once` says more.
+        """
+        once = self._engine.once(name, slot, if_killed=if_killed, max_attempts=max_attempts, keep_days=keep_days)
+        return BlockingOnce(self._check_process, once)
 
     def _schedule(self, schedule: Callable[[W], W], fn: W | None) -> W | Callable[[W], W]:
         def register(work: W) -> W:

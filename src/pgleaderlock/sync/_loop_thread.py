@@ -4,6 +4,10 @@ It exists while it has users: elections that run and calls that wait. They are c
 the next starts another. It is a daemon thread, so that it does not keep a program alive. At exit, elections that still
 run are shut down first, while threads still work.
 
+In a process that gevent has patched, the thread is a greenlet, and its loop waits by gevent's ``select``: a greenlet
+that does not let others run delays renewals, until leadership ends by the clock. All greenlets are one thread to
+asyncio, which runs one event loop in it: the next user waits until the last loop has ended.
+
 A forked child has this module's memory, but not the thread. It forgets the thread, and keeps its parent's loop alive
 for ever: closing that would take the parent's sockets out of the epoll instance that both share.
 """
@@ -11,12 +15,13 @@ for ever: closing that would take the parent's sockets out of the epoll instance
 import asyncio
 import atexit
 import contextlib
-import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent import futures
 from typing import Any, Generic, TypeVar
 
+from pgleaderlock._base import portable
+from pgleaderlock._base.portable import at_fork
 from pgleaderlock._base.threads import has_main_thread_ended
 from pgleaderlock.errors import LockError
 
@@ -32,6 +37,8 @@ _ENDED = (
 
 _guard = threading.RLock()  # a signal's handler may call shutdown() while its thread is just in here
 _current: "LoopThread | None" = None
+_ending: "LoopThread | None" = None
+"""The greenlet that was asked to end last; None where threads are threads."""
 _is_exiting = False
 _is_registered = False
 _parents: "list[LoopThread | None]" = []
@@ -71,7 +78,7 @@ class LoopThread:
         self._users = 0
         self._shutdowns: dict[object, Shutdown] = {}
         # Made here and not in the thread, so that the first caller does not have to wait until the thread runs.
-        self._loop = asyncio.new_event_loop()
+        self._loop = portable.new_event_loop()
         self._stop = asyncio.Event()
         self.is_ending = False
         self._thread = threading.Thread(target=self._run, name="pgleaderlock loop", daemon=True)
@@ -149,14 +156,21 @@ class LoopThread:
 
     def leave(self) -> None:
         """Count one user less; the last one ends the thread."""
-        global _current  # noqa: PLW0603
+        global _current, _ending  # noqa: PLW0603
         with _guard:
             self._users -= 1
             if self._users:
                 return
             if _current is self:
                 _current = None
+            if portable.has_greenlets_for_threads():
+                _ending = self
         self._ask_to_end()
+
+    def wait_until_ended(self) -> None:
+        """Wait for the end of the thread, unless the caller is this thread. Holding the guard would keep it alive."""
+        if not self.is_here:
+            self._thread.join()
 
     def _ask_to_end(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed already
@@ -178,19 +192,50 @@ class LoopThread:
 
 def enlist() -> LoopThread:
     """Return the thread, which stays until :meth:`LoopThread.leave` is called as often as this."""
-    global _current, _is_registered  # noqa: PLW0603
-    with _guard:
-        if _current is None:
-            if _is_exiting:
-                raise LoopEnded(_ENDED)
-            thread = LoopThread()
-            thread.start()
-            _current = thread
+    global _is_registered  # noqa: PLW0603
+    with _guard_after_last_loop():
+        thread = _current or _start()
         if not _is_registered:  # late, so that what was registered before, such as logging's end, comes after us
             atexit.register(_at_exit)
             _is_registered = True
-        _current.join()
-        return _current
+        thread.join()
+        return thread
+
+
+@contextlib.contextmanager
+def _guard_after_last_loop() -> Iterator[None]:
+    """Hold the guard, at a moment at which no loop is about to end that would keep the next one from running."""
+    global _ending  # noqa: PLW0603
+    while True:
+        with _guard:
+            last = _ending
+            if _current is not None or last is None:
+                yield
+                return
+        last.wait_until_ended()
+        with _guard:
+            if _ending is last:
+                _ending = None
+
+
+def _start() -> LoopThread:
+    global _current  # noqa: PLW0603
+    if _is_exiting:
+        raise LoopEnded(_ENDED)
+    _check_gevent()
+    thread = LoopThread()
+    thread.start()
+    _current = thread
+    return thread
+
+
+def _check_gevent() -> None:
+    """Raise LockError where gevent has replaced only one of threads and select: the loop would stand still, or all."""
+    if portable.has_greenlets_for_threads() != portable.has_cooperative_select():
+        raise LockError(
+            "gevent has replaced one of threads and select, and not the other: the event loop of pgleaderlock.sync "
+            "could not run beside other greenlets. Call gevent.monkey.patch_all(), or let it replace neither"
+        )
 
 
 def _forget(thread: LoopThread) -> None:
@@ -211,10 +256,10 @@ def _at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    global _current, _guard  # noqa: PLW0603
+    global _current, _ending, _guard  # noqa: PLW0603
     _guard = threading.RLock()  # another thread may have held the old one, and there are no other threads any more
     _parents.append(_current)
-    _current = None
+    _current = _ending = None
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+at_fork(after_in_child=_forget_in_child)

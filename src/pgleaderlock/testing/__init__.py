@@ -1,17 +1,44 @@
-"""Tools to test code that elects leaders: a virtual clock, a simulated cluster with faults, a contract for backends."""
+"""Tools to test code that elects leaders: a virtual clock, a simulated cluster with faults, a contract for backends.
 
-from pgleaderlock.testing.contract import BackendContract, InProcessContract
-from pgleaderlock.testing.simulation import FaultProfile, Report, SimulatedNode, SimulationFailed, simulate
-from pgleaderlock.testing.virtual_time import Deadlock, VirtualTimeLoop
+Each name is imported when it is asked for: the simulation and the contract need a POSIX system, the rest does not.
+"""
 
-__all__ = [
-    "BackendContract",
-    "Deadlock",
-    "FaultProfile",
-    "InProcessContract",
-    "Report",
-    "SimulatedNode",
-    "SimulationFailed",
-    "VirtualTimeLoop",
-    "simulate",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgleaderlock.testing.contract import BackendContract as BackendContract
+    from pgleaderlock.testing.contract import InProcessContract as InProcessContract
+    from pgleaderlock.testing.losing import lose_leadership as lose_leadership
+    from pgleaderlock.testing.simulation import FaultProfile as FaultProfile
+    from pgleaderlock.testing.simulation import Report as Report
+    from pgleaderlock.testing.simulation import SimulatedNode as SimulatedNode
+    from pgleaderlock.testing.simulation import SimulationFailed as SimulationFailed
+    from pgleaderlock.testing.simulation import simulate as simulate
+    from pgleaderlock.testing.virtual_time import Deadlock as Deadlock
+    from pgleaderlock.testing.virtual_time import LoopClock as LoopClock
+    from pgleaderlock.testing.virtual_time import VirtualTimeLoop as VirtualTimeLoop
+
+_HOMES = {
+    "BackendContract": "contract",
+    "Deadlock": "virtual_time",
+    "FaultProfile": "simulation",
+    "InProcessContract": "contract",
+    "LoopClock": "virtual_time",
+    "Report": "simulation",
+    "SimulatedNode": "simulation",
+    "SimulationFailed": "simulation",
+    "VirtualTimeLoop": "virtual_time",
+    "lose_leadership": "losing",
+    "simulate": "simulation",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604 - strings
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value

@@ -7,14 +7,15 @@ from urllib.parse import parse_qs, urlsplit
 
 from pgleaderlock.testing._lease_api import Refusal
 
-_VERBS = {"POST": "create", "PUT": "update", "DELETE": "delete"}
-_PREFIX = ["apis", "coordination.k8s.io", "v1", "namespaces"]
+_VERBS = {"POST": "create", "PUT": "update", "DELETE": "delete", "PATCH": "patch"}
+_PLACES = {"leases": ["apis", "coordination.k8s.io", "v1", "namespaces"], "pods": ["api", "v1", "namespaces"]}
 _REASONS = {200: "OK", 201: "Created"}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     method: str
+    resource: str
     namespace: str
     name: str | None
     query: dict[str, str]
@@ -27,6 +28,11 @@ class Request:
         if self.method != "GET":
             return _VERBS.get(self.method, self.method.lower())
         return "watch" if "watch" in self.query else "get" if self.name else "list"
+
+    @property
+    def named(self) -> str:
+        """The verb, with the resource unless it is the usual one: ``get``, ``get pods``."""
+        return f"{self.verb} pods" if self.resource == "pods" else self.verb
 
     @property
     def since(self) -> int | None:
@@ -63,6 +69,15 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
+def _place(parts: list[str]) -> tuple[str, str, str | None]:
+    """Return the resource, its namespace and the name of one object; an empty resource if we have none there."""
+    for resource, prefix in _PLACES.items():
+        length = len(prefix)
+        if parts[:length] == prefix and parts[length + 1 : length + 2] == [resource]:
+            return resource, parts[length], parts[length + 2] if len(parts) > length + 2 else None
+    return "", "", None
+
+
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
     """Read one request; None when the client has no more of them."""
     if reader.at_eof():
@@ -72,11 +87,12 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     url = urlsplit(target)
     parts = url.path.strip("/").split("/")
-    is_ours = parts[: len(_PREFIX)] == _PREFIX and parts[5:6] == ["leases"]
+    resource, namespace, name = _place(parts)
     return Request(
-        method if is_ours else "UNKNOWN",
-        namespace=parts[4] if is_ours else "",
-        name=parts[6] if len(parts) > 6 else None,  # noqa: PLR2004 - after the seven parts of the collection
+        method if resource else "UNKNOWN",
+        resource,
+        namespace=namespace,
+        name=name,
         query={name: values[0] for name, values in parse_qs(url.query).items()},
         token=headers.get("authorization", "").removeprefix("Bearer ") or None,
         body=await reader.readexactly(int(headers.get("content-length", 0))),

@@ -1,12 +1,12 @@
-"""A Kubernetes API server for tests, in this process and over real HTTP: Leases, tokens, and whatever can go wrong.
+"""A Kubernetes API server for tests, in this process and over real HTTP: Leases, pods, tokens, and all that can fail.
 
 ::
 
     async with FakeKubernetes() as server:
         backend = new_from_env("my-lease", environ={"KUBECONFIG": str(server.write_kubeconfig(tmp_path / "config"))})
 
-It answers as the real one does (:mod:`~pgleaderlock.testing._lease_api`), and can be frozen, cut off, restarted,
-throttled and locked against chosen verbs. Nothing but the standard library.
+It answers as the real one does (``_lease_api.py``, ``_pod_api.py``), and can be frozen, cut off, restarted, throttled
+and locked against chosen verbs. Nothing but the standard library.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pgleaderlock.testing._fake_http import Request, chunk, decode, head, read_request
 from pgleaderlock.testing._lease_api import LeaseApi, Refusal
+from pgleaderlock.testing._pod_api import PodApi
 
 __all__ = ["FakeKubernetes"]
 
@@ -35,12 +36,13 @@ class FakeKubernetes:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.api = LeaseApi(namespaces=namespaces, coordinated=coordinated)
+        self.pods = PodApi()
         self.tokens = set(tokens)
         """Bearer tokens that are accepted; when empty, every client is."""
         self.forbidden: set[str] = set()
-        """Verbs that are answered with 403."""
+        """Verbs that are answered with 403; for pods as ``list pods``."""
         self.asked: list[str] = []
-        """The verb of every request that was read."""
+        """The verb of every request that was read; for pods as ``get pods``."""
         self._answers: deque[bytes] = deque()
         self._lost_answers = 0
         self._breaks_off = False
@@ -151,7 +153,7 @@ class FakeKubernetes:
 
     async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Do what was asked. False when the connection is to end."""
-        self.asked.append(request.verb)
+        self.asked.append(request.named)
         await self._thawed.wait()
         if self._answers:
             writer.write(self._answers.popleft())
@@ -180,14 +182,17 @@ class FakeKubernetes:
     def _check_access(self, request: Request) -> None:
         if self.tokens and request.token not in self.tokens:
             raise Refusal(401, "Unauthorized", "Unauthorized")
-        if request.verb in self.forbidden:
+        if request.named in self.forbidden:
+            group = "coordination.k8s.io" if request.resource == "leases" else ""
             text = (
-                f'leases.coordination.k8s.io is forbidden: User "me" cannot {request.verb} resource "leases" in API '
-                f'group "coordination.k8s.io" in the namespace "{request.namespace}"'
+                f'{request.resource}{group and f".{group}"} is forbidden: User "me" cannot {request.verb} resource '
+                f'"{request.resource}" in API group "{group}" in the namespace "{request.namespace}"'
             )
             raise Refusal(403, "Forbidden", text)
 
     def _do(self, request: Request) -> tuple[int, dict[str, Any]]:
+        if request.resource == "pods":
+            return self._do_with_pods(request)
         match request.verb, request.name:
             case "get", str(name):
                 return 200, self.api.get(request.namespace, name)
@@ -205,6 +210,19 @@ class FakeKubernetes:
                 )
         self.touch()
         return status, content
+
+    def _do_with_pods(self, request: Request) -> tuple[int, dict[str, Any]]:
+        match request.verb, request.name:
+            case "get", str(name):
+                return 200, self.pods.get(request.namespace, name)
+            case "list", None:
+                return 200, self.pods.listing(request.namespace, request.query.get("labelSelector", ""))
+            case "patch", str(name):
+                return 200, self.pods.patch(request.namespace, name, decode(request.body))
+            case _:
+                raise Refusal(
+                    405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
+                )
 
     async def _stream(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _ = request.since  # refused before anything is said, if it is none

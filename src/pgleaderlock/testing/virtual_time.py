@@ -16,7 +16,9 @@ import selectors
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Deadlock", "VirtualTimeLoop"]
+from pgleaderlock._base.clock import suspend_aware_clock
+
+__all__ = ["Deadlock", "LoopClock", "VirtualTimeLoop"]
 
 
 class Deadlock(RuntimeError):  # noqa: N818 - named after what happened
@@ -66,3 +68,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual seconds since the loop was made."""
         return self._virtual.now_s
+
+
+class LoopClock:
+    """A clock for an election that is made before its loop: virtual time once it was read on a loop that has it."""
+
+    def __init__(self) -> None:
+        self._loop: VirtualTimeLoop | None = None
+
+    def __call__(self) -> float:
+        """Return the time of the virtual loop that this was first read on; until then, that of the system's clock."""
+        if self._loop is None:
+            self._loop = _running_virtual_loop()
+        return suspend_aware_clock() if self._loop is None else self._loop.time()
+
+
+def _running_virtual_loop() -> VirtualTimeLoop | None:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # a thread without a loop
+        return None
+    return loop if isinstance(loop, VirtualTimeLoop) else None

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
+from pgleaderlock._base.portable import at_fork
+
 _open: "weakref.WeakSet[Descriptor]" = weakref.WeakSet()
 # Held while a descriptor is opened and noted, and during a fork in any thread: no child can get one that is not noted.
 # Re-entrant, because the garbage collector may close one at any moment, also of the thread that is in here.
@@ -25,8 +27,9 @@ _guard = threading.RLock()
 class Descriptor:
     """One open descriptor of this very process."""
 
-    def __init__(self, opener: Callable[[], int]) -> None:
+    def __init__(self, opener: Callable[[], int], closer: Callable[[int], None] = os.close) -> None:
         self._number: int | None = None
+        self._closer = closer
         with _guard:
             self._number = opener()
             _open.add(self)
@@ -48,7 +51,7 @@ class Descriptor:
             _open.discard(self)
             if number is not None:
                 with contextlib.suppress(OSError):  # EIO: the kernel has closed it
-                    os.close(number)
+                    self._closer(number)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a descriptor cannot be copied or pickled: the first to be dropped would close it for both")
@@ -72,4 +75,4 @@ def _after_fork_in_child() -> None:
         descriptor.close()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

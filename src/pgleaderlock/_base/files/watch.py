@@ -5,7 +5,8 @@ temporary files do not count. And the files of terms, for the end of their holde
 writing, and the kernel closes it when the process dies (``IN_CLOSE_WRITE``). A candidate that only checks whether the
 lock is free opens the file for reading, which wakes no other.
 
-The kernel reports that closing a moment *before* it frees the lock: check at once, and again in a moment.
+The kernel reports that closing a moment *before* it frees the lock: check at once, and again in a moment
+(:attr:`Watch.may_have_ended` says whether that is necessary).
 
 Where there is no inotify (macOS), or no more of it (``fs.inotify.max_user_instances``), :meth:`Watch.start` returns
 False, and its owner polls instead.
@@ -41,11 +42,13 @@ class Watch:
         self._queue: Descriptor | None = None
         self._folder_id = -1
         self._file_ids: dict[Path, int] = {}
+        self.may_have_ended = True
+        """Set when a file of a term is closed, or watched from now on. Its owner clears it, after checking again."""
 
     def start(self, files: Iterable[Path]) -> bool:
         """Watch the folder and these files. Return False when this system cannot."""
         try:
-            if self._queue is None or not self._queue.is_open or self._folder_id < 0:
+            if not self.is_started or self._folder_id < 0:
                 self._open()
         except OSError:
             self.close()
@@ -54,6 +57,7 @@ class Watch:
         for path in set(self._file_ids) - wanted:
             self._forget(path)
         for path in wanted - set(self._file_ids):
+            self.may_have_ended = True  # before it was watched
             with contextlib.suppress(OSError):  # it was deleted: the record that follows is a change too
                 self._file_ids[path] = self._add(path, _CLOSE_WRITE | _DONT_FOLLOW)
         return True
@@ -76,15 +80,27 @@ class Watch:
         finally:
             loop.remove_reader(number)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait without an event loop, after :meth:`start`. Return whether there was a change."""
+    @property
+    def is_started(self) -> bool:
+        """Whether the last :meth:`start` has succeeded."""
+        return self._queue is not None and self._queue.is_open
+
+    def wait(self, timeout_s: float, *, or_readable: int | None = None) -> bool:
+        """Wait without an event loop, after :meth:`start`. Return whether there was a change.
+
+        Return False early when the descriptor ``or_readable`` can be read.
+        """
         queue, deadline = self._queue, time.monotonic() + timeout_s
         assert queue is not None  # noqa: S101 - it was started
         poll = select.poll()
         poll.register(queue.number, select.POLLIN)
-        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if or_readable is not None:
+            poll.register(or_readable, select.POLLIN)
+        while ready := poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if self._read(queue):
                 return True
+            if any(number == or_readable for number, _ in ready):
+                return False
         return False
 
     def close(self) -> None:
@@ -133,6 +149,7 @@ class Watch:
             offset += _EVENT.size + length
             if watch_id != self._folder_id:
                 has_changed = has_changed or not mask & _IGNORED
+                self.may_have_ended = True
             elif not mask & _MOVED_TO or self._counts(name):
                 has_changed = True
             if mask & (_IGNORED | _MOVE_SELF):

@@ -15,7 +15,6 @@ from pgleaderlock.postgres import _dsn
 
 __all__ = ["find_dsn", "find_options", "find_role", "find_work"]
 
-_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 _KEYS = frozenset({"role", "dsn", "database", "while_leader", "options"})
 
 
@@ -54,7 +53,7 @@ def find_dsn(database: str | None = None) -> str:
         raise ImproperlyConfigured(
             f"the database {alias!r} is no PostgreSQL: name another with --database, or set PGLEADERLOCK['dsn']"
         )
-    return _dsn_of(chosen)
+    return _dsn_of(chosen, alias)
 
 
 def _ours() -> Mapping[str, Any]:
@@ -65,7 +64,10 @@ def _ours() -> Mapping[str, Any]:
     return dict(ours)
 
 
-def _dsn_of(chosen: Mapping[str, Any]) -> str:
-    words = {theirs: chosen[name] for name, theirs in _NAMES.items() if chosen.get(name)}
-    # OPTIONS mixes libpq's with Django's own, such as "pool": whatever libpq does not know is not for us.
-    return _dsn.join(words | _dsn.known_options(chosen.get("OPTIONS") or {}))
+def _dsn_of(chosen: Mapping[str, Any], alias: str) -> str:
+    try:
+        return _dsn.join(_dsn.check_dsn(chosen))
+    except ValueError as error:  # its message does not repeat a value
+        raise ImproperlyConfigured(
+            f"DATABASES[{alias!r}] cannot be used for the lock: {error}. PGLEADERLOCK['dsn'] can name it otherwise"
+        ) from None

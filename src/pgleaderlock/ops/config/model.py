@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pgleaderlock.ops.alerts import Config as AlertsConfig
 from pgleaderlock.ops.alerts import parse as parse_alerts
 from pgleaderlock.ops.config import relations, values
-from pgleaderlock.options import BY_NAME, DEFAULT_SCHEMA, SETTINGS, LockSettings, Setting
+from pgleaderlock.options import BY_NAME, DEFAULT_SCHEMA, POD_LABEL, SETTINGS, LockSettings, Setting
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.retry import FixedInterval, RetryStrategy
 from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_INTERVAL_S, LeaseTimes, choose_times
@@ -119,7 +119,9 @@ if TYPE_CHECKING:
 
 else:
     _Settings = create_model(
-        "_Settings", __base__=_Store, **{_attribute(each): (values.type_of(each), _field(each)) for each in _IN_FILE}
+        "_Settings",
+        __base__=_Store,
+        **{_attribute(each): (values.type_of(each), _field(each)) for each in (*_IN_FILE, POD_LABEL)},
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgleaderlock._base.durations import show_duration
+from pgleaderlock._base.pod_labels import ROLE, has_role_in_key, label_fault
 from pgleaderlock.ops.config.problems import KeyPath
 from pgleaderlock.ops.config.values import is_rows
 from pgleaderlock.options import SETTINGS
@@ -35,7 +36,7 @@ class Conflict:
 
 def find_conflicts(config: "Config") -> list[Conflict]:
     """Return every conflict of this configuration."""
-    checks = (_times, _takeover, _limit, _shared, _sessions, _schema, _registry, _roles, _one_lock, _ports)
+    checks = (_times, _takeover, _limit, _shared, _sessions, _schema, _registry, _roles, _one_lock, _pod_label, _ports)
     return [conflict for check in checks for conflict in check(config)]
 
 
@@ -169,6 +170,23 @@ def _one_lock(config: "Config") -> Iterator[Conflict]:
             (_key("backend"), _key("roles")),
             "the URL of this store names one lock, which all roles would share: write {role} where it names it",
         )
+
+
+def _pod_label(config: "Config") -> Iterator[Conflict]:
+    """Check the label of each role: a pod has one value for each key."""
+    label, roles = config.election.pod_label, config.election.roles
+    if label is None:
+        return
+    if len(roles) > 1 and not has_role_in_key(label):
+        yield Conflict(
+            (_key("pod_label"), _key("roles")),
+            "a pod has one value for each key, and there are several roles: write {role} into the key, as in "
+            'pod_label = "pgleaderlock/{role}=leader"',
+        )
+    for number, role in enumerate(roles):
+        fault = label_fault(label.replace(ROLE, role.name))
+        if fault is not None:
+            yield Conflict((_key("pod_label"), (*_key("roles"), number)), f"the label of role {role.name} {fault}")
 
 
 def _ports(config: "Config") -> Iterator[Conflict]:

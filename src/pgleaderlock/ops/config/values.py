@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 from pgleaderlock import stores
 from pgleaderlock._base.checks import check_token
 from pgleaderlock._base.durations import parse_duration
+from pgleaderlock._base.schemes import is_postgres_scheme
 from pgleaderlock.errors import MissingExtra
 from pgleaderlock.ops.alerts.rules import check_prefix
 from pgleaderlock.options import BY_NAME, Setting
@@ -40,7 +41,6 @@ __all__ = [
 
 _LONGEST_NAME = 200
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,40}", re.IGNORECASE)
-_POSTGRES = ("postgresql", "postgres")
 _ROWS = "postgresql+lease"
 
 
@@ -155,7 +155,7 @@ About = Annotated[Mapping[str, Any], PlainValidator(_check_about)]
 def is_sessions(url: str) -> bool:
     """Return whether this names PostgreSQL's sessions: by a URL, or in libpq's own form, which has no scheme."""
     scheme, separator, _ = url.partition("://")
-    return not separator or scheme in _POSTGRES
+    return not separator or is_postgres_scheme(scheme)
 
 
 def is_rows(url: str) -> bool:
@@ -186,8 +186,8 @@ def _check_backend(secret: SecretStr) -> SecretStr:
         _check_dsn(scheme)
         return secret
     scheme = scheme.lower()
-    if scheme in _POSTGRES or scheme == _ROWS:
-        _check_dsn(f"postgresql://{rest}")
+    if is_postgres_scheme(scheme) or scheme == _ROWS:
+        _check_dsn(f"{'postgresql' if scheme == _ROWS else scheme}://{rest}")
     elif not rest or not _SCHEME.fullmatch(scheme) or not _is_known(scheme):
         raise ValueError(f"is not the URL of a store: {stores._known()}")  # noqa: SLF001 - of this package
     return SecretStr(f"{scheme}://{rest}")

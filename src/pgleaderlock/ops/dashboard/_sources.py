@@ -17,6 +17,7 @@ from pgleaderlock.ops.dashboard._picture import Look
 from pgleaderlock.ops.registry.asking import AskRefused, Target
 from pgleaderlock.ops.registry.audit import Line, without_replaced
 from pgleaderlock.ops.registry.reading import Candidate, Leader, RegistryReader, RoleStatus, open_reader
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.stores.base import Backend
 
 _CALM_S = 0.05
@@ -59,7 +60,7 @@ class RegistrySource:
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         schema: str,
         *,
         where: str,

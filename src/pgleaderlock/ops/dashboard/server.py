@@ -13,13 +13,13 @@ from typing import Any, Final, Self
 from pgleaderlock._base.checks import check_int
 from pgleaderlock._logging import get_logger
 from pgleaderlock.engine.election import Election
-from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.dashboard._alerts import Watched
 from pgleaderlock.ops.dashboard._board import Board
 from pgleaderlock.ops.dashboard._security import classify
 from pgleaderlock.ops.dashboard._sources import Source
 from pgleaderlock.ops.dashboard.app import Action, make_app
-from pgleaderlock.ops.http import HttpServer, limits_for, listen
+from pgleaderlock.ops.http import HttpServer, limits_for, listen_for, url_of
 
 __all__ = ["Dashboard"]
 
@@ -73,16 +73,11 @@ class Dashboard:
     @property
     def url(self) -> str:
         """The address of the page."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}/"
+        return url_of(self._host, self._port)
 
     async def start(self) -> None:
         """Listen, and begin to read the source. LockError if the address is not available."""
-        try:
-            listening = listen(self._host, self._port)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise LockError(f"the dashboard cannot listen on {self._host}:{self._port}: {reason}") from error
+        listening = listen_for("dashboard", self._host, self._port)
         self._home = asyncio.get_running_loop()
         self._server = HttpServer(
             self._app,

@@ -1,8 +1,8 @@
 """HTTP beside elections: a server with a thread and an event loop of its own, within limits.
 
-The dashboard and the metrics endpoint are both served by :class:`HttpServer`. Whatever its clients do, the election's
-event loop does not wait for it, the process keeps descriptors for the election's sessions, and the processor time that
-anonymous clients can use is bounded, because both threads share the interpreter's lock (GIL).
+The dashboard, the sidecar and the metrics endpoint are served by :class:`HttpServer`. Whatever its clients do, the
+election's event loop does not wait for it, the process keeps descriptors for the election's sessions, and the processor
+time that anonymous clients can use is bounded, because both threads share the interpreter's lock (GIL).
 
 - ``_limits.py``: how many connections, how long a client may keep the server waiting, how much processor time.
 - ``_acceptor.py``: accepts connections; a failure to accept is logged once a minute, and does not spin.
@@ -21,7 +21,7 @@ wait that long while a request is answered, and longer on a machine whose proces
 """
 
 from pgleaderlock.ops.http._limits import HttpLimits, limits_for
-from pgleaderlock.ops.http._server import HttpServer, listen
+from pgleaderlock.ops.http._server import HttpServer, listen, listen_for, url_of
 from pgleaderlock.ops.http._waiting_room import Classify, Visit
 
-__all__ = ["Classify", "HttpLimits", "HttpServer", "Visit", "limits_for", "listen"]
+__all__ = ["Classify", "HttpLimits", "HttpServer", "Visit", "limits_for", "listen", "listen_for", "url_of"]

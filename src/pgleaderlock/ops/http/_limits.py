@@ -1,6 +1,5 @@
 """How much of a process HTTP may use: every cap and every time-out of the dashboard and the metrics endpoint."""
 
-import resource
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,5 +44,9 @@ def limits_for(most_connections: int, descriptors: int | None = None) -> HttpLim
 
 
 def _descriptor_limit() -> int:
+    try:
+        import resource  # noqa: PLC0415
+    except ModuleNotFoundError:  # Windows, which has no such limit
+        return _MANY_DESCRIPTORS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft

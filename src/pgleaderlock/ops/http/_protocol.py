@@ -18,10 +18,10 @@ _logger.addFilter(FailedRequestFilter())
 class Connection(H11Protocol):
     """One client's connection, from the head of its request on."""
 
-    def __init__(self, *args: Any, limits: HttpLimits, on_lost: Callable[["Connection"], None]) -> None:
+    def __init__(self, *args: Any, head: bytes, limits: HttpLimits, on_lost: Callable[["Connection"], None]) -> None:
         super().__init__(*args)
         self.logger = _logger
-        self._limits, self._on_lost = limits, on_lost
+        self._head, self._limits, self._on_lost = head, limits, on_lost
         self._inner: Any = self.app
         self.app = self._answer
         self._timer: asyncio.TimerHandle | None = None
@@ -36,9 +36,13 @@ class Connection(H11Protocol):
     # --- What asyncio and uvicorn call ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the original
-        """Begin to wait for the rest of the request."""
+        """Take in the head, which was read before, and begin to wait for the rest of the request.
+
+        Here and not later: as soon as this returns, an event loop may read the rest.
+        """
         super().connection_made(transport)
         self._start_timer(self._limits.request_s)
+        self.data_received(self._head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

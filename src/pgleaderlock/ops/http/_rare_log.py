@@ -1,30 +1,11 @@
 """Log lines about clients: a client must not be able to fill the log, so each kind of line comes once a minute."""
 
 import logging
-from typing import Final
 
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
-from pgleaderlock._logging import NDLogger
+from pgleaderlock.ops._rare_log import EVERY_S, RareLog
 
-EVERY_S: Final = 60.0
-
-
-class RareLog:
-    """Logs each event at most once a minute, with how often it happened since the last line."""
-
-    def __init__(self, logger: NDLogger, clock: Clock = suspend_aware_clock) -> None:
-        self._logger, self._clock = logger, clock
-        self._next_at: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Count the event, and log it if its last line is a minute old."""
-        count = self._counts[event] = self._counts.get(event, 0) + 1
-        now = self._clock()
-        if now >= self._next_at.get(event, now):
-            self._next_at[event] = now + EVERY_S
-            self._counts[event] = 0
-            self._logger.warning(event, count=count, **fields)
+__all__ = ["EVERY_S", "FailedRequestFilter", "RareLog"]
 
 
 class FailedRequestFilter(logging.Filter):

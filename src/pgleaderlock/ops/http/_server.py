@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import uvicorn
 
 from pgleaderlock._logging import get_logger
+from pgleaderlock.errors import LockError
 from pgleaderlock.ops.http._acceptor import Acceptor
 from pgleaderlock.ops.http._limits import HttpLimits
 from pgleaderlock.ops.http._protocol import Connection
@@ -33,6 +34,19 @@ def listen(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # what is accepted inherits it: a stream to a host that is gone ends
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MS)
     return listening
+
+
+def listen_for(what: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. LockError, which says what cannot listen, if the address is not available."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise LockError(f"the {what} cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of what listens there."""
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 class _Uvicorn(uvicorn.Server):
@@ -66,21 +80,19 @@ class _Uvicorn(uvicorn.Server):
 
     def _begin(self, client: socket.socket, head: bytes) -> Connection:
         """Begin to answer the request that begins with this head."""
-        connection = Connection(self.config, self.server_state, {}, limits=self._limits, on_lost=self._room.leave)
-        task = asyncio.get_running_loop().create_task(self._connect(connection, client, head))
+        limits, on_lost = self._limits, self._room.leave
+        connection = Connection(self.config, self.server_state, {}, head=head, limits=limits, on_lost=on_lost)
+        task = asyncio.get_running_loop().create_task(self._connect(connection, client))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return connection
 
-    async def _connect(self, connection: Connection, client: socket.socket, head: bytes) -> None:
+    async def _connect(self, connection: Connection, client: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
         except OSError:  # its client is gone
             self._room.leave(connection)
             client.close()
-            return
-        if not connection.transport.is_closing():
-            connection.data_received(head)
 
 
 class HttpServer:

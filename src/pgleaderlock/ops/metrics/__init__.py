@@ -28,7 +28,8 @@ from typing import Protocol
 from pgleaderlock._base.clock import Clock, suspend_aware_clock
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import MissingExtra
-from pgleaderlock.postgres.lease import Place
+from pgleaderlock.ops._measures.definitions import measure
+from pgleaderlock.ops._measures.tally import Tally
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -36,7 +37,6 @@ try:
 
     from pgleaderlock.ops.metrics._families import Families, WatchedRegistry
     from pgleaderlock.ops.metrics._server import MetricsServer, serve_metrics
-    from pgleaderlock.ops.metrics._tally import Tally
 except ModuleNotFoundError as error:
     raise MissingExtra(f'metrics need the package {error.name}: pip install "pgleaderlock[metrics]"') from error
 
@@ -132,11 +132,7 @@ class Metrics:
         with self._guard:
             watched, registries = list(self._watched.items()), list(self._registries)
         for labels, each in watched:
-            # Read once for all values that depend on the clock: no scrape shows a leader with no time left.
-            time_left_s = each.election.time_left_s
-            leads = time_left_s > 0
-            reading = each.tally.read(each.clock(), leads=leads)
-            families.add(labels, time_left_s, reading, is_heir=not leads and each.election.place == Place.HEIR.value)
+            families.add(labels, measure(each.election, each.clock, each.tally))
         for registry in registries:
             families.add_registry(registry)
         return iter(families)

@@ -8,6 +8,7 @@ from typing import Any
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.postgres._tables import TableConnection
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.postgres.session import Parameters, Row
 
 __all__ = ["Database", "Notification", "Row"]
@@ -37,7 +38,7 @@ class Database(TableConnection):
     # A server does not notice that we hang up while it waits for a lock: without these, sessions would pile up there.
     LIMITS = "SELECT set_config('lock_timeout', '5s', false), set_config('statement_timeout', '8s', false)"
 
-    def __init__(self, dsn: str, schema: str, clock: Clock, *, owner: str | None = None) -> None:
+    def __init__(self, dsn: Dsn, schema: str, clock: Clock, *, owner: str | None = None) -> None:
         super().__init__(Connector("the registry", dsn=dsn), schema, owner=owner)
         self._clock = clock
         self._heard: dict[int, Notification] = {}

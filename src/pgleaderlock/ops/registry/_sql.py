@@ -5,10 +5,12 @@ the one that is there. A node that replaces the row of a leader that did not lea
 that leader was last seen, as ``vanished``. The end that this leader writes later takes the place of that line.
 """
 
+from pgleaderlock._base.server_settings import CHANGE_CHANNEL
+
+__all__ = ["ASK_CHANNEL", "CHANGE_CHANNEL", "statements"]
+
 ASK_CHANNEL = "pgleaderlock_ask"
 """On which a leader is asked to hand over."""
-CHANGE_CHANNEL = "pgleaderlock_change"
-"""On which it is told that something was written."""
 
 # A successor is often quicker to write than a leader that hands over. Its line about this node has no number, by which
 # the index finds it. Run this after the rows of these leaders are cleared or awaited: then no successor is writing one.

@@ -23,6 +23,7 @@ from pgleaderlock.ops.registry.asking import Answer, Asked, Asker, AskRefused, T
 from pgleaderlock.ops.registry.audit import BEGINS, ENDS, TELLS, Line
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres.lease import Place
+from pgleaderlock.postgres.login import Dsn
 
 __all__ = ["Candidate", "KnownRole", "Leader", "RegistryReader", "RoleStatus", "Roles", "open_reader"]
 
@@ -357,7 +358,7 @@ def _listed(roles: Roles) -> list[str] | None:
 
 @contextlib.asynccontextmanager
 async def open_reader(
-    dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
+    dsn: Dsn, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
 ) -> AsyncIterator[RegistryReader]:
     """Open the registry for reading; ConnectionError if there is none."""
     check_schema(schema)

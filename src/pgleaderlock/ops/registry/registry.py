@@ -36,6 +36,7 @@ from pgleaderlock.ops.registry.audit import ENDS, Line, audit
 from pgleaderlock.ops.registry.reading import RegistryReader
 from pgleaderlock.options import DEFAULT_SCHEMA
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.login import Dsn, Password, log_in
 
 __all__ = ["Registry"]
 
@@ -66,8 +67,9 @@ class Registry:
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         *,
+        password: Password | None = None,
         node: str | None = None,
         about: Mapping[str, Any] | None = None,
         schema: str = DEFAULT_SCHEMA,
@@ -79,7 +81,7 @@ class Registry:
     ) -> None:
         self.node = _presentable("node", node or f"{socket.gethostname()}:{os.getpid()}")
         self.schema = schema
-        self._database = Database(dsn, schema, clock, owner=schema_owner)
+        self._database = Database(log_in(dsn, password), schema, clock, owner=schema_owner)
         self._sql = statements(schema)
         self._heartbeat_s = check_seconds("heartbeat_s", heartbeat_s)
         self._keep_days = check_int("keep_days", keep_days, 1, 36500)

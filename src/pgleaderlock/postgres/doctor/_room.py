@@ -46,7 +46,7 @@ SELECT r.rolsuper, r.rolconnlimit, d.datconnlimit, d.datname::text, current_sett
        (SELECT count(*) FROM sessions),
        (SELECT count(*) FROM sessions WHERE usesysid = r.oid),
        (SELECT count(*) FROM sessions WHERE datid = d.oid),
-       (SELECT count(*) FROM sessions WHERE application_name LIKE 'pgleaderlock %')
+       (SELECT count(*) FROM sessions WHERE application_name ~ '^(pgleaderlock |pgl:)')
   FROM pg_roles AS r, pg_database AS d
  WHERE r.rolname = session_user AND d.datname = current_database()
 """

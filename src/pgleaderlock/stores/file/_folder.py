@@ -20,7 +20,6 @@ Nothing here waits, and nothing decides. OSError is raised as ConnectionError, w
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -30,8 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgleaderlock._base.files.descriptor import Descriptor
-from pgleaderlock.errors import ConnectionError, LockError
+from pgleaderlock.errors import ConnectionError, LockError, MissingExtra
 from pgleaderlock.stores.file._record import COUNTED_BY_NAME, LARGEST_TOKEN, decode, padded
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:
+    raise MissingExtra("locks in files need flock(2), which this system does not have: choose another store") from error
 
 _LARGEST_TEXT = 65536
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not hang us

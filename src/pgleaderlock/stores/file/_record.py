@@ -40,6 +40,8 @@ class Entry:
     """Of the holder's boot: only the kernel of this boot knows whether the holder still has its flock(2) lock."""
     pid: int | None = None
     host: str = ""
+    address: str | None = None
+    """Where clients reach the holder."""
 
 
 def now_text() -> str:
@@ -60,6 +62,8 @@ def encode(entry: Entry) -> bytes:
         "boot_id": entry.boot_id,
         "nonce": secrets.token_hex(8),
     }
+    if entry.address is not None:
+        fields["address"] = entry.address
     return (json.dumps(fields, indent=1) + "\n").encode()
 
 
@@ -89,6 +93,7 @@ def decode(text: bytes) -> Entry | None:
         boot_id=_text(fields.get("boot_id")) or None,
         pid=_whole_number(fields.get("pid")),
         host=_text(fields.get("host")),
+        address=_text(fields.get("address")) or None,
     )
 
 

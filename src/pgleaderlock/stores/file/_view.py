@@ -28,7 +28,7 @@ class Version:
 def record_of(entry: Entry, text: bytes) -> Record:
     """Return the record that other candidates read from the text that we wrote."""
     version = Version(entry.token, digest_of(text))
-    return Record(entry.holder, entry.token, entry.lease_s, version, since=entry.acquire_time)
+    return Record(entry.holder, entry.token, entry.lease_s, version, since=entry.acquire_time, address=entry.address)
 
 
 class View:
@@ -60,7 +60,7 @@ class View:
         holder = entry.holder
         if holder and holder == identity and not self._is_held(ours, term):
             holder = f"{holder} (pid {entry.pid} on {entry.host})"
-        return Record(holder, term, entry.lease_s, version, since=entry.acquire_time or None)
+        return Record(holder, term, entry.lease_s, version, entry.acquire_time or None, entry.address)
 
     def published(self) -> tuple[bytes | None, Entry | None]:
         """Return the text of the record and its entry; each is None where there is none, or it cannot be read.

@@ -51,6 +51,7 @@ Not supported:
 """
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - asyncio imports it for its first thread: during the first hand-over
 import contextlib
 import os
 import socket
@@ -71,7 +72,7 @@ from pgleaderlock.stores.times import RENEWALS_PER_LEASE, USUAL_LEASE_S
 
 __all__ = ["FileStore", "open_file"]
 
-_POLL_S = 0.1  # where the system has no inotify
+_POLL_S = 0.6  # where the system has no inotify
 _LOOK_AGAIN_S = (0.0003, 0.002, 0.02)  # the kernel reports a holder's end a moment before it frees the lock
 
 
@@ -81,11 +82,12 @@ def open_file(
     lease_s: float = USUAL_LEASE_S,
     identity: str | None = None,
     clock: Clock = suspend_aware_clock,
+    address: str | None = None,
 ) -> RecordBackend:
     """Return a candidate for the lock in this file. A relative path is made absolute now. Nothing is opened yet."""
     identity = default_identity() if identity is None else identity
     store = FileStore(url_or_path, lease_s=lease_s, identity=identity)
-    return RecordBackend(store, identity=identity, lease_s=lease_s, clock=clock)
+    return RecordBackend(store, identity=identity, lease_s=lease_s, clock=clock, address=address)
 
 
 class FileStore(RecordStore):
@@ -93,6 +95,8 @@ class FileStore(RecordStore):
 
     ``lease_s`` is the lease duration of a record that cannot be read, ``identity`` the name of our candidate.
     """
+
+    carries_address = True
 
     def __init__(
         self, url_or_path: str | os.PathLike[str], *, lease_s: float = USUAL_LEASE_S, identity: str | None = None
@@ -105,7 +109,8 @@ class FileStore(RecordStore):
         self._named: set[str] = set()
         self._live: Live | None = None
         self._entry: Entry | None = None  # of our term
-        self._is_open = self._polls = self._has_room = False
+        self._is_open = self._polls = self._has_room = self._only_reads = False
+        self._told: object = None  # of the record that was reported as free to a process that only reads
         self._look_every_s = lease_s / RENEWALS_PER_LEASE
         self._logger = get_logger().bind(**self.labels)
 
@@ -113,6 +118,10 @@ class FileStore(RecordStore):
     def labels(self) -> Mapping[str, object]:
         """The path of the record."""
         return {"file": str(self._path)}
+
+    def only_read(self) -> None:
+        """Report that a record is free once: a candidate would take it, and this process waits on."""
+        self._only_reads = True
 
     async def open(self) -> None:
         """Check that the folder supports a lock, and that the record is not another program's file."""
@@ -169,7 +178,14 @@ class FileStore(RecordStore):
         if claim.token in self._folder.terms():
             return None  # saves disk writes: of many candidates that wake at once, only the first few make files
         entry = Entry(
-            claim.holder, claim.token, claim.lease_s, now_text(), place.boot_id(), os.getpid(), socket.gethostname()
+            claim.holder,
+            claim.token,
+            claim.lease_s,
+            acquire_time=now_text(),
+            boot_id=place.boot_id(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            address=claim.address,
         )
         text = encode(entry)
         # Both texts are written before the first step: a full disk makes this fail before any other change.
@@ -219,7 +235,10 @@ class FileStore(RecordStore):
         if not self._view.is_newest(live):  # do not overwrite a later term's record; safety does not depend on this
             return None
         text = self._rewritten(live, encode(entry))
-        return None if text is None or not self._view.is_newest(live) else record_of(entry, text)
+        # A release is complete with its record: a follower may have begun the next term since.
+        if text is None or (entry.holder and not self._view.is_newest(live)):
+            return None
+        return record_of(entry, text)
 
     def _rewritten(self, live: Live, text: bytes) -> bytes | None:
         """Write the record, in place if the disk is full, and return its text; None when there is a newer leader."""
@@ -243,40 +262,61 @@ class FileStore(RecordStore):
 
     # --- Waiting -----------------------------------------------------------------------------------------------
 
-    async def changed(self, seen: Record | None, timeout_s: float) -> None:
-        """Wait until the record changes or its holder dies, at the latest for ``timeout_s``."""
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
+        """Return the record once it changes or its holder dies; None after ``timeout_s``, or when there is none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 if self._watch.start(map(self._folder.live_path, self._folder.terms()[-2:])):
-                    await self._listen(seen)
-                else:
-                    await self._poll(seen)
+                    return await self._listen(seen)
+                return await self._poll(seen)
+        return None
 
-    async def _listen(self, seen: Record | None) -> None:
+    async def _listen(self, seen: Record | None) -> Record | None:
         with self._watch.changes() as news:
             while True:
                 news.clear()
-                for pause_s in (*_LOOK_AGAIN_S, self._look_every_s):  # an overwrite in place is not notified
-                    if self._is_news(seen):
-                        return
-                    if await _is_set_within(news, pause_s):
-                        break
+                record = self._view.look(self._live, self._identity)
+                if _is_news(record, seen) or (await self._has_ended(record, news) and self._tells(record)):
+                    return record
+                if not news.is_set():
+                    await _is_set_within(news, self._look_every_s)  # an overwrite in place is not notified
 
-    async def _poll(self, seen: Record | None) -> None:
+    async def _has_ended(self, record: Record | None, news: asyncio.Event) -> bool:
+        """Whether an unchanged record is free. Look again in a moment if its holder may have died; stop at news."""
+        pauses_s = iter(_LOOK_AGAIN_S)
+        while record is not None and not self._is_free(record):
+            if not self._watch.may_have_ended:
+                return False
+            pause_s = next(pauses_s, None)
+            if pause_s is None:
+                self._watch.may_have_ended = False
+            elif await _is_set_within(news, pause_s):
+                return False
+        return record is not None
+
+    async def _poll(self, seen: Record | None) -> Record | None:
         if not self._polls:
             self._polls = True
             self._logger.info("polls", every_s=_POLL_S, reason="no inotify, or no more of it")
-        while not self._is_news(seen):
-            await _is_set_within(asyncio.Event(), _POLL_S)
-
-    def _is_news(self, seen: Record | None) -> bool:
-        try:
+        while True:
             record = self._view.look(self._live, self._identity)
-        except ConnectionError:
-            return True  # the caller's next read raises the error
-        if record is None or seen is None:
-            return record is not seen
-        return record.version != seen.version or not record.holder or self._view.is_abandoned(record)
+            if _is_news(record, seen) or (record is not None and self._is_free(record) and self._tells(record)):
+                return record
+            await asyncio.sleep(_POLL_S)
+
+    def _is_free(self, record: Record) -> bool:
+        return not record.holder or self._view.is_abandoned(record)
+
+    def _tells(self, record: Record | None) -> bool:
+        """Whether to report this record, which is free and no news: to a process that only reads, once."""
+        if record is None or (self._only_reads and record.version == self._told):
+            return False
+        self._told = record.version
+        return True
+
+
+def _is_news(record: Record | None, seen: Record | None) -> bool:
+    return record is not seen if record is None or seen is None else record.version != seen.version
 
 
 async def _is_set_within(event: asyncio.Event, timeout_s: float) -> bool:

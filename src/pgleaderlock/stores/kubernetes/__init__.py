@@ -60,10 +60,11 @@ class KubernetesBackend(RecordBackend):
         identity: str | None = None,
         lease_s: float = USUAL_LEASE_S,
         clock: Clock = suspend_aware_clock,
+        address: str | None = None,
     ) -> None:
         if identity is not None and not identity.strip():
             raise ValueError("identity must not be empty: an empty name marks a Lease as free")
-        super().__init__(store, identity=identity, lease_s=_check_lease_s(lease_s), clock=clock)
+        super().__init__(store, identity=identity, lease_s=_check_lease_s(lease_s), clock=clock, address=address)
 
 
 def new_from_env(
@@ -77,6 +78,7 @@ def new_from_env(
     environ: Mapping[str, str] | None = None,
     clock: Clock = suspend_aware_clock,
     wall_clock: WallClock = utc_now,
+    address: str | None = None,
 ) -> RecordBackend:
     """Return a candidate for that Lease, configured from the environment.
 
@@ -94,6 +96,7 @@ def new_from_env(
         request_timeout_s=request_timeout_s,
         environ=environ,
         wall_clock=wall_clock,
+        address=address,
     )
     environ = os.environ if environ is None else environ
     _check_lease_s(lease_s)
@@ -107,7 +110,8 @@ def new_from_env(
     elif namespace is None:
         namespace = namespace_of_pod(SERVICE_ACCOUNT)
     store = LeaseStore(client, namespace or "default", lease_name, wall_clock=wall_clock)
-    backend = KubernetesBackend(store, identity=identity or _pod_identity(environ), lease_s=lease_s, clock=clock)
+    identity = identity or _pod_identity(environ)
+    backend = KubernetesBackend(store, identity=identity, lease_s=lease_s, clock=clock, address=address)
     backend.make_another = make_another
     return backend
 
@@ -121,6 +125,7 @@ def open_kubernetes(
     request_timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
     clock: Clock = suspend_aware_clock,
+    address: str | None = None,
 ) -> RecordBackend:
     """Return a candidate for the Lease ``k8s://namespace/name``, or ``k8s:///name`` in the environment's namespace."""
     namespace, name = _parse_url(url)
@@ -133,6 +138,7 @@ def open_kubernetes(
         request_timeout_s=request_timeout_s,
         environ=environ,
         clock=clock,
+        address=address,
     )
 
 

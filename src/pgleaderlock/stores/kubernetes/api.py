@@ -1,4 +1,4 @@
-"""The Kubernetes client that the store needs: five calls on one Lease.
+"""The Kubernetes client that the store needs, five calls on one Lease, and that of the pod label, three on pods.
 
 An application that has a client already (with its own authentication, or through a proxy) wraps it in these calls and
 passes it in; ours over httpx is :class:`~pgleaderlock.stores.kubernetes.client.HttpLeaseClient`.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.errors import ConnectionError
 
-__all__ = ["ApiError", "LeaseClient", "LeaseObject"]
+__all__ = ["ApiError", "LeaseClient", "LeaseObject", "PodClient", "PodObject"]
 
 LeaseObject = dict[str, Any]
 """A Lease, a list of them or an event of a watch, as decoded from JSON. Treated as read-only."""
@@ -52,6 +52,30 @@ class LeaseClient(Protocol):
 
     def watch(self, namespace: str, name: str, resource_version: str) -> AsyncGenerator[LeaseObject, None]:
         """Yield the events of that Lease since then, until the server ends the watch. Bounded by minutes."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections. Does not raise, may be repeated; the next call connects again."""
+        ...
+
+
+PodObject = dict[str, Any]
+"""The metadata of a pod, or a list of them, as decoded from JSON. Treated as read-only."""
+
+
+class PodClient(Protocol):
+    """The calls for the label of the leader's pod; they end and fail as those of :class:`LeaseClient`."""
+
+    async def get(self, namespace: str, name: str) -> PodObject:
+        """GET one pod; its metadata are enough. 404 when there is none."""
+        ...
+
+    async def list(self, namespace: str, selector: str, *, cached: bool) -> PodObject:
+        """List the pods with this label, ``KEY=VALUE``; ``cached``: as the API server remembers them."""
+        ...
+
+    async def patch(self, namespace: str, name: str, change: PodObject) -> PodObject:
+        """PATCH one pod with a JSON merge patch. 409 when its resourceVersion is not that of the patch."""
         ...
 
     async def close(self) -> None:

@@ -17,9 +17,22 @@ from typing import Any
 
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.stores.kubernetes.api import LeaseObject
+from pgleaderlock.stores.lease_observation import address_in, address_text
 from pgleaderlock.stores.record import Claim, Record
 
-__all__ = ["LeaseVersion", "WallClock", "claimed_lease", "micro_time", "new_lease", "read_lease", "utc_now"]
+__all__ = [
+    "ADDRESS_ANNOTATION",
+    "LeaseVersion",
+    "WallClock",
+    "claimed_lease",
+    "micro_time",
+    "new_lease",
+    "read_lease",
+    "utc_now",
+]
+
+ADDRESS_ANNOTATION = "pgleaderlock-address"
+"""The annotation with the address of the leader, and before it the leaseTransitions of its term."""
 
 WallClock = Callable[[], datetime]
 """The time of day, with its zone."""
@@ -56,12 +69,15 @@ def read_lease(lease: object) -> Record:
         spec = _mapping(fields.get("spec") or {}, "spec")
         metadata = _mapping(fields.get("metadata"), "metadata")
         version = LeaseVersion(_text(metadata, "uid"), _text(metadata, "resourceVersion"), fields)
+        annotations = _mapping(metadata.get("annotations") or {}, "annotations")
+        token = _whole(spec, "leaseTransitions", 0, least=0)
         return Record(
             holder=_text(spec, "holderIdentity", ""),
-            token=_whole(spec, "leaseTransitions", 0, least=0),
+            token=token,
             lease_s=float(_whole(spec, "leaseDurationSeconds", _UNKNOWN_LEASE_S, least=1)),
             version=version,
             since=_text(spec, "acquireTime", "") or None,
+            address=address_in(annotations.get(ADDRESS_ANNOTATION), token),
         )
     except (TypeError, ValueError) as error:
         raise ConnectionError(
@@ -72,18 +88,27 @@ def read_lease(lease: object) -> Record:
 
 def new_lease(namespace: str, name: str, claim: Claim, now: datetime) -> LeaseObject:
     """Return the Lease object for the first write."""
-    metadata = {"name": name, "namespace": namespace}
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": metadata,
+        "metadata": metadata if claim.address is None else _with_address(metadata, claim),
         "spec": _claimed_spec({}, claim, now),
     }
 
 
 def claimed_lease(version: LeaseVersion, claim: Claim, now: datetime) -> LeaseObject:
     """Return the object that was read, with the values of the claim."""
-    return {**version.lease, "spec": _claimed_spec(version.lease.get("spec") or {}, claim, now)}
+    lease = {**version.lease, "spec": _claimed_spec(version.lease.get("spec") or {}, claim, now)}
+    if claim.address is None:  # what an earlier holder wrote stays, as with other clients: it counts for its own term
+        return lease
+    return {**lease, "metadata": _with_address(lease["metadata"], claim)}
+
+
+def _with_address(metadata: dict[str, Any], claim: Claim) -> dict[str, Any]:
+    """Return the metadata with the address of the holder."""
+    annotations = {**(metadata.get("annotations") or {}), ADDRESS_ANNOTATION: address_text(claim.token, claim.address)}
+    return {**metadata, "annotations": annotations}
 
 
 def _claimed_spec(spec: Mapping[str, Any], claim: Claim, now: datetime) -> dict[str, Any]:

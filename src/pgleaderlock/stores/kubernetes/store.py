@@ -47,6 +47,8 @@ _LAST_TERM = 2**31 - 1  # an int32 in the API
 class LeaseStore(RecordStore):
     """One Lease in one namespace."""
 
+    carries_address = True
+
     def __init__(self, client: LeaseClient, namespace: str, name: str, *, wall_clock: WallClock = utc_now) -> None:
         # Both become part of a URL, so they are checked here and not by the API server only.
         if len(namespace) > _NAMESPACE_LENGTH or not _NAMESPACE.fullmatch(namespace):

@@ -60,10 +60,10 @@ def as_record(listing: Listing, seen: Seen | None, lifetime_s: float) -> Record 
         return None
     if seen is None:
         return Record("", listing.newest, lifetime_s, (listing.newest, "released"))
-    holder, lasts_s = _UNKNOWN, lifetime_s
-    if seen.claimant is not None:
-        holder, lasts_s = seen.claimant.name, seen.claimant.lifetime_s
-    return Record(holder, seen.epoch, lasts_s, (seen.epoch, seen.heartbeat))
+    version, claimant = (seen.epoch, seen.heartbeat), seen.claimant
+    if claimant is None:
+        return Record(_UNKNOWN, seen.epoch, lifetime_s, version)
+    return Record(claimant.name, seen.epoch, claimant.lifetime_s, version, address=claimant.address)
 
 
 class Candidate:

@@ -34,6 +34,8 @@ class Claimant:
     """Of the kernel that knows whether this process lives; None where the claim is not locked with flock(2)."""
     claimfile: str = ""
     """Distinguishes two claims with the same name."""
+    address: str | None = None
+    """Where clients reach this process."""
 
 
 def new_name(lock: str, host: str, separator: str = "|") -> str:
@@ -76,6 +78,8 @@ def encode(claimant: Claimant) -> bytes:
         "boot_id": claimant.boot_id,
         "claimfile": claimant.claimfile,
     }
+    if claimant.address is not None:
+        fields["address"] = claimant.address
     return json.dumps(fields).encode() + b"\n"
 
 
@@ -115,7 +119,8 @@ def _claimant(fields: dict[str, Any]) -> Claimant | None:
         return None
     name, host, lockfile = map(str, texts)
     boot_id, claimfile = _text(fields.get("boot_id")), _text(fields.get("claimfile"))
-    return Claimant(name, host, pid, lockfile, float(lifetime_s), boot_id or None, claimfile)
+    address = _text(fields.get("address")) or None
+    return Claimant(name, host, pid, lockfile, float(lifetime_s), boot_id or None, claimfile, address)
 
 
 def _text(value: Any) -> str:

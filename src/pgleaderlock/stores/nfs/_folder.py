@@ -35,7 +35,6 @@ Nothing here waits, and nothing decides by a clock. OSError is raised unchanged:
 
 import contextlib
 import errno
-import fcntl
 import functools
 import math
 import os
@@ -48,8 +47,16 @@ from pathlib import Path
 
 from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock._logging import get_logger
+from pgleaderlock.errors import MissingExtra
 from pgleaderlock.stores.nfs._claim import Claimant, decode, is_beginning, is_name, is_note
 from pgleaderlock.stores.nfs._errors import LockError, MissingFolder
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        "locks in a shared folder need fcntl, which this system does not have: choose another store"
+    ) from error
 
 _NUMBER = re.compile("0|[1-9][0-9]*")
 _ODD_NUMBER = re.compile(r"[+-]?\d+")  # of any script

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 from pgleaderlock._base.checks import quoted
 from pgleaderlock._base.clock import suspend_aware_clock
+from pgleaderlock._base.portable import at_fork
 from pgleaderlock.stores import place
 from pgleaderlock.stores.nfs import _host, _texts, _threads
 from pgleaderlock.stores.nfs._acquiring import Patience, acquire
@@ -42,7 +43,7 @@ _log = logging.getLogger("pgleaderlock.nfs")
 # A lock lasts until it is unlocked, or expires, or the process ends, also when the caller drops the Lock object. These
 # references keep its descriptor open: otherwise garbage collection would free what flock(2) locked.
 _held: set[Candidate] = set()
-os.register_at_fork(after_in_child=_held.clear)
+at_fork(after_in_child=_held.clear)
 
 
 class LockState(enum.Enum):

@@ -6,6 +6,10 @@ for every lease store, with one addition. A heartbeat is no compare-and-swap: it
 is taking over. So it counts only if it was answered before the validity of the previous one ended, because until then
 no other candidate can take over.
 
+**Followers look at the folder** every 0.8 s (``poll_s``), and at once when a process of the same host has released the
+lock: a file system does not notify of changes by other hosts. That is less than two wake-ups a second, without those in
+which the thread waits for the file server.
+
 **Every call runs in a thread of its own.** A file server that does not answer blocks that thread for any time, but
 never the event loop. The effect of a call that was cancelled is undone by its thread.
 
@@ -17,12 +21,13 @@ that are removed or edited by hand.
 """
 
 import asyncio
+import contextlib
 import math
 import os
-import random
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from pgleaderlock._base.causes import LossCause
@@ -36,6 +41,7 @@ from pgleaderlock.stores.nfs._candidate import Candidate, as_record
 from pgleaderlock.stores.nfs._claim import Claimant, new_name
 from pgleaderlock.stores.nfs._folder import Folder
 from pgleaderlock.stores.nfs._intervals import check_lifetime
+from pgleaderlock.stores.nfs._watcher import FolderWatcher
 from pgleaderlock.stores.record import Claim, Record, RecordBackend, RecordStore, check_identity, default_identity
 from pgleaderlock.stores.times import USUAL_LEASE_S
 
@@ -43,7 +49,7 @@ __all__ = ["NfsStore", "open_nfs"]
 
 T = TypeVar("T")
 
-_POLL_S = 0.1
+_POLL_S = 0.8  # a follower that is idle wakes up less than twice a second
 _REFRESH_EVERY_S = 0.5
 _MOST_THREADS = 8  # that a file server may block by not answering
 
@@ -55,15 +61,18 @@ def open_nfs(
     identity: str | None = None,
     clock: Clock = suspend_aware_clock,
     poll_s: float = _POLL_S,
+    address: str | None = None,
 ) -> RecordBackend:
     """Return a candidate for the lock in the folder with this path. Nothing is opened yet."""
     identity = default_identity() if identity is None else identity
     store = NfsStore(url_or_path, lease_s=lease_s, identity=identity, clock=clock, poll_s=poll_s)
-    return RecordBackend(store, identity=identity, lease_s=lease_s, clock=clock)
+    return RecordBackend(store, identity=identity, lease_s=lease_s, clock=clock, address=address)
 
 
 class NfsStore(RecordStore):
     """The newest epoch of a folder, as a record."""
+
+    carries_address = True
 
     def __init__(
         self,
@@ -86,6 +95,7 @@ class NfsStore(RecordStore):
         self._refreshed_at = -math.inf
         self._threads = _threads.Threads()
         self._places = threading.Semaphore(_MOST_THREADS)
+        self._watcher = FolderWatcher(self._path, self._look, self._poll_s)
         self._is_warned = False
         self._logger = get_logger().bind(nfs=str(self._path))
 
@@ -106,6 +116,7 @@ class NfsStore(RecordStore):
 
     async def close(self) -> None:
         """Close the term's claim. The term was released before, or its lease will expire."""
+        self._watcher.stop()
         term, self._term = self._term, None
         if term is not None and self._guard.acquire(blocking=False):
             try:
@@ -130,7 +141,7 @@ class NfsStore(RecordStore):
             return record
         # Another process uses our identity: the term is not ours.
         shown = f"{record.holder} (pid {seen.claimant.pid} on {seen.claimant.host})"
-        return Record(shown, record.token, record.lease_s, record.version)
+        return replace(record, holder=shown)
 
     async def write(self, claim: Claim, replacing: Record | None) -> Record | None:
         """Begin an epoch, send a heartbeat, or mark the epoch as released."""
@@ -151,6 +162,7 @@ class NfsStore(RecordStore):
             lockfile=str(self._path),
             lifetime_s=claim.lease_s,
             claimfile=self._claimfile,
+            address=claim.address,
         )
         term = Candidate(self._folder, self._claimfile, claimant, self._clock, is_local=False)
         is_cancelled = threading.Event()
@@ -199,14 +211,10 @@ class NfsStore(RecordStore):
         )
 
     async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
-        """Poll the folder: a file system does not notify of changes by other hosts."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while (left_s := deadline - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, self._poll_s * random.uniform(0.5, 1.5)))  # noqa: S311 - spreads the load
-            now = await self.read()
-            if now is None or seen is None or now.version != seen.version:
-                return now
+        """Return the record once it differs from ``seen``; None after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self._explained(self._watcher.changed(seen))
         return None
 
     # --- Threads and errors ------------------------------------------------------------------------------------

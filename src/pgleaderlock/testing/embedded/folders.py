@@ -3,12 +3,16 @@
 import contextlib
 import errno
 import os
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
-from pgleaderlock.errors import EmbeddedServerError
+from pgleaderlock.errors import EmbeddedServerError, MissingExtra
 from pgleaderlock.testing.embedded.programs import Account, run_program
+
+try:
+    import pwd
+except ModuleNotFoundError as error:
+    raise MissingExtra("the embedded PostgreSQL needs a POSIX system: pass the DSN of a server") from error
 
 __all__ = [
     "ELSEWHERE",

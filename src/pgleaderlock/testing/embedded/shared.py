@@ -1,15 +1,22 @@
 """The server that all processes of a user share: the first starts it, and the last stops it."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pgleaderlock.errors import EmbeddedServerError
+from pgleaderlock._base.portable import at_fork
+from pgleaderlock.errors import EmbeddedServerError, MissingExtra
 from pgleaderlock.testing.embedded.folders import make_folder, shared_folder, told_plainly
 from pgleaderlock.testing.embedded.programs import find_binaries, major_version, poll
 from pgleaderlock.testing.embedded.server import Server
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        "the embedded PostgreSQL needs flock(2), which this system does not have: pass the DSN of a server"
+    ) from error
 
 __all__ = ["shared_server"]
 
@@ -63,7 +70,7 @@ def _close_locks_in_forked_child() -> None:
         lock.close()
 
 
-os.register_at_fork(after_in_child=_close_locks_in_forked_child)
+at_fork(after_in_child=_close_locks_in_forked_child)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pgleaderlock.testing.simulation.fault_profiles import FaultProfile
 from pgleaderlock.testing.simulation.kubernetes import ApiServer
 from pgleaderlock.testing.simulation.node import SimulatedNode
 from pgleaderlock.testing.simulation.postgres import ModelledPostgres, ServerSession
-from pgleaderlock.testing.simulation.stores import Server
+from pgleaderlock.testing.simulation.stores import KeepsHistory, Server
 from pgleaderlock.testing.simulation.world import ServerThatGoesDown, World
 
 _KILL_PAUSE = 1.15
@@ -142,8 +142,8 @@ class BasicFaults:
         return None
 
     def compact(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
-        """Let an API server compact its history, and end all watches."""
-        if not isinstance(self._server, ApiServer):
+        """Let a server that keeps a history compact it, and end all watches."""
+        if not isinstance(self._server, KeepsHistory):
             return False
         self._checker.note("fault", "the history is compacted")
         self._server.compact()

@@ -1,7 +1,7 @@
 """The client's end of a connection to the modelled server, behind the port that psycopg stands behind in production."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgleaderlock._base.causes import LossCause
@@ -39,6 +39,7 @@ class SimulatedSession:
         self._unread = ReceiveBuffer(lambda: cable.world.now)
         self._on_end: OnEnd | None = None
         self._heard: Heard | None = None
+        self._announced: Callable[[], None] | None = None
 
     async def connect(self) -> None:
         self.to_server.send(self._knock, after_s=self._cable.draw_connect_s())
@@ -116,6 +117,10 @@ class SimulatedSession:
         if on_end is not None:
             on_end(error)
 
+    def on_announcement(self, call: Callable[[], None]) -> None:
+        """Call it when the server announces a grant."""
+        self._announced = call
+
     async def listen(self, channel: str, heard: Heard | None = None) -> None:
         """Listen on a channel."""
         self._heard = heard
@@ -159,6 +164,11 @@ class SimulatedSession:
         """Handle an answer; one whose request was given up is dropped with its session."""
         if self._answer is not None:
             resolve(self._answer, answer)
+
+    def receive_announcement(self) -> None:
+        """Handle an announcement, which the process reads in its next turn, unless it has closed the session."""
+        if self._announced is not None and not self._is_closed:
+            self._loop.call_soon(self._announced)
 
     def receive_end(self, cause: LossCause) -> None:
         """Handle the end. A server that cannot write ends a session without an error message."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 __all__ = ["Ask", "read"]
 
+_PING = re.compile(r"(?:RESET application_name; )?SELECT 1(?:, set_config\('application_name', '[^']*', false\))?")
 _KEY = r"('-?\d+'::\w+(?:, '-?\d+'::\w+)?)"
 _TRY = re.compile(rf"pg_try_advisory_lock\({_KEY}\)")
 _LIMIT = r"set_config\('idle_session_timeout', '(\d+)', false\)"
@@ -46,6 +47,10 @@ class Ask:
     """The answer of a session that acquires the lock."""
     otherwise: "Ask | None" = None
     """The try for another lock, if the session does not get the first."""
+    announces: bool = False
+    """Whether a wait slice that is granted the lock announces that at once."""
+    draws_token: bool = False
+    """Whether a wait slice that is granted the lock draws a token, and answers it too."""
     looks_for_race: bool = False
     """Whether a wait slice that times out looks whether it was granted the lock nevertheless."""
     is_flushed: bool = False
@@ -92,7 +97,7 @@ def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
 
 
 def _read_simple(statement: str) -> Ask | None:
-    if statement.strip() == "SELECT 1":
+    if _PING.fullmatch(statement.strip()):
         return Ask("ping")
     if "pg_backend_pid() = %s::int" in statement:
         return Ask(
@@ -147,7 +152,10 @@ def _read_lock(statement: str) -> Ask | None:
             int(wait[1]) if wait else 0,
             granted[1] if granted else "",
             _try_for(*second.groups()) if second else None,
-            "FROM pg_locks" in statement,
+            announces="RAISE INFO" in statement,
+            draws_token="pg_current_xact_id()" in statement,
+            looks_for_race="FROM pg_locks" in statement,
+            is_flushed=_is_flushed(statement),
         )
     if tried := _TRY_FOR.findall(statement):
         otherwise = _try_for(*tried[1]) if len(tried) > 1 else None

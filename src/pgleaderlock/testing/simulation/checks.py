@@ -30,7 +30,7 @@ from pgleaderlock.testing.simulation.world import World
 __all__ = ["Checker", "Course", "SimulationFailed"]
 
 _STORY_LINES = 60
-_DEAD_HOLDER_LEASES = 2.5
+_DEAD_HOLDER_LEASES = 3.0  # one to be sure, and two looks by candidates that are stuck themselves, as in a group
 
 
 class SimulationFailed(AssertionError):  # noqa: N818 - it says what happened
@@ -234,7 +234,7 @@ class Checker:
         self.course.struck_at = self._world.now
 
     def check_dead_holder(self, holder: str, lock: str, since: float) -> None:
-        """Check that a session whose client is gone has lost its lock after 2.5 leases, if a node could end it."""
+        """Check that a session whose client is gone has lost its lock after three leases, if a node could end it."""
         waited_s = self._world.now - max(since, self.course.struck_at)
         if waited_s > _DEAD_HOLDER_LEASES * self.lease_s and self._well_nodes():
             self._fail("stuck", f"lock {lock} has been held for {waited_s:.1f} s by a session of {holder} that is gone")

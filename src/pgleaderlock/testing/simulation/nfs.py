@@ -11,12 +11,14 @@ engine above.
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from pgleaderlock.stores.nfs._threads import Threads
 from pgleaderlock.stores.nfs.backend import NfsStore
+from pgleaderlock.stores.record import Record
 from pgleaderlock.testing.simulation._futures import reject, resolve
 from pgleaderlock.testing.simulation.files import SharedFolder
 from pgleaderlock.testing.simulation.network import Pipe
@@ -84,7 +86,7 @@ class _WayToTheServer(Threads):
 
 
 class SimulatedNfsStore(NfsStore):
-    """The store of one process."""
+    """The store of one process. It polls from its event loop: a thread that sleeps would not sleep in virtual time."""
 
     def __init__(self, server: FileServer, node: SimulatedNode, *, identity: str, lease_s: float) -> None:
         super().__init__(
@@ -95,3 +97,13 @@ class SimulatedNfsStore(NfsStore):
             poll_s=lease_s / _POLLS,
         )
         self._threads = _WayToTheServer(server, node)
+
+    async def changed(self, seen: Record | None, timeout_s: float) -> Record | None:
+        """Poll the folder."""
+        deadline = self._clock() + timeout_s
+        while (left_s := deadline - self._clock()) > 0:
+            await asyncio.sleep(min(left_s, self._poll_s * random.uniform(0.5, 1.5)))  # noqa: S311 - spreads the load
+            now = await self.read()
+            if now is None or seen is None or now.version != seen.version:
+                return now
+        return None

@@ -60,6 +60,9 @@ class Client(Protocol):
     def receive_answer(self, answer: tuple[Any, ...] | None) -> None:
         """Handle an answer."""
 
+    def receive_announcement(self) -> None:
+        """Handle the announcement of a grant, which comes before the answer."""
+
     def receive_end(self, cause: LossCause) -> None:
         """Handle the end of the connection."""
 
@@ -91,7 +94,6 @@ class ServerSession:
         self.started = f"{server.wall_clock:.6f}"
         self.client = client
         self.is_over = False
-        self.token = 0  # of the current wait slice, once the lock is granted
         self.channels: set[str] = set()
         self._to_client = to_client
         self._requests: deque[tuple[Ask, Sequence[Any]] | None] = deque()
@@ -155,11 +157,20 @@ class ServerSession:
         if self._patience is not None:
             self._patience.call_off()
         # The time-out came in the same moment: refused, and yet it holds the lock, for which the statement may look.
-        if self.server.draw_race() and not ask.looks_for_race:
-            self._answer(("",))
+        is_race = self.server.draw_race()
+        if is_race and not ask.looks_for_race:
+            self._answer(self._slice_row(ask, ""))
             return
         self.server.note(self.client.owner, f"is granted {_CAST.sub('', key)} from the queue")
-        self._answer((ask.granted,))
+        if ask.announces and not is_race:
+            self._to_client.send(self.client.receive_announcement)
+        self._commit(ask, self._slice_row(ask, ask.granted), writes=ask.is_flushed)
+
+    def _slice_row(self, ask: Ask, granted: str) -> tuple[str, ...]:
+        """Return the answer to a wait slice."""
+        if not ask.draws_token:
+            return (granted,)
+        return granted, str(self.server.next_token(is_flushed=ask.is_flushed)) if granted else ""
 
     @property
     def waits_for(self) -> str | None:
@@ -244,7 +255,8 @@ class ServerSession:
             self._waits_for = None
             self.server.leave_queue(self, key)
             second = ask.otherwise
-            self._answer((second.granted if second is not None and self.server.take(self, second.key) else "",))
+            is_second = second is not None and self.server.take(self, second.key)
+            self._answer(self._slice_row(ask, second.granted if second is not None and is_second else ""))
 
 
 def _writes(ask: Ask) -> bool:

@@ -6,7 +6,7 @@ take-over survives both sessions of a frozen leader being killed, and only a wit
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
@@ -29,7 +29,7 @@ from pgleaderlock.testing.simulation.postgres import ModelledPostgres
 from pgleaderlock.testing.simulation.records import ModelledRecord, SimulatedStore
 from pgleaderlock.testing.simulation.world import World
 
-__all__ = ["STORES", "Server", "Store"]
+__all__ = ["STORES", "KeepsHistory", "Server", "Store"]
 
 
 class Server(Protocol):
@@ -39,6 +39,14 @@ class Server(Protocol):
 
     def end(self) -> None:
         """Remove what the server left behind."""
+
+
+@runtime_checkable
+class KeepsHistory(Protocol):
+    """A server from whose history watches are resumed."""
+
+    def compact(self) -> None:
+        """Drop the history, and end all watches: none of them can be resumed."""
 
 
 _KEY = LockKey.pair(42, 1)

@@ -16,6 +16,7 @@ imitates the network between hosts, and libfaketime, where it is installed, a wa
 """
 
 from pgleaderlock._base.overlaps import Overlap
+from pgleaderlock.testing.torture._any_store import StoreVerdict, torture_store
 from pgleaderlock.testing.torture._checker import Gap, ObservedTerm, Verdict, find_overlaps, judge, percentile
 from pgleaderlock.testing.torture._conductor import Conductor
 from pgleaderlock.testing.torture._ground import Ground
@@ -39,6 +40,7 @@ __all__ = [
     "Options",
     "Overlap",
     "Setting",
+    "StoreVerdict",
     "Told",
     "Verdict",
     "WallClock",
@@ -50,5 +52,6 @@ __all__ = [
     "percentile",
     "read_logs",
     "seconds",
+    "torture_store",
     "why_clocks_cannot_jump",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.options import DEFAULT_SCHEMA, check_schema
 from pgleaderlock.postgres._connector import Connector
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.work.schedule._connection import LedgerConnection
 
 __all__ = ["LedgerReader", "RecordedTick", "open_ledger"]
@@ -78,7 +79,7 @@ class LedgerReader:
 
 @contextlib.asynccontextmanager
 async def open_ledger(
-    dsn: str, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
+    dsn: Dsn, schema: str = DEFAULT_SCHEMA, *, schema_owner: str | None = None
 ) -> AsyncIterator[LedgerReader]:
     """Yield a reader of the ledger; ConnectionError if the ledger does not exist."""
     connector = Connector("the tick ledger", dsn=dsn)

@@ -10,6 +10,7 @@ from pgleaderlock.errors import LockError
 from pgleaderlock.postgres._connector import ConnectFn, Connector
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease
+from pgleaderlock.postgres.login import Dsn
 from pgleaderlock.work.schedule._connection import LedgerConnection
 from pgleaderlock.work.schedule._ledger import Ledger
 from pgleaderlock.work.schedule._runner import Job, JobRunner
@@ -30,7 +31,7 @@ class Scheduler:
         key: LockKey,
         lease: Lease,
         *,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         connect_fn: ConnectFn | None = None,
     ) -> None:
         self._leader_tasks = leader_tasks

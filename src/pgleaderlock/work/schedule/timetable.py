@@ -11,8 +11,11 @@ from typing import Protocol
 from pgleaderlock._base.checks import quoted
 from pgleaderlock._base.durations import parse_duration, show_duration
 
-__all__ = ["Every", "Schedule", "due_slots"]
+__all__ = ["EARLY", "Every", "Schedule", "due_slots", "slot_meant"]
 
+EARLY = timedelta(seconds=30)
+"""How far the clock of a host may be ahead of the database's: see :func:`slot_meant`."""
+_FARTHEST = timedelta(days=366 * 9)  # 29 February comes every four years, and once a century after eight
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -77,3 +80,19 @@ def _walk(schedule: Schedule, after: datetime, now: datetime) -> Iterator[dateti
 
 def _some(slots: Iterator[datetime], limit: int) -> list[datetime]:
     return [slot for slot, _ in zip(slots, range(limit), strict=False)]
+
+
+def slot_meant(schedule: Schedule, now: datetime) -> datetime:
+    """Return the slot that a process means which was started for a slot: the last one, or the next if it is near.
+
+    A host whose clock is ahead starts early, by up to :data:`EARLY`, or a quarter of the time between the two slots if
+    that is shorter. Any later start, of a host whose clock is behind or which is busy, means the slot before.
+    """
+    coming = schedule.after(now)
+    window = timedelta(minutes=1)
+    while not (found := due_slots(schedule, now - window, now, 1)[0]):
+        if window > _FARTHEST:
+            return coming
+        window *= 2
+    last = found[-1]
+    return coming if coming - now <= min(EARLY, (coming - last) / 4) else last

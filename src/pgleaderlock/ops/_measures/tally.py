@@ -1,4 +1,4 @@
-"""What the events of one election add up to. Knows nothing of Prometheus, and reads no clock."""
+"""What the events of one election add up to. Knows nothing of Prometheus or OpenTelemetry, and reads no clock."""
 
 import threading
 from bisect import bisect_left

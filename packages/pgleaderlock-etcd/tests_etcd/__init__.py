@@ -1,0 +1,1 @@
+"""Tests of the etcd store, against real etcd servers."""
