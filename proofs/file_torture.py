@@ -350,9 +350,13 @@ def torture_full_disk(members: int, seconds: float, seed: int) -> None:
         say(f"full disk, {members} seed={seed}: {terms} terms, filled {group.fillings} times, harm {group.harm},")
         say(f"  leader led on in {group.led_on}, {problems[0]} overlaps, {problems[1]} tokens out of order,")
         say(f"  {problems[2]} unreadable records")
+        if not terms:
+            sys.exit("no leader was seen")
         # Not in all of them: a machine that is too busy for a lease of 1.5 s ends a term too.
-        if not terms or any(problems) or group.led_on * 2 < group.fillings:
-            sys.exit("two leaders at once, or a full disk ended the term")
+        if any(problems):
+            sys.exit("two leaders at once, a token out of order, or an unreadable record")
+        if group.led_on * 2 < group.fillings:
+            sys.exit("a full disk ended the term")
 
 
 # --- Kills -----------------------------------------------------------------------------------------------------------

@@ -255,6 +255,12 @@ def test_a_gap_and_another_token_begin_an_interval(tmp_path: Path, second: Any, 
     assert samples(tmp_path, (1.000, 7, 1.001), second) == [(1.001, 1.001, 7), expected]
 
 
+def test_a_term_with_token_0_is_read_and_so_are_those_after_it(tmp_path: Path):
+    """Files, rows and Leases begin with it. It was taken for an empty place, so the torture never saw a first leader."""
+    noted = (1.000, 0, 1.001), (1.002, 3, 1.003)
+    assert samples(tmp_path, *noted) == [(1.001, 1.001, 0), (1.003, 1.003, 3)]
+
+
 def test_an_answer_that_took_long_says_nothing(tmp_path: Path):
     assert samples(tmp_path, (1.0, 7, 1.0 + GAP_S)) == []
 

@@ -22,7 +22,7 @@ from pathlib import Path
 GAP_S = 0.01
 """A pause between two samples that is longer than this ends an interval: nothing is known of the node meanwhile."""
 
-_RECORD = struct.Struct("ddq")  # began, seen last, token
+_RECORD = struct.Struct("ddq")  # began, seen last, token + 1: 0 is what was never written, and files begin with token 0
 _ROOM = 200_000
 _EVERY_S = 0.001
 
@@ -65,7 +65,7 @@ class ClaimWriter:
 
     def _write(self, seen_at: float) -> None:
         assert self._token is not None  # noqa: S101 - note() has just set it
-        _RECORD.pack_into(self._memory, self._index * _RECORD.size, self._began_at, seen_at, self._token)
+        _RECORD.pack_into(self._memory, self._index * _RECORD.size, self._began_at, seen_at, self._token + 1)
 
 
 def sample_forever(ask: Callable[[], int | None], path: Path, clock: Clock, idle_s: float = _EVERY_S) -> None:
@@ -94,7 +94,7 @@ def read_claims(path: Path) -> Iterator[tuple[float, float, int]]:
         while record := file.read(_RECORD.size):
             if len(record) < _RECORD.size:
                 return
-            began_at, seen_at, token = _RECORD.unpack(record)
-            if not token:  # it is written last: the process was killed while it wrote this, or has never written it
+            began_at, seen_at, written = _RECORD.unpack(record)
+            if not written:  # it is written last: the process was killed while it wrote this, or has never written it
                 return
-            yield began_at, max(began_at, seen_at), token
+            yield began_at, max(began_at, seen_at), written - 1
