@@ -256,7 +256,7 @@ def test_a_gap_and_another_token_begin_an_interval(tmp_path: Path, second: Any, 
 
 
 def test_a_term_with_token_0_is_read_and_so_are_those_after_it(tmp_path: Path):
-    """Files, rows and Leases begin with it. It was taken for an empty place, so the torture never saw a first leader."""
+    """Files, rows and Leases begin with it. Taken for an empty place, it hid every first leader from the torture."""
     noted = (1.000, 0, 1.001), (1.002, 3, 1.003)
     assert samples(tmp_path, *noted) == [(1.001, 1.001, 0), (1.003, 1.003, 3)]
 
