@@ -91,10 +91,12 @@ def pytest_asyncio_loop_factories(config, item) -> Mapping[str, type[asyncio.Abs
 
 # Files that take long, the longest first: begun last, each would keep one process busy when the others are done.
 _SLOW_FILES = """
-exec cli doctor simulation operators group succession strangers lease demo kubernetes contract_rows
-kubernetes_contract contract file terms sync embedded dashboard_page refusals simulated_pairs nfs_lock ticks dashboard
-outages cut_off node postgres torture scenes django json_shapes http_attacks ownership examples nfs failover
-simulated_clocks registry exhaustive nfs_use supervise cli_k8s exec_terminal alerts_prometheus celery record
+exec cli doctor simulation operators group succession strangers kubernetes watching lease demo terms contract_rows
+kubernetes_contract contract exhaustive file asks contract_can_fail cut_off registry ownership ticks nomination sync
+embedded dashboard_page refusals simulated_pairs nfs_lock config schema_versions sidecar migrations standby_shown
+supervise dashboard outages node postgres torture scenes django json_shapes http_attacks etcd http lease_rows
+nfs_simulation examples nfs failover simulated_clocks registry_past password nfs_use cli_k8s exec_terminal
+alerts_prometheus celery record etcd_contract modelled_postgres etcd_simulation hard_fence file_full_disk
 """
 
 

@@ -582,6 +582,7 @@ async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_ove
     assert (record["outcome"], record["from"], record["to"]) == ("same_node", "one", "one")
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_deaf_goes_on_and_it_is_said_what_to_look_at(
     postgres: Postgres, schema: str, key: LockKey
 ):

@@ -12,6 +12,8 @@ from pgleaderlock.postgres._schema_versions import version_sql
 from pgleaderlock.postgres.schema import known_version
 from pgleaderlock.testing.embedded import Server
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "upgrade-the-tables.md"
 OLD = Path(__file__).parents[1] / "postgres" / "schema_of_0_1_0.sql"
 

@@ -41,6 +41,7 @@ async def test_the_lease_of_a_healthy_leader_is_written_long_before_the_next_hea
             await eventually(is_another_lease_later)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lease_s", "health_s"), [(5.0, 1.5), (5.0, 3.3), (15.0, 5.0), (1.5, 0.5), (30.0, 19.9)])
 def test_what_is_shown_of_a_lease_is_written_every_third_of_it_and_never_runs_out(lease_s: float, health_s: float):
     election = SimpleNamespace(lease_s=lease_s, is_leader=True, trusted_until=0.0)

@@ -136,6 +136,7 @@ async def test_until_the_store_has_answered_once_a_candidate_is_alive_and_not_re
         await until_answer(url, "readyz", 200)
 
 
+@pytest.mark.slow
 async def test_while_the_api_server_is_away_the_leader_is_unknown_and_a_leader_says_so_once_its_time_is_over(
     kubernetes: FakeKubernetes,
 ):
@@ -161,6 +162,7 @@ async def _lose_store(kubernetes: FakeKubernetes, leader: str, second: Election,
         await until_answer(follower, "election", 200, leadership="led")
 
 
+@pytest.mark.slow
 async def test_while_the_database_is_away_the_leader_is_unknown(own_server: Server):
     role = uuid.uuid4().hex
     election = LeaderLock(own_server.dsn, role=role, settle_s=0, retry_strategy=FixedInterval(0.05))

@@ -233,6 +233,7 @@ async def moments(seconds: float) -> AsyncIterator[float]:
 # --- No room for a witness ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("candidates", [1, 3])
 async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_once_there_is(
     own_server: Server, key: LockKey, candidates: int

@@ -156,6 +156,7 @@ async def test_a_name_that_cannot_lead_next_is_refused_and_changes_nothing(
         assert crowd.places == {"a": "", "b": "heir", "c": "next heir"}
 
 
+@pytest.mark.slow
 async def test_who_is_connected_and_is_no_candidate_is_refused_and_places_are_taken_again(
     postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):

@@ -326,6 +326,7 @@ def other_server(server_folder_root: Path) -> Iterator[Server]:
         server.stop("immediate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_tell", [True, False])
 async def test_another_server_than_before_is_waited_out_whatever_its_row_says(
     other_server: Server, postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch, may_tell: bool

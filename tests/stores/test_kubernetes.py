@@ -99,6 +99,7 @@ async def closed(*backends: RecordBackend) -> None:
 # --- Rule 1: expiry is judged on our own clock, by what the record says ---------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("holder_skew_s", "follower_skew_s"), [(60, 0), (-60, 0), (0, 60), (0, -60), (60, -60)])
 async def test_a_silent_holder_is_succeeded_after_one_lease_whatever_the_clocks_on_the_wall_say(
     server: FakeKubernetes, holder_skew_s: float, follower_skew_s: float
@@ -495,6 +496,7 @@ async def test_where_watching_is_forbidden_the_follower_polls_and_says_so_once(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_follower_that_polls_takes_over_within_a_poll(server: FakeKubernetes) -> None:
     server.forbidden = {"watch"}
     assert await handover_s(server) < 4

@@ -112,6 +112,7 @@ def show_until_changed(old: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "utime", change)
 
 
+@pytest.mark.slow
 def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Clock, monkeypatch):
     quick, late = candidate(path, "quick", clock), Folder(path)
     assert quick.try_take()
@@ -248,6 +249,7 @@ def test_what_was_over_before_its_owner_could_look_was_never_believed_in():
     assert intervals_of(notes) == [(1.1, 5.0, "a", 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "shared"])
 def test_a_few_processes_under_torture_never_have_one_lock_at_once(tmp_path: Path, is_local: bool):
     verdict = Group(tmp_path, 6, 2, 1, kind="ours", is_local=is_local).run(10_000, 2.0)

@@ -118,6 +118,7 @@ async def lead(election: Election) -> None:
 # --- Every store -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_watcher_sees_each_leader_with_its_address_and_the_time_without_one(site: Site):
     async with contextlib.aclosing(site.watch()) as leaders:
         assert await following(leaders, lambda _: True) is None
@@ -189,6 +190,7 @@ async def test_a_leader_without_an_address_is_shown_without_one_also_after_one_w
     assert seen.address is None
 
 
+@pytest.mark.slow
 async def test_a_watcher_is_no_candidate_and_keeps_no_candidate_out(site: Site):
     async with contextlib.aclosing(site.watch()) as leaders:
         for _ in range(3):
@@ -317,6 +319,7 @@ async def test_a_candidate_that_waits_for_the_end_of_a_quiet_period_is_not_shown
         assert await find_leader(own_server.dsn, key=key) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", [None, ADDRESS])
 async def test_after_the_quiet_period_the_leader_is_shown(own_server: Server, key: LockKey, address: str | None):
     await asyncio.to_thread(own_server.restart)

@@ -96,7 +96,17 @@ def test_a_node_that_is_alone_always_comes_back_to_lead(grace: bool):
     assert seen.hopeless == 0
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+# Many worlds are seen before these two are missed.
+_SLOW_MUTATIONS = {"place_is_no_condition", "claim_comes_last"}
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in _SLOW_MUTATIONS else [])
+        for each in MUTATIONS
+    ],
+)
 def test_a_mechanism_that_is_missing_is_missed(mutation: Mutation):
     seen = explore(mutation.scope, mutation.rules, limit=100_000, hope=mutation.needs_hope)
     assert mutation.finds in told(seen)
@@ -105,6 +115,7 @@ def test_a_mechanism_that_is_missing_is_missed(mutation: Mutation):
 
 
 def test_every_rule_has_a_mutation():
+    assert {mutation.name for mutation in MUTATIONS} >= _SLOW_MUTATIONS
     assert {mutation.name for mutation in MUTATIONS} == {*Rules.__dataclass_fields__, "takeover"}
 
 

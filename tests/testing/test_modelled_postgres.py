@@ -621,6 +621,7 @@ def test_the_model_gives_these_answers(script: str, key: LockKey):
     assert ask_the_model(script, key) == script
 
 
+@pytest.mark.slow
 async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: Server):
     # Its host survives, and with it whatever was written; to sync the whole folder takes a recovery seconds at times.
     async with await psycopg.AsyncConnection.connect(own_server.dsn, autocommit=True) as connection:

@@ -812,6 +812,7 @@ async def says_age_s(server: Server) -> float:
     return float(row[0])
 
 
+@pytest.mark.slow
 async def test_the_clock_of_a_server_of_ours_is_stepped_as_it_runs_and_after_a_restart(
     server_with_a_clock: tuple[Server, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -167,6 +167,7 @@ async def test_a_leader_whose_key_is_taken_or_deleted_notices_at_once(etcd: Etcd
             await leader.renew(grant)
 
 
+@pytest.mark.slow
 async def test_a_follower_watches_on_after_a_compaction(make_etcd: Callable[..., Etcd]):
     etcd = make_etcd()
     async with (
@@ -322,6 +323,7 @@ def guarded(make_etcd: Callable[..., Etcd]) -> Etcd:
     return server
 
 
+@pytest.mark.slow
 async def test_a_user_leads_with_a_token_that_is_replaced_when_it_is_refused(guarded: Etcd):
     url = f"etcd://app:{SECRET}@{guarded.hosts}/locks/a"
     async with candidate(url, lease_s=600.0) as first, candidate(url, lease_s=600.0) as second:
