@@ -88,7 +88,7 @@ def test_alembic_makes_and_upgrades_the_tables(own_server: Server, tmp_path: Pat
     (tmp_path / "alembic.ini").write_text(ALEMBIC_TEMPLATE)
     (tmp_path / "env.py").write_text(ALEMBIC_ENV)
     (tmp_path / "versions").mkdir()
-    (tmp_path / "versions" / "pgleaderlock_3.py").write_text(program_of("alembic", from_version=before))
+    (tmp_path / "versions" / "pgleaderlock_4.py").write_text(program_of("alembic", from_version=before))
     if mode == "online":
         run(tmp_path, own_server.dsn, "alembic", "upgrade", "head")
     else:

@@ -276,9 +276,19 @@ async def _has_two(reader: RegistryReader) -> bool:
 
 @contextlib.asynccontextmanager
 async def three_nodes(dsn: str, schema: str, key: LockKey) -> AsyncIterator[tuple[list[Node], RegistryReader]]:
-    """A leader, its heir and the next heir, whose sessions are called one:1, two:1 and three:1."""
+    """A leader, its heir and the next heir, whose sessions are called one:1, two:1 and three:1.
+
+    They try seldom: a try for the lock in the moment in which the nominee is between two wait slices would get it.
+    """
     nodes = [
-        Node(make_conninfo(dsn, application_name=f"{name}:1"), schema, key, name, lease_s=UNDISTURBED_S)
+        Node(
+            make_conninfo(dsn, application_name=f"{name}:1"),
+            schema,
+            key,
+            name,
+            lease_s=UNDISTURBED_S,
+            retry_s=UNDISTURBED_S,
+        )
         for name in ("one", "two", "three")
     ]
     async with contextlib.AsyncExitStack() as stack:

@@ -4,8 +4,8 @@ import pytest
 
 from pgleaderlock.ops.pod_label._pods import COST, COST_KEY
 from pgleaderlock.testing._pod_api import PodApi
-from tests.ops.test_pod_label import Candidate, settled
 from tests.support.doubles import until
+from tests.support.pod_candidate import Candidate, settled
 
 pytestmark = pytest.mark.virtual_time
 

@@ -38,11 +38,19 @@ class Node:
     """One candidate with its registry."""
 
     def __init__(
-        self, dsn: str, schema: str, key: LockKey, name: str, *, lease_s: float = LEASE_S, **settings: Any
+        self,
+        dsn: str,
+        schema: str,
+        key: LockKey,
+        name: str,
+        *,
+        lease_s: float = LEASE_S,
+        retry_s: float = 0.2,
+        **settings: Any,
     ) -> None:
         self.registry = Registry(dsn, node=name, schema=schema, heartbeat_s=BEAT_S, about={"zone": "eu-1"}, **settings)
         self.lock = LeaderLock(
-            dsn, key=key, lease_s=lease_s, health_interval_s=0.3, retry_strategy=FixedInterval(0.2), settle_s=0
+            dsn, key=key, lease_s=lease_s, health_interval_s=0.3, retry_strategy=FixedInterval(retry_s), settle_s=0
         )
         self.registry.attach(self.lock, role="scheduler")
 
