@@ -8,7 +8,7 @@ code that is mutilated, by patches that exist only in the tests.
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from pgleaderlock.errors import ConnectionError
 from pgleaderlock.models import Grant
 from pgleaderlock.postgres import _keys_sql, _sql, advisory, terms
 from pgleaderlock.postgres._server_start import ServerStart
+from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.group import CHANNEL, Group
 from pgleaderlock.postgres.keys import LockKey
@@ -197,13 +198,13 @@ async def notify_without_waiting(self: Election, run: Any, applied: Any) -> None
     self._notify(run, applied.before)
 
 
-async def pretend_to_replace(self: SessionPair) -> bool:
+async def pretend_to_replace(self: SessionPair, _: Collection[LockKey]) -> bool:
     await self.close_witness()
     return True
 
 
 _note_witness_end, _note_lock_end = SessionPair._note_witness_end, SessionPair._note_lock_end
-_replace_witness = SessionPair._replace_witness
+_replace_witness, _adopt = SessionPair._replace_witness, SessionPair._adopt
 
 
 def replace_a_slow_witness(self: SessionPair, admitted: Any, error: Any) -> None:
@@ -228,12 +229,32 @@ def valid_without_a_look(self: SessionPair, validity: Validity) -> float:
 _replacing: set[SessionPair] = set()
 
 
-async def replace_unwatched(self: SessionPair) -> bool:
+async def replace_unwatched(self: SessionPair, keys: Collection[LockKey]) -> bool:
     _replacing.add(self)
     try:
-        return await _replace_witness(self)
+        return await _replace_witness(self, keys)
     finally:
         _replacing.discard(self)
+
+
+def adopt_with_former_notes(self: SessionPair, ready: ReadySession | None) -> bool:
+    """Note what all witness sessions answer in one set."""
+    witnessed = self._witnessed
+    is_adopted = _adopt(self, ready)
+    self._witnessed = witnessed
+    return is_adopted
+
+
+def note_end_in_one_set(self: SessionPair, admitted: Any, error: Any) -> None:
+    witnessed = self._witnessed
+    _note_witness_end(self, admitted, error)
+    if admitted is self._witness:
+        witnessed.clear()
+    self._witnessed = witnessed
+
+
+async def take_these_alone(self: SessionPair, keys: Collection[LockKey]) -> set[LockKey]:
+    return await self._take_witness_locks(keys)
 
 
 def note_at_rest(self: SessionPair, admitted: Any, error: Any) -> None:
@@ -416,6 +437,13 @@ MUTATIONS = (
     Mutation("an heir leads with the witness lock only", "two_leaders",
              replaced(SessionPair, "begin_term", begin_without_witness),
              profile=only("ambush", "kill_session")),
+    Mutation("an answer says nothing of a witness session that was opened after it", "two_leaders",
+             both(replaced(SessionPair, "_adopt", adopt_with_former_notes),
+                  replaced(SessionPair, "_note_witness_end", note_end_in_one_set)),
+             profile=only("end_newcomers_witness", "late_answers_and_kill", every=0.7, slow_share=0.0)),
+    Mutation("a group takes all its witness locks back before it takes more", "two_leaders",
+             replaced(SessionPair, "take_witness_locks", take_these_alone), STORES["group"],
+             only("end_newcomers_witness", "late_answers_and_kill", every=0.7, slow_share=0.0)),
     Mutation("the lock session answers while the witness lock is held", "token",
              replaced(LeasedLockBackend, "_confirm", confirm_without_the_last_answer),
              profile=only("overtake_heir", every=3.0, slow_share=0.0)),

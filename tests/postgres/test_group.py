@@ -750,7 +750,7 @@ async def test_a_witness_session_that_cannot_be_replaced_in_time_is_a_loss(
 async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
     postgres: Postgres, names: list[str], monkeypatch
 ):
-    real, refusals = SessionPair.take_witness_locks, [1]
+    real, refusals = SessionPair._take_witness_locks, [1]
 
     async def refuse_once(self: SessionPair, keys: Any) -> set[LockKey]:
         if self.held and refusals:
@@ -761,7 +761,7 @@ async def test_a_witness_that_another_has_got_hold_of_is_tried_for_again(
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         tokens = [role.token for role in group.values()]
-        monkeypatch.setattr(SessionPair, "take_witness_locks", refuse_once)
+        monkeypatch.setattr(SessionPair, "_take_witness_locks", refuse_once)
         await terminate_holder(postgres.dsn, witness_key(LockKey.named(names[0])))
         await until(lambda: not refusals)
         await asyncio.sleep(LEASE_S)

@@ -199,6 +199,13 @@ def test_a_candidate_whose_sessions_end_before_it_leads_does_not_lead_beside_ano
 
 
 @pytest.mark.parametrize("store", ["postgres", "group"])
+def test_a_leader_takes_its_witness_lock_again_if_that_session_ended_just_after_it_was_granted(store: str):
+    profile = replace(only("end_newcomers_witness", "late_answers_and_kill"), every=0.7)
+    for seed in range(6):
+        assert simulate(seed, profile=profile, store=store, hours=0.1).faults
+
+
+@pytest.mark.parametrize("store", ["postgres", "group"])
 def test_a_witness_that_was_not_replaced_is_the_cause_also_where_the_last_answer_comes_too_late(
     store: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -367,9 +367,7 @@ class LeasedLockBackend(Backend):
         while (left_s := deadline - self._clock()) > 0:
             slice_s = min(self._pair.wait_slice_s, left_s, self._lease.renew_every_s)
             statement = self._statements(witness).slice(slice_s)
-            row = await self._pair.ask_witness(statement, bound_s=slice_s + self._lease.answer_bound_s)
-            if row is not None and row[0]:
-                self._pair.note_witness(self._key)
+            if await self._pair.queue_for_witness_lock(self._key, statement, slice_s):
                 return
             await self._pair.ask_lock(_sql.PING)
             await self._pair.look_for_stuck([self._key])  # a candidate of 0.1.0 may keep it in a commit that waits

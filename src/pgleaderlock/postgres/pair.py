@@ -151,6 +151,8 @@ class SessionPair:
         self.held: set[LockKey] = set()
         """Keys whose lock we hold; after the end of the lock session, those whose listeners are not notified yet."""
         self._witnessed: set[LockKey] = set()
+        """Keys whose witness lock the witness session holds. Each session has a set of its own: an answer may be read
+        after its session has ended, and another has been opened. It says nothing of that one."""
         self.validity = Validity()
         """The validity of everything that the present lock session holds."""
         self.ended: asyncio.Future[PgLeaderLockError] | None = None
@@ -303,7 +305,7 @@ class SessionPair:
     async def close_witness(self) -> None:
         """End the witness session. Only when validity has ended or nothing is held: a successor may lead after it."""
         witness, self._witness = self._witness, None
-        self._witnessed.clear()
+        self._witnessed = set()
         self.witness_ended.clear()
         if witness is not None:
             await witness.session.close()
@@ -330,7 +332,7 @@ class SessionPair:
         self._note_end(ready, error)
         if ready is not self._witness:
             return
-        self._witnessed.clear()
+        self._witnessed = set()
         self.witness_ended.set()
         if error.cause is LossCause.RENEW_TIMEOUT and self._is_valid:
             self.declare_lost(error)
@@ -463,9 +465,24 @@ class SessionPair:
             await self.ask_witness(_keys_sql.ping_as(name))
 
     async def take_witness_locks(self, keys: Iterable[LockKey]) -> set[LockKey]:
-        """Take the witness locks of these keys, and return the keys whose witness lock another session holds."""
+        """Take the witness locks of these keys, and return the keys whose witness lock another session holds.
+
+        If the witness session has ended, those of all other keys that are held are taken back first: the renewal would
+        take the new session for one that holds them. If that fails, all of these are refused.
+        """
+        if not self._lease.witness:
+            return set()
+        keys = list(keys)
+        others = self.held.difference(keys)
+        if others and not self.has_witness:
+            await self._replace_witness(others)
+            if not self.has_witness:
+                return set(keys)
+        return await self._take_witness_locks(keys)
+
+    async def _take_witness_locks(self, keys: Collection[LockKey]) -> set[LockKey]:
         wanted = [key for key in keys if key not in self._witnessed]
-        if not self._lease.witness or not wanted:
+        if not wanted:
             return set()
         is_warm, asked = False, None
         if not self.has_witness:
@@ -473,9 +490,9 @@ class SessionPair:
             is_warm = self._adopt(ready)
         if not self.has_witness:
             await self.open_witness()
-        row = await (self._ask_warm(wanted, asked) if is_warm else self._ask_alone(wanted))
+        witnessed, row = await (self._ask_warm(wanted, asked) if is_warm else self._ask_alone(wanted))
         taken = {wanted[place] for place in (row or ([],))[0]}
-        self._witnessed |= taken
+        witnessed |= taken
         return {key for key in wanted if key not in taken}
 
     def try_witness_early(self, key: LockKey) -> None:
@@ -493,7 +510,7 @@ class SessionPair:
         first = _sql.STOP_LISTENING if is_warm and self.warm.listens is not None else ""
         return first + statement, parameters
 
-    async def _ask_warm(self, keys: list[LockKey], asked: "asyncio.Future[Row | None] | None") -> Row | None:
+    async def _ask_warm(self, keys: list[LockKey], asked: "asyncio.Future[Row | None] | None") -> "_Answer":
         """Try for the witness locks on the session that was warm, where they may be ``asked`` for already.
 
         If that does not answer soon, try for them on a fresh one, opened beside it.
@@ -501,6 +518,7 @@ class SessionPair:
         The session may be dead without a notice. Its backend may run the statement nevertheless, and hold the witness
         lock: it is terminated before the fresh session asks.
         """
+        witnessed = self._witnessed
         if asked is None:
             asked = asyncio.ensure_future(self.ask_witness(*self._witness_try(keys, is_warm=True)))
         fresh: asyncio.Future[ReadySession] | None = None
@@ -512,7 +530,7 @@ class SessionPair:
                 pending: set[asyncio.Future[Any]] = {fresh} if asked.done() else {asked, fresh}
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if _has_answered(asked) or fresh is None:
-                return asked.result()
+                return witnessed, asked.result()
             await end_call(asked)
             await self.close_witness()
             await asyncio.wait({fresh})
@@ -524,22 +542,22 @@ class SessionPair:
                 await discard(fresh)
         return await self._ask_alone(keys)
 
-    async def _ask_alone(self, keys: list[LockKey]) -> Row | None:
+    async def _ask_alone(self, keys: list[LockKey]) -> "_Answer":
         """Try for the witness locks when our own former sessions, of which one may hold them, are terminated.
 
         A warm session that ended on our side only has tried for it perhaps. The server may need some time to end it.
         """
         statement = self._witness_try(keys, is_warm=False)
         if not self._given_up:
-            return await self.ask_witness(*statement)
+            return self._witnessed, await self.ask_witness(*statement)
         await self._end_given_up(self._witness_session)
-        row = await self.ask_witness(*statement)
+        witnessed, row = self._witnessed, await self.ask_witness(*statement)
         for _ in range(_RETRIES):
             if row is None or row[0]:
                 break
             await asyncio.sleep(_RETRY_S)
-            row = await self.ask_witness(*statement)
-        return row
+            witnessed, row = self._witnessed, await self.ask_witness(*statement)
+        return witnessed, row
 
     async def notified(self) -> None:
         """Wait for a notification on the channel; without a witness session, wait until cancelled."""
@@ -548,9 +566,14 @@ class SessionPair:
         else:
             await self._witness.session.notified()
 
-    def note_witness(self, key: LockKey) -> None:
-        """Note that the witness lock of this key was acquired by queueing."""
-        self._witnessed.add(key)
+    async def queue_for_witness_lock(self, key: LockKey, wait_slice: str, slice_s: float) -> bool:
+        """Execute a wait slice for the witness lock of this key. Return whether it was granted."""
+        witnessed = self._witnessed
+        row = await self.ask_witness(wait_slice, bound_s=slice_s + self._lease.answer_bound_s)
+        is_granted = row is not None and bool(row[0])
+        if is_granted:
+            witnessed.add(key)
+        return is_granted
 
     async def open_witness(self) -> None:
         """Open a witness session, which listens to the channel if there is one."""
@@ -560,7 +583,7 @@ class SessionPair:
         """Use this as the witness session. Return False for None."""
         if ready is None:
             return False
-        self._witness = ready
+        self._witness, self._witnessed = ready, set()
         self.witness_ended.clear()
         ready.session.watch(lambda error: self._note_witness_end(ready, error))
         return True
@@ -627,7 +650,7 @@ class SessionPair:
         sent = self._clock()
         await self.ask_lock(_sql.PING)
         if self._lease.witness and not await self._try_witness(_sql.PING):
-            if not await self._replace_witness():
+            if not await self._replace_witness(self.held):
                 return False
             # Anew, and on both sessions: validity counts from a time at which both locks were held together.
             sent = self._clock()
@@ -647,8 +670,8 @@ class SessionPair:
         """Renew the witness session while nothing is valid, to keep a successor out. Return False when it has ended."""
         return await self._try_witness(_sql.PING)
 
-    async def _replace_witness(self) -> bool:
-        """Take all witness locks on a new session. Return False if that failed; it is tried again.
+    async def _replace_witness(self, keys: Collection[LockKey]) -> bool:
+        """Take these witness locks on a new session. Return False if that failed; it is tried again.
 
         No other candidate can take them first, because a candidate takes the lock before its witness lock and the lock
         session still holds the locks. What can hold them is our own former session, whose backend is terminated first.
@@ -658,7 +681,7 @@ class SessionPair:
             async with asyncio.timeout(bound_s):
                 await self.open_witness()
                 await self._end_given_up(self._witness_session)
-                refused = await self._take_back()
+                refused = await self._take_back(keys)
         except (PgLeaderLockError, TimeoutError) as error:
             if self.has_ended:
                 raise
@@ -670,16 +693,16 @@ class SessionPair:
             await self.close_witness()
             self.witness_ended.set()
             return False
-        self._logger.info("witness_replaced", keys=len(self.held))
+        self._logger.info("witness_replaced", keys=len(keys))
         return True
 
-    async def _take_back(self) -> set[LockKey]:
-        refused = await self.take_witness_locks(self.held)
+    async def _take_back(self, keys: Collection[LockKey]) -> set[LockKey]:
+        refused = await self._take_witness_locks(keys)
         for _ in range(_RETRIES):
             if not refused:
                 break
             await asyncio.sleep(_RETRY_S)
-            refused = await self.take_witness_locks(self.held)
+            refused = await self._take_witness_locks(keys)
         return refused
 
     @property
@@ -729,6 +752,10 @@ class SessionPair:
             self.validity = Validity()  # a later term has one of its own, and cannot extend grants of this term
         await self.free_witness_locks()
         return {freed[place] for place in (row or ([],))[0]}
+
+
+_Answer = tuple[set[LockKey], Row | None]
+"""The set in which the session notes what it holds (:attr:`SessionPair._witnessed`), and its answer."""
 
 
 async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:

@@ -5,6 +5,8 @@ kernel of the host knows of the end, so ``is_leader`` can know. ``takeover="fast
 notice the network delays (a pulled cable, a slow message), and such a fault is left out.
 """
 
+from collections.abc import Callable
+
 from pgleaderlock._base.causes import LossCause
 from pgleaderlock.testing.simulation._basic_faults import BasicFaults
 from pgleaderlock.testing.simulation.node import SimulatedNode
@@ -27,6 +29,8 @@ _NOTICED = 0.1
 """Leases within which a leader that is not frozen has left LEADER, after both its sessions have ended."""
 _NEWCOMER_LATENCIES = 10
 """Within so many latencies of the network a node that has both locks comes to lead."""
+_WITNESS_LATENCIES = 1.5
+"""Within so many latencies the grant of the witness lock arrives."""
 
 
 class PairFaults(BasicFaults):
@@ -115,6 +119,25 @@ class PairFaults(BasicFaults):
 
         Its last answers have arrived by then, and will be read when it goes on.
         """
+        return self._strike_newcomer(_NEWCOMER_LATENCIES, self.frozen_end_both)
+
+    def end_newcomers_witness(self, _: SimulatedNode, __: float = 0.0) -> bool | None:
+        """Freeze the next node that was granted its witness lock, and end the session of that lock.
+
+        It may find the grant and the end at once when it goes on, in one turn of its event loop.
+        """
+        return self._strike_newcomer(_WITNESS_LATENCIES, self._frozen_end_witness)
+
+    def _frozen_end_witness(self, node: SimulatedNode, lasts_s: float) -> bool | None:
+        pair = self._pair_of(node)
+        if pair is None or self.freeze(node, lasts_s) is False:
+            return False
+        self._note(node, "has its witness session killed")
+        pair[-1].end(LossCause.SESSION_TERMINATED, quickly=True)
+        return None
+
+    def _strike_newcomer(self, latencies: float, strike: Callable[[SimulatedNode, float], object]) -> bool | None:
+        """Inject a fault into the next node that has both locks, within so many latencies of the network."""
         server = self._server_here()
         if server is None or server.on_grant is not None:
             return False
@@ -123,9 +146,9 @@ class PairFaults(BasicFaults):
         def look(owner: str) -> None:
             if len(server.holders_of(owner)) == _PAIR:
                 server.on_grant = None
-                after_s = _NEWCOMER_LATENCIES * nodes[owner].cable.latency_s * self._world.random.random()
+                after_s = latencies * nodes[owner].cable.latency_s * self._world.random.random()
                 lasts_s = 0.5 * self._lease_s * self._world.random.random()
-                self._world.later(after_s, lambda: self.frozen_end_both(nodes[owner], lasts_s))
+                self._world.later(after_s, lambda: strike(nodes[owner], lasts_s))
 
         server.on_grant = look
         return None

@@ -64,6 +64,7 @@ _PAIRS = {
     "frozen_end_both": 2.0,
     "flood_and_end_both": 2.0,
     "end_newcomer": 2.0,
+    "end_newcomers_witness": 2.0,
     "slow_connects": 1.0,
     "late_answers": 1.0,
     "late_answers_and_freeze": 2.0,

@@ -65,7 +65,9 @@ _SESSIONS = _EVERYWHERE | {
 }
 _KILLS = frozenset({"kill_session", "reset", "ambush", "late_answers_and_kill", "overtake_heir"})
 _DOUBLE_KILLS = frozenset({"double_ambush", "double_ambush_and_kill"})
-_PAIRS = frozenset({"end_apart", "end_both", "frozen_end_both", "end_newcomer", "slow_connects", "busy"})
+_PAIRS = frozenset(
+    {"end_apart", "end_both", "frozen_end_both", "end_newcomer", "end_newcomers_witness", "slow_connects", "busy"}
+)
 _CLOCKS = frozenset(
     {"step_clock", "restart_and_step", "cut_and_restart_and_step", "reset_statistics", "late_time_outs"}
 )
