@@ -272,6 +272,6 @@ EDGE_MUTATIONS = (
         "            await prepare(ready.session)\n",
         "            await prepare(ready.session)\n"
         "            if self._channel is not None:\n                await ready.session.listen(self._channel)\n",
-        ("tests/postgres/test_group.py::test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session",),
+        ("tests/postgres/test_group.py::test_unread_notifications_do_not_hide_the_end_of_the_lock_session",),
     ),
 )  # fmt: skip

@@ -218,9 +218,7 @@ def test_json_is_one_object_per_line_on_stdout_and_nothing_else_is(postgres: Pos
     assert all(event.items() >= same.items() for event in events)
 
 
-def test_when_nobody_reads_the_events_any_more_the_process_leaves_the_election(
-    postgres: Postgres, role: LockKey
-) -> None:
+def test_process_leaves_the_election_when_the_reader_of_its_events_is_gone(postgres: Postgres, role: LockKey) -> None:
     command = [*CLI, *run_words(postgres.dsn, role), "--json"]
     with (
         held(postgres.dsn, role),  # a follower has an event at every attempt, so it notices soon

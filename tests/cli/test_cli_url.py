@@ -234,7 +234,9 @@ def test_a_file_that_is_no_lock_is_left_alone(tmp_path: Path, capsys: pytest.Cap
     assert notes.read_text() == "my precious notes"
 
 
-def test_whoever_may_only_read_a_folder_may_look(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_user_who_may_only_read_a_folder_may_run_status(
+    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     assert invoke(["status", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.CLEAN
     assert invoke(["acquire", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.UNREACHABLE

@@ -92,7 +92,7 @@ async def test_status_without_a_lock_shows_all_roles(postgres: Postgres, schema:
     assert records(by_url)[0]["lock"] == str(key)
 
 
-def test_status_shows_a_role_that_nobody_leads(hand: Hand):
+def test_status_shows_a_role_without_a_leader(hand: Hand):
     hand.node("web-1")
     hand.candidate("web-1")
     hand.node("web-2", seen_ago_s=5000)
@@ -565,7 +565,7 @@ def test_a_leader_that_may_wait_for_its_lease_after_the_last_step_down_is_not_wa
 
 
 @pytest.mark.slow
-async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_over(
+async def test_leader_without_a_successor_leads_again_and_that_is_no_hand_over(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with Node(postgres.dsn, schema, key, "one") as one:
@@ -598,7 +598,7 @@ async def test_a_leader_that_is_deaf_goes_on_and_it_is_said_what_to_look_at(
     assert (record["outcome"], record["to"], record["seconds"]) == ("not_heard", None, None)
 
 
-def test_where_nobody_leads_there_is_nobody_to_ask(hand: Hand):
+def test_step_down_without_a_leader_reports_that_there_is_no_leader_to_ask(hand: Hand):
     hand.line("acquired", 50)
     shown = run("step-down", *hand.options, "--role", "scheduler")
     result = run("step-down", *hand.options, "--role", "scheduler", "--json")
@@ -683,7 +683,9 @@ def test_it_says_what_was_seen(
     assert shown.exit_code == result.exit_code == (exit_codes.CLEAN if is_done else exit_codes.NOT_HANDED_OVER)
 
 
-def test_whoever_has_no_name_asks_by_number(hand: Hand, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+def test_user_without_a_name_is_recorded_by_number_in_a_step_down_request(
+    hand: Hand, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
     def nameless() -> str:
         raise KeyError("uid not found")
 
@@ -785,7 +787,7 @@ def test_time_before_the_first_term_counts_where_the_history_was_there_already(h
     assert young["availability"] == 0
 
 
-def test_a_role_that_somebody_stands_for_and_nobody_leads_is_leaderless(hand: Hand):
+def test_role_with_a_candidate_and_no_leader_is_leaderless(hand: Hand):
     hand.line("acquired", 5000)
     hand.line("released", 4000)
     hand.line("acquired", 5000, lock="pair:1/101", role="given-up")
@@ -930,7 +932,7 @@ def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: 
     assert piped is None or (role in piped.stdout and "no room" not in piped.stdout)
 
 
-def test_time_of_which_nobody_can_tell_is_shown_as_such(hand: Hand):
+def test_time_without_records_is_shown_as_unknown(hand: Hand):
     hand.line("acquired", 50)
     hand.line("unwatched", 40)
     hand.line("acquired", 20, "web-2", 2)

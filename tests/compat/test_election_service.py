@@ -272,7 +272,7 @@ def test_a_leader_whose_session_ends_knows_and_only_who_stands_leads_again(
         assert try_lock(plain, lock_id)
 
 
-def test_leadership_is_not_believed_in_past_its_time(node):
+def test_leadership_is_not_valid_after_its_deadline(node):
     now = [1000.0]
     service = node(clock=lambda: now[0])
     assert service.try_acquire_leadership()

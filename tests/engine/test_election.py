@@ -100,7 +100,7 @@ async def test_a_renewal_extends_the_trust():
         assert election.is_leader
 
 
-async def test_whoever_measures_hears_of_each_renewal_and_how_long_it_took():
+async def test_observer_is_notified_of_each_renewal_and_its_duration():
     async def slowly() -> Grant:
         await asyncio.sleep(0.25)
         return Grant(token=7)
@@ -593,7 +593,7 @@ async def test_a_release_that_fails_says_what_broke_the_session_in_the_first_pla
     assert [str(error) for error in heard.errors] == ["no answer" if renewal_fails else "the session is closed"]
 
 
-async def test_a_renewal_that_hangs_is_cut_short_only_once_nobody_believes_any_more():
+async def test_renewal_that_hangs_is_cancelled_only_after_validity_has_ended():
     """Cutting it short closes a session, which frees what keeps a successor waiting."""
     believed = []
 
@@ -641,7 +641,7 @@ async def test_a_renewal_that_fails_while_a_stop_is_asked_for_does_not_keep_it_f
     assert heard.words == ["on_acquired", "on_error", "on_stopped"]
 
 
-async def test_a_loss_while_stepping_down_is_asked_for_is_a_loss_and_nobody_waits_for_ever():
+async def test_loss_during_a_step_down_is_reported_as_a_loss_and_the_caller_does_not_wait_for_ever():
     election, backend, heard = make_election()
     async with election:
         await election.wait_for_leadership()
@@ -1207,7 +1207,7 @@ async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
     assert "renew" not in backend.verbs
 
 
-async def test_a_grant_that_is_read_too_late_is_none_and_nobody_is_told_of_a_term():
+async def test_grant_that_is_read_after_it_expired_starts_no_term_and_notifies_no_callback():
     """Found by the exhaustive check: whoever slept through it would announce a term that is older than another's."""
     now = [0.0]
 
@@ -1322,7 +1322,7 @@ async def test_a_recovery_that_is_read_too_late_is_tried_again():
     assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [3]
 
 
-async def test_a_slow_on_lost_keeps_the_session_open_no_longer_than_anyone_could_believe_in_it():
+async def test_slow_on_lost_keeps_the_session_open_no_longer_than_the_lease_is_valid():
     election, backend, heard = make_election(ScriptedBackend(try_acquire=[leased_grant()], renew=[DOWN]))
     election.on_lost(lambda: asyncio.sleep(1000))
     await election.start()

@@ -270,7 +270,7 @@ class Noting:
         return answer
 
 
-def test_the_first_attempt_waits_for_nothing_and_asks_nobody() -> None:
+def test_first_attempt_has_no_delay_and_does_not_ask_the_strategy() -> None:
     strategy = Noting()
     cycle = RetryCycle(strategy, Clock())
     assert cycle.next_delay_s() == 0.0
@@ -318,7 +318,7 @@ def test_no_time_has_passed_before_the_first_attempt() -> None:
     assert cycle.attempt == 1
 
 
-def test_a_strategy_that_gives_up_is_believed() -> None:
+def test_retry_cycle_ends_when_the_strategy_gives_up() -> None:
     cycle = RetryCycle(Noting(None), Clock())
     cycle.begin_attempt()
     cycle.fail_attempt()

@@ -218,7 +218,7 @@ async def test_reconnecting_ends_the_work_and_recovery_begins_it_anew():
     await election.shutdown()
 
 
-async def test_what_overruns_while_we_lead_again_is_nobodys_overrun():
+async def test_task_that_overruns_while_the_process_leads_again_is_not_counted_as_an_overrun():
     election, backend, heard = leased(reconnect_grace_s=5.0)
     free = asyncio.Event()
 

@@ -119,7 +119,7 @@ async def _grant(at: float) -> Grant:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("when", ["at work", "in a pause"])
-async def test_a_cancellation_by_somebody_else_does_not_leave_a_leader_without_work(when: str):
+async def test_cancellation_by_other_code_does_not_leave_a_leader_without_work(when: str):
     election, _, witness = leased()
     tasks: list[asyncio.Task[None]] = []
 

@@ -110,7 +110,7 @@ def test_the_specified_example_is_read_as_it_stands():
     assert (second.for_, second.notify, second.as_written) == (None, (Target("slack", "#ops"),), False)
 
 
-def test_other_tables_of_the_file_are_nobody_s_business():
+def test_other_tables_of_the_file_are_ignored():
     assert parsed('[cluster.leader_election]\ncheck_interval = "5s"\n' + ONE).alerts[0].name == "a"
 
 
@@ -386,7 +386,7 @@ def test_each_alert_goes_to_whom_it_names_and_all_of_them_at_once():
     assert receiver["webhook_configs"] == [{"url_file": "/run/secrets/oncall"}, {"url": "http://127.0.0.1:9/x"}]
 
 
-def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_go_to_nobody():
+def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_have_none():
     config = parsed(ONE + 'notify = ["pagerduty"]\n' + ONE.replace('"a"', '"b"') + 'notify = ["pagerduty"]' + RECEIVERS)
     document = alertmanager_config(config.alerts, config.receivers)
     assert [receiver["name"] for receiver in document["receivers"]] == ["none", "pagerduty"]
@@ -574,7 +574,7 @@ def test_what_we_wrote_is_written_again(config: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["rules.yml", "alertmanager.yml", "grafana.json"])
 @pytest.mark.parametrize("content", [b"groups: []\n", b"{}", b"[]", b'{"description": 5}', b"\xff", b""])
-def test_a_file_of_somebody_else_s_stays_and_then_nothing_is_written(
+def test_file_that_the_command_did_not_write_is_kept_and_then_nothing_is_written(
     config: Path, tmp_path: Path, name: str, content: bytes
 ):
     out = tmp_path / "out"
@@ -620,7 +620,7 @@ def test_a_file_without_alerts_gets_the_default_ones_and_is_told_so(config: Path
     assert by_name['alertname="slow_renewals"'] == "slack:#ops + webhook:plain"
 
 
-def test_the_default_alerts_need_no_file_and_say_that_nobody_hears_them(tmp_path: Path):
+def test_default_alerts_need_no_file_and_warn_that_they_have_no_receiver(tmp_path: Path):
     result = run("--defaults", "--out", tmp_path, "--prefix", "forge", "--lease-s", "30")
     assert result.exit_code == exit_codes.CLEAN
     assert "> 10" in (tmp_path / "rules.yml").read_text()
@@ -636,7 +636,7 @@ def test_an_alert_of_the_file_takes_the_place_of_the_default_one_of_its_name(con
     assert kept["condition"] == "floor(increase(forge_leader_failovers_total[5m])) > 5"
 
 
-def test_an_alert_that_names_nobody_goes_to_those_of_its_severity(config: Path, tmp_path: Path):
+def test_alert_without_notify_goes_to_the_receivers_of_its_severity(config: Path, tmp_path: Path):
     config.write_text(ONE.replace("info", "critical") + RECEIVERS)
     run("--config", config, "--out", tmp_path)
     assert yaml.safe_load((tmp_path / "alertmanager.yml").read_text())["route"]["routes"][0]["receiver"] == "pagerduty"

@@ -172,7 +172,7 @@ def test_a_check_warns_of_what_an_export_would_warn_of(tmp_path: Path, condition
     assert kind in told["warnings"][0]["text"]
 
 
-def test_a_check_warns_of_an_alert_that_nobody_is_told_of(tmp_path: Path):
+def test_check_warns_of_an_alert_without_a_receiver(tmp_path: Path):
     assert "no receiver" in check(tmp_path, FINE, [])[1]["warnings"][0]["text"]
 
 

@@ -137,7 +137,9 @@ async def answer_of(dsn: str, schema: str, key: LockKey, **more: Any) -> tuple[s
 # --- With the table ---------------------------------------------------------------------------------------------------
 
 
-async def test_stranger_who_can_only_notify_deposes_nobody(postgres: Postgres, schema: str, key: LockKey, roles: Roles):
+async def test_stranger_who_can_only_notify_cannot_depose_a_leader(
+    postgres: Postgres, schema: str, key: LockKey, roles: Roles
+):
     stranger = roles.make("stranger")
     async with leading(postgres.dsn, schema, key, lease_s=UNDISTURBED_S) as (one, reader):
         token = one.lock.token
@@ -471,7 +473,7 @@ async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are
 
 
 @pytest.mark.slow
-async def test_without_a_table_forged_notifications_depose_nobody(
+async def test_without_a_table_forged_notifications_cannot_depose_a_leader(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):
     app = await granted_by_an_earlier_version(postgres, schema, roles)

@@ -155,7 +155,7 @@ def parsed_text(message: Sequence[str] | None) -> str:
     return "".join(message).partition("data: ")[2]
 
 
-async def test_whoever_comes_is_told_everything_and_then_what_changes():
+async def test_new_client_receives_a_snapshot_and_then_the_changes():
     board = make_board()
     lines: dict[str, list[Line]] = {"l": [line("acquired", 100.0)]}
     roles = [RoleStatus("l", "role", leader(), [candidate("a", "leader")]), RoleStatus("m", "other")]
@@ -206,7 +206,7 @@ async def test_what_the_demo_noted_is_told_to_those_who_listen_and_to_those_who_
     assert parsed(await late.get())[1]["demo"] == [note]
 
 
-async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.MonkeyPatch):
+async def test_window_does_not_grow_while_no_client_is_connected(monkeypatch: pytest.MonkeyPatch):
     """Or the page would offer "10 min 1 s", and half an hour more after half an hour without a store."""
     board = make_board()
     board.show(Look(1000.0, 400.0, []))
@@ -482,7 +482,7 @@ async def test_nonsense_on_the_wire_writes_no_lines_into_the_log(caplog):
     assert not caplog.records
 
 
-async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
+async def test_step_down_request_needs_the_token_a_json_body_and_a_leader():
     led = (RoleStatus(name, name, leader()) for name in ("l", "broken", "unwilling"))
     source = FixedSource(*led, RoleStatus("free", "free"))
     async with serving(source, token=TOKEN) as (_, client):
@@ -620,7 +620,7 @@ async def open_stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 @pytest.mark.slow
-async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody():
+async def test_dashboard_serves_five_hundred_streams_and_one_client_that_does_not_read_harms_no_other():
     source = FixedSource(RoleStatus("l", "role", leader()))
     async with serving(source) as (dashboard, client):
         port = int(dashboard.url.rstrip("/").rpartition(":")[2])

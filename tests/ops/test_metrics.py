@@ -223,7 +223,7 @@ async def test_two_elections_are_counted_apart():
 
 
 @pytest.mark.virtual_time
-async def test_whoever_is_watched_late_is_counted_from_then_on():
+async def test_election_that_is_watched_late_is_counted_from_then_on():
     election, backend, _ = make_election(health_interval_s=3.0)
     backend.scripts["renew"] = [Grant(), DOWN]
     registry = CollectorRegistry()
@@ -391,7 +391,7 @@ async def test_the_first_leader_is_no_failover():
 
 
 @pytest.mark.virtual_time
-async def test_following_somebody_else_is_a_failover_however_often_one_was_refused():
+async def test_first_term_after_another_leader_is_one_failover_however_often_the_follower_was_refused():
     election, _, seen = watch_one(ScriptedBackend(try_acquire=[None, None, None]))
     async with election:
         await asyncio.sleep(3)
@@ -521,7 +521,7 @@ def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end, c
     assert tally.read(9.0, leads=True).tenure_s == 0
 
 
-def test_a_term_whose_end_nobody_could_tell_is_over_with_the_next_start():
+def test_term_whose_end_was_not_reported_is_over_with_the_next_start():
     """As when an event loop was closed under a leader."""
     tally = Tally(LockState.STOPPED, 0.0)
     tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
@@ -592,7 +592,7 @@ async def test_reconnecting_is_leaderless_until_the_lock_is_back():
 
 
 @pytest.mark.virtual_time
-async def test_whoever_lost_to_another_knows_who_leads():
+async def test_candidate_that_lost_the_lock_to_another_counts_no_leaderless_time():
     election, backend, seen = watch_one(health_interval_s=3.0)
     backend.scripts.update(renew=[TAKEN], try_acquire=[Grant(), HANG])
     async with election:
@@ -619,7 +619,7 @@ def test_a_counter_that_was_shown_is_not_taken_back_by_news_that_comes_late():
     assert tally.read(20.0, leads=False).leaderless_s == 10
 
 
-def test_late_news_that_nobody_leads_counts_no_second_twice():
+def test_late_event_about_a_missing_leader_counts_no_second_twice():
     tally = Tally(LockState.FOLLOWER, 0.0)
     assert tally.read(10.0, leads=False).leaderless_s == 10
     tally.hear(Event(EventKind.ERROR, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))

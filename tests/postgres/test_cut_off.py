@@ -478,7 +478,7 @@ def freeze(leader: Process, follower: Process, key: str) -> float:
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 @pytest.mark.slow
-async def test_after_a_restart_nobody_leads_while_a_leader_cut_off_from_it_may_believe(
+async def test_after_a_restart_no_candidate_leads_while_a_leader_that_is_cut_off_may_still_be_valid(
     own_server: Server, key: LockKey, how: str
 ):
     async with cut_off_from_a_restart(own_server, key, how, lease_s=2.0) as (_, trusted_until, acquired_at):

@@ -264,7 +264,7 @@ def silent_pids(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[int]":
 END_SESSION = "SELECT pg_terminate_backend(%s)"
 
 
-async def test_a_silent_session_that_somebody_else_ends_proves_nothing(
+async def test_silent_session_that_another_process_ends_proves_nothing(
     clinic: Server, silent_pids: "asyncio.Queue[int]"
 ):
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as reaper:

@@ -310,7 +310,7 @@ def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
         ({}, {"PGUSER": "me"}, False, "me"),
     ],
 )
-def test_a_database_that_nobody_chose_is_told_from_one_that_was(
+def test_default_database_name_is_distinguished_from_a_chosen_one(
     parts: dict[str, str],
     environment: dict[str, str],
     is_named: bool,

@@ -235,7 +235,7 @@ async def moments(seconds: float) -> AsyncIterator[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("candidates", [1, 3])
-async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_once_there_is(
+async def test_no_candidate_keeps_the_lock_while_a_witness_session_is_impossible_and_one_leads_once_it_is_possible(
     own_server: Server, key: LockKey, candidates: int
 ):
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")

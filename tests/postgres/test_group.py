@@ -259,7 +259,7 @@ async def test_a_group_stands_only_for_what_it_names(postgres: Postgres, names: 
         assert [*one] == names[:1]
 
 
-async def test_a_role_that_nobody_has_room_for_is_warned_of_once(
+async def test_each_node_warns_once_of_a_role_for_which_no_node_has_capacity(
     postgres: Postgres, names: list[str], caplog: pytest.LogCaptureFixture
 ):
     def warnings() -> list[str]:
@@ -347,7 +347,7 @@ async def test_a_slow_on_lost_keeps_the_successor_waiting_but_no_longer_than_the
 
 
 @pytest.mark.slow
-async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(postgres: Postgres, names: list[str]):
+async def test_lost_witness_session_is_replaced_and_no_role_loses_its_term(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         tokens = [role.token for role in group.values()]
@@ -537,7 +537,9 @@ async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_end
 
 
 @pytest.mark.slow
-async def test_whoever_is_cancelled_while_it_asks_gives_back_what_comes(postgres: Postgres, names: list[str]):
+async def test_role_that_is_cancelled_during_its_request_returns_the_lock_that_is_granted(
+    postgres: Postgres, names: list[str]
+):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         for _ in range(60):
@@ -709,7 +711,7 @@ async def test_a_lock_table_that_is_full_after_all_is_an_error_that_names_the_se
         await until(leads(group, 3))
 
 
-async def test_without_a_witness_nobody_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
+async def test_without_a_witness_lock_no_role_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
     async def never(*_: Any) -> bool:
         return False
 
@@ -1096,9 +1098,7 @@ async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_w
     assert told.cause is LossCause.SESSION_TERMINATED
 
 
-async def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session(
-    postgres: Postgres, names: list[str]
-):
+async def test_unread_notifications_do_not_hide_the_end_of_the_lock_session(postgres: Postgres, names: list[str]):
     """Any user of the database may notify, and the end lay unread behind what came before."""
     async with make_group(postgres.tcp_dsn, names, lease_s=15, health_interval_s=5) as group:
         await until(leads(group, 3))

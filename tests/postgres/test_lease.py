@@ -168,7 +168,7 @@ async def test_a_terminated_session_is_noticed_without_a_health_check(postgres: 
     assert lost.cause is LossCause.SESSION_TERMINATED
 
 
-async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Postgres, key: LockKey):
+async def test_terminated_witness_session_is_replaced_and_no_callback_is_notified(postgres: Postgres, key: LockKey):
     lock, heard = make_leased(postgres.dsn, key)
     async with lock:
         await lock.wait_for_leadership(10)
@@ -196,7 +196,7 @@ async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKe
 
 
 @pytest.mark.slow
-async def test_a_witness_that_never_comes_free_does_not_leave_the_lock_held_by_nobody(postgres: Postgres, key: LockKey):
+async def test_candidate_releases_the_lock_when_the_witness_lock_never_comes_free(postgres: Postgres, key: LockKey):
     lock, heard = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(1.0))
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as squatter:
         await squatter.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)
@@ -296,7 +296,9 @@ async def test_a_server_without_former_leaders_is_led_on_at_once(own_server: Ser
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 @pytest.mark.slow
-async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: Server, key: LockKey, how: str):
+async def test_after_a_restart_no_candidate_leads_before_the_quiet_period_is_over(
+    own_server: Server, key: LockKey, how: str
+):
     # A server that recovers from a crash ends the first sessions: those who come then come again soon.
     retry = FixedInterval(0.2)
     lock, _ = make_leased(own_server.dsn, key, settle_s=None, lease_s=3.0, health_interval_s=1.0, retry_strategy=retry)

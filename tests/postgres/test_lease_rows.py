@@ -135,7 +135,7 @@ async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Se
 
 @pytest.mark.parametrize("step", ["+3600", "-3600"])
 @pytest.mark.slow
-async def test_a_database_clock_that_steps_by_an_hour_elects_nobody(
+async def test_database_clock_that_steps_by_an_hour_elects_no_second_leader(
     server_with_a_clock: tuple[Server, Path], role: str, step: str
 ):
     server, offset = server_with_a_clock

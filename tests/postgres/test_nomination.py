@@ -216,7 +216,7 @@ async def test_what_is_no_name_is_refused_at_once(to: Any, error: type[Exception
         await election.nominate(to)
 
 
-async def test_nobody_is_nominated_by_a_candidate_that_does_not_lead():
+async def test_candidate_that_does_not_lead_nominates_no_successor():
     election = Election(open_backend("memory://idle"))
     await election.nominate("web-2")
     await election.step_down(to="web-2")

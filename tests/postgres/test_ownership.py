@@ -173,7 +173,7 @@ async def test_tables_of_a_named_owner_are_used(dsn: str, use: User):
 
 
 @pytest.mark.parametrize("use", [by_term_table, by_lease_rows, by_registry, by_scheduled_work])
-async def test_tables_of_our_own_are_used_whoever_owns_the_database(dsn: str, use: User):
+async def test_tables_of_our_own_are_used_whichever_role_owns_the_database(dsn: str, use: User):
     await use(make_dsn(dsn, "dba"), None)
 
 

@@ -55,7 +55,7 @@ TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.t
         (Past(7, 2.0, 1, False, 2), "fast", None, 15.0),
     ],
 )
-def test_how_long_the_last_leader_may_still_believe(past, takeover, ours, expected):
+def test_how_long_the_last_leader_may_still_be_valid(past, takeover, ours, expected):
     lease = Lease(15.0, takeover=takeover, term_table=True)
     assert past_s(past, lease, ours=ours) == expected
 
@@ -594,7 +594,7 @@ async def test_fenced_transactions_that_overlap_do_not_keep_a_successor_waiting_
 
 
 @pytest.mark.parametrize("how", ["SELECT 1 FROM pgleaderlock.terms FOR UPDATE", "LOCK TABLE pgleaderlock.terms"])
-async def test_somebody_who_sits_on_the_table_does_not_hold_up_a_release(postgres: Postgres, key: LockKey, how: str):
+async def test_session_that_keeps_the_table_locked_does_not_delay_a_release(postgres: Postgres, key: LockKey, how: str):
     rests = FixedInterval(60)  # or it leads again before a busy machine has looked
     lock, heard = make_termed(postgres.dsn, key, lease_s=30, health_interval_s=5, retry_strategy=rests)
     async with lock, await psycopg.AsyncConnection.connect(postgres.dsn) as sitter:

@@ -107,7 +107,7 @@ def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_do
         open_backend(url, role=role, colour="red")
 
 
-def test_somebody_else_s_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):
+def test_third_party_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):
     found = EntryPoints([EntryPoint("toy", "tests.stores.test_contract:open_toy", "pgleaderlock.stores")])
     monkeypatch.setattr(stores, "entry_points", found.select)
     assert open_backend("toy://x").labels == {"toy": "toy://x"}

@@ -167,7 +167,7 @@ async def test_a_record_that_is_not_ours_any_more_is_not_touched_without_room(pa
             await leader.renew(grant)
 
 
-async def test_a_record_that_somebody_made_longer_is_whole_again_without_room(path):
+async def test_leader_repairs_a_record_with_appended_bytes_on_a_full_disk(path):
     async with candidates(path, 1, lease_s=60) as (leader,):
         grant = await acquired(leader)
         with path.open("ab") as file:

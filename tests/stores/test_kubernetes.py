@@ -190,7 +190,7 @@ async def test_the_first_lease_a_renewal_a_release_and_a_takeover_are_written_as
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": ""}, {"leaseDurationSeconds": 30}], ids=str)
-async def test_a_lease_that_names_nobody_is_free_at_once(server: FakeKubernetes, spec: dict[str, Any]) -> None:
+async def test_lease_without_a_holder_is_free_at_once(server: FakeKubernetes, spec: dict[str, Any]) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
     backend = candidate(server)
     grant = await backend.try_acquire()
@@ -310,7 +310,7 @@ async def test_a_leader_whose_lease_was_made_anew_by_another_has_lost(server: Fa
     await closed(backend)
 
 
-async def test_somebody_who_only_labels_the_lease_costs_nothing(server: FakeKubernetes) -> None:
+async def test_leader_renews_without_a_loss_after_a_client_has_labelled_the_lease(server: FakeKubernetes) -> None:
     backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
@@ -629,7 +629,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
 
 
 @pytest.mark.slow
-async def test_a_leader_keeps_its_lease_when_somebody_else_only_labels_it(server: FakeKubernetes) -> None:
+async def test_leader_keeps_its_lease_when_another_client_only_labels_it(server: FakeKubernetes) -> None:
     async with running(candidate(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
         await leader.wait_for_leadership(5)
         await until(lambda: "watch" in server.asked, 5)
@@ -760,7 +760,7 @@ async def test_a_lease_with_a_strategy_is_not_ours_to_take(modern: FakeKubernete
 
 
 @pytest.mark.parametrize("holder", ["", "candidate"])
-async def test_whoever_asks_about_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
+async def test_reader_of_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
     modern.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
     backend = candidate(modern)
@@ -817,7 +817,7 @@ async def test_the_store_itself_refuses_a_broken_second(server: FakeKubernetes) 
 
 
 @pytest.mark.parametrize("identity", ["", "  "])
-def test_an_identity_must_name_somebody(identity: str) -> None:
+def test_identity_must_not_be_empty(identity: str) -> None:
     store = LeaseStore(HttpLeaseClient(Cluster("http://127.0.0.1:1")), "default", "job")
     with pytest.raises(ValueError, match="identity must not be empty"):
         KubernetesBackend(store, identity=identity)
@@ -1191,7 +1191,7 @@ async def test_a_dead_stream_is_given_up_while_waiting_for_the_lock(server: Fake
     await closed(leader, follower)
 
 
-async def test_a_token_that_somebody_quotes_back_is_not_shown(server: FakeKubernetes) -> None:
+async def test_token_that_the_server_quotes_in_its_answer_is_not_shown(server: FakeKubernetes) -> None:
     cluster = Cluster(server.url, credentials=FixedCredential(Credential(token="very-secret-token")))
     client = HttpLeaseClient(cluster, request_timeout_s=1)
     server.answer_next(403, '{"message": "you sent Authorization: Bearer very-secret-token"}')
@@ -1220,5 +1220,5 @@ async def test_a_forked_child_uses_connections_of_its_own(
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503, 504])
-def test_whoever_loses_by_an_error_of_the_api_server_is_told_that_it_was_refused(status: int) -> None:
+def test_loss_by_an_error_of_the_api_server_has_the_cause_refused(status: int) -> None:
     assert explain("update", "default", "billing", status, b"").cause is LossCause.REFUSED

@@ -312,7 +312,7 @@ def locked_key(pki: Path) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-async def test_a_key_under_a_passphrase_does_not_wait_for_somebody_to_type_it(pki: Path, locked_key: str) -> None:
+async def test_key_with_a_passphrase_is_an_error_and_does_not_wait_for_input(pki: Path, locked_key: str) -> None:
     credential = Credential(None, (pki / "me.crt").read_text(), locked_key)
     client = HttpLeaseClient(Cluster("https://127.0.0.1:1", FixedCredential(credential)))
     with pytest.raises(ConnectionError, match="encrypted with a passphrase, which cannot be asked for here"):
@@ -386,7 +386,7 @@ async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
 
 
 @pytest.mark.slow
-async def test_a_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves_nobody_behind(
+async def test_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves_no_process_behind(
     tmp_path: Path,
 ) -> None:
     child = tmp_path / "child"

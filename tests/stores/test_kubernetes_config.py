@@ -224,7 +224,7 @@ async def test_paths_are_relative_to_their_file_and_data_wins_over_a_file(tmp_pa
     )
 
 
-def test_of_several_files_the_first_that_knows_a_name_is_believed(tmp_path: Path) -> None:
+def test_of_several_files_the_first_that_defines_a_name_is_used(tmp_path: Path) -> None:
     first = write_config(tmp_path / "first")
     content = json.loads(first.read_text())
     content["clusters"] = []
@@ -416,7 +416,7 @@ async def open_server() -> AsyncIterator[FakeKubernetes]:
         yield server
 
 
-async def test_nobody_listens() -> None:
+async def test_server_that_does_not_listen_is_a_connection_error() -> None:
     with pytest.raises(ConnectionError, match=r"cannot get lease default/job: .*127\.0\.0\.1:1 cannot be reached"):
         await fetch(Cluster("http://127.0.0.1:1"))
 

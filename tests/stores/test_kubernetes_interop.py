@@ -151,7 +151,7 @@ async def permission(cluster: Cluster, lease: str) -> AsyncIterator[Permission]:
 class TestInterop:
     __test__ = bool(REAL and PEER)
 
-    async def test_a_real_server_accepts_our_client_certificate_and_names_what_nobody_may_not(self) -> None:
+    async def test_real_server_accepts_our_client_certificate_and_names_what_another_user_may_not(self) -> None:
         assert REAL is not None
         allowed = ours(as_user(REAL, "certificate"), f"certificate-{os.getpid()}")
         assert await allowed.try_acquire() is not None

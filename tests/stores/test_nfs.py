@@ -235,7 +235,7 @@ def test_urls_that_make_no_sense_are_refused(url: str):
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
-def test_status_of_a_lock_that_nobody_had(path: Path, capsys):
+def test_status_of_a_lock_that_was_never_held(path: Path, capsys):
     assert invoke(["nfs", "status", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"there is no lock at {path} yet", f"  on {place.describe(path)}"]
     path.mkdir()
@@ -366,7 +366,7 @@ def test_status_does_not_get_in_the_way_of_a_claim_that_is_just_being_made(path:
     assert _inspect.inspect(path).waiting == 1
 
 
-def test_whoever_waits_touches_its_claim_often_enough_to_count_as_waiting():
+def test_follower_touches_its_claim_often_enough_to_count_as_waiting():
     assert _acquiring._TOUCH_EVERY_S + _acquiring._LONGEST_WAIT_S < _inspect._ALIVE_S
 
 

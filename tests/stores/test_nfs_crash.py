@@ -126,7 +126,9 @@ DEEDS: dict[str, Callable[[Lock], object]] = {
 @pytest.mark.proof
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "shared"])
 @pytest.mark.parametrize("deed", DEEDS)
-def test_whoever_dies_at_any_step_is_followed_and_tidied_up(tmp_path: Path, deed: str, is_local: bool):
+def test_candidate_that_dies_at_any_step_is_succeeded_and_its_files_are_removed(
+    tmp_path: Path, deed: str, is_local: bool
+):
     """With a history of so many epochs that the next but one who locks collects some of them."""
     number = 0
     for is_done in (False, True):

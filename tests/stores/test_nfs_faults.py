@@ -242,7 +242,7 @@ def test_a_late_link_of_one_who_is_still_there_is_given_up(stage: Stage, others_
 
 
 @pytest.mark.parametrize("others_before", [0, USED_AND_COLLECTED])
-def test_a_late_link_of_the_dead_misleads_nobody(stage: Stage, others_before: int):
+def test_late_link_of_a_dead_holder_misleads_no_candidate(stage: Stage, others_before: int):
     """Nobody gives it up, but it is an old number, or there is none."""
     holder, follower = Candidate(stage.a, stage.path), Candidate(stage.b, stage.path)
     with Eater(EATER, "hold LINK") as eater:

@@ -432,7 +432,7 @@ def test_a_relative_path_stays_where_it_was_after_chdir(path: Path, tmp_path: Pa
     assert names(path) == ["epoch.0", "released.0"]
 
 
-def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path: Path, clock: Clock):
+def test_expired_lock_that_no_follower_broke_is_taken_again_by_its_holder_under_a_new_number(path: Path, clock: Clock):
     """Not refreshed: somebody may be breaking it at this very moment."""
     slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
@@ -504,7 +504,7 @@ def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, c
         assert not follower.may_take()
 
 
-def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Path, clock: Clock):
+def test_longer_lifetime_is_visible_to_followers_before_the_holder_relies_on_it(path: Path, clock: Clock):
     holder_, follower = candidate(path, "holder", clock), candidate(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
@@ -520,7 +520,7 @@ def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Pat
     assert follower.may_take()
 
 
-def test_a_shorter_lifetime_is_believed_in_before_others_know_it(path: Path, clock: Clock, monkeypatch):
+def test_shorter_lifetime_binds_the_holder_before_followers_can_see_it(path: Path, clock: Clock, monkeypatch):
     """Also when we are frozen in between."""
     holder_, follower = candidate(path, "holder", clock, lifetime_s=50.0), candidate(path, "follower", clock)
     assert holder_.try_take()
@@ -707,7 +707,7 @@ def test_any_other_error_is_logged_and_raised_at_once_and_the_claim_removed(path
     assert "the disk is broken" in caplog.text
 
 
-def test_a_claim_that_somebody_tidied_away_is_made_again(path: Path):
+def test_claim_that_another_process_removed_is_written_again(path: Path):
     with Lock(path):
         waiting = Lock(path)
         patience = waiting._patience(None)
@@ -747,14 +747,14 @@ def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock)
             assert seen.claimant.lifetime_s == size
 
 
-def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock: Clock):
+def test_claim_that_is_too_long_for_readers_is_refused(path: Path, clock: Clock):
     with pytest.raises(LockError, match="too long"):
         candidate(path, "n" * 70_000, clock).lay_claim()
 
 
 @pytest.mark.parametrize("step", ["write", "fsync"])
 @pytest.mark.parametrize("change", [(1.0, 60.0), (60.0, 1.0)])
-def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
+def test_holder_does_not_rely_on_a_lifetime_that_could_not_be_written(
     path: Path, clock: Clock, monkeypatch, step: str, change: tuple[float, float]
 ):
     """A full disk takes a part of it. Others may have read the old one, or the new."""
@@ -1061,7 +1061,7 @@ def test_an_interruption_after_the_lock_was_taken_releases_it(path: Path, monkey
     assert names(path) == ["epoch.0", "released.0"]
 
 
-def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: Path, clock: Clock, monkeypatch):
+def test_new_holder_removes_old_files_for_a_fraction_of_its_lifetime_only(path: Path, clock: Clock, monkeypatch):
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
     for number in range(100):
@@ -1153,7 +1153,7 @@ def test_a_lifetime_that_nothing_has_is_refused_and_the_range_is_told(path: Path
             open_backend(f"nfs://{path}", lease_s=wrong)
 
 
-def test_somebody_who_claims_to_live_for_ever_is_somebody_unknown(path: Path, clock: Clock):
+def test_holder_that_claims_an_infinite_lifetime_is_treated_as_an_unknown_holder(path: Path, clock: Clock):
     path.mkdir()
     text = encode(CLAIMANT).replace(b"15.0", b"1" + b"0" * 400)
     (path / "epoch.0").write_bytes(text)
@@ -1174,7 +1174,7 @@ def test_a_file_system_without_hard_links_is_named_as_such(path: Path, monkeypat
     assert names(path) == []
 
 
-def test_a_full_disk_keeps_nobody_from_a_sign_of_life(path: Path, monkeypatch):
+def test_full_disk_does_not_prevent_a_heartbeat(path: Path, monkeypatch):
     with Lock(path, lifetime=600) as lock:
         assert lock._made is not None
         before = lock._made[0].heartbeat
@@ -1189,7 +1189,7 @@ def test_a_full_disk_keeps_nobody_from_a_sign_of_life(path: Path, monkeypatch):
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_waits_is_woken_by_the_release(path: Path):
+def test_waiting_follower_is_woken_by_the_release(path: Path):
     with holder(path, lifetime=600) as process:
         assert process.stdin is not None
         lock, began = Lock(path), time.monotonic()
@@ -1242,7 +1242,7 @@ def test_of_four_that_ask_again_and_again_none_starves(path: Path):
             process.wait()
 
 
-def test_where_nothing_is_heard_whoever_waits_looks_often(path: Path, monkeypatch):
+def test_waiting_follower_polls_often_where_no_notifications_arrive(path: Path, monkeypatch):
     monkeypatch.setattr(place, "is_local", lambda _: False)
     first, second = Lock(path), Lock(path)
     first.lock()
@@ -1254,7 +1254,7 @@ def test_where_nothing_is_heard_whoever_waits_looks_often(path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypatch, is_local: bool):
+def test_last_holder_lets_waiting_followers_go_first(path: Path, monkeypatch, is_local: bool):
     monkeypatch.setattr(place, "is_local", lambda _: is_local)
     last, waiting = Lock(path), Lock(path)
     last.lock()
@@ -1272,7 +1272,7 @@ def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypat
     assert waiting.token == 1
 
 
-def test_whoever_waits_sees_in_time_that_the_lifetime_was_shortened(path: Path, monkeypatch):
+def test_waiting_follower_sees_in_time_that_the_lifetime_was_shortened(path: Path, monkeypatch):
     monkeypatch.setattr(_acquiring, "_LOOK_EVERY_S", 0.1)
     first, second = Lock(path, lifetime=600), Lock(path)
     first.lock()
@@ -1289,7 +1289,7 @@ def test_whoever_waits_sees_in_time_that_the_lifetime_was_shortened(path: Path, 
     assert second.token >= 1
 
 
-def test_whoever_waits_looks_again_before_long(path: Path, monkeypatch):
+def test_waiting_follower_checks_again_before_long(path: Path, monkeypatch):
     waits: list[float] = []
 
     def wait(self: Any, at_most_s: float, others: int, **options: Any) -> None:
@@ -1350,9 +1350,7 @@ def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Pa
         assert Path(waiting.claimfile).exists()
 
 
-def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by_the_server_s_clock(
-    path: Path, monkeypatch
-):
+def test_elsewhere_claims_are_leftovers_when_untouched_for_long_by_the_server_s_clock(path: Path, monkeypatch):
     folder = Folder(path)
     folder.make()
     (path / "claim|lock|old|1|1").write_bytes(b"")
@@ -1388,11 +1386,11 @@ def test_a_line_that_is_still_being_written_does_not_count_yet():
         for wrong in (0, -1, True, None, "15", float("inf"), float("nan"), 1e300, 10**400)
     ],
 )
-def test_whatever_cannot_be_read_is_somebody_unknown(text: bytes):
+def test_claim_that_cannot_be_decoded_is_an_unknown_holder(text: bytes):
     assert decode(text) is None
 
 
-def test_somebody_unknown_is_waited_out_for_our_own_lifetime(path: Path, clock: Clock):
+def test_follower_waits_its_own_lifetime_for_an_unknown_holder(path: Path, clock: Clock):
     path.mkdir()
     (path / "epoch.7").write_bytes(b"\0\0")
     follower = candidate(path, "follower", clock)

@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "network"])
-def test_in_every_order_that_is_tried_nobody_believes_beside_another(is_local: bool):
+def test_in_every_order_that_is_tried_at_most_one_holder_is_valid(is_local: bool):
     had, problems = simulate(range(12), is_local=is_local)
     assert problems == []
     assert had > 100
@@ -42,7 +42,7 @@ def test_the_simulation_is_decided_by_its_seed_alone():
     assert simulate([7], is_local=False) == simulate([7], is_local=False)
 
 
-def test_a_holder_that_believes_for_too_long_is_found(monkeypatch):
+def test_simulation_finds_a_holder_that_considers_itself_valid_for_too_long(monkeypatch):
     monkeypatch.setattr(_candidate, "TRUST_SHARE", 1.3)
     found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
     assert any("several believe" in problem for problem in found)
@@ -81,7 +81,7 @@ def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, cloc
     assert candidate(path, "next", clock).try_take()
 
 
-def test_whoever_waits_shows_no_sign_of_life_of_an_epoch_that_it_does_not_know_to_be_its_own(path: Path, clock: Clock):
+def test_follower_sends_no_heartbeat_for_an_epoch_that_it_does_not_know_to_be_its_own(path: Path, clock: Clock):
     waiting = candidate(path, "waiting", clock)
     waiting.lay_claim()
     (path / "epoch.0").hardlink_to(waiting._claimfile)
@@ -113,7 +113,9 @@ def show_until_changed(old: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Clock, monkeypatch):
+def test_reader_sees_the_newest_epoch_although_the_server_keeps_returning_an_old_listing(
+    path: Path, clock: Clock, monkeypatch
+):
     quick, late = candidate(path, "quick", clock), Folder(path)
     assert quick.try_take()
     old = names(path)
@@ -125,7 +127,7 @@ def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Cl
     assert late.look()[0].newest == 20
 
 
-def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_was(
+def test_release_that_is_too_late_reports_it_although_the_holder_reads_an_old_listing(
     path: Path, clock: Clock, monkeypatch
 ):
     slow, quick = candidate(path, "slow", clock), candidate(path, "quick", clock)
@@ -139,7 +141,7 @@ def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_wa
     assert "released.0" not in names(path)
 
 
-def test_whoever_waits_sees_the_release_though_it_lists_the_folder_as_it_was(path: Path, clock: Clock, monkeypatch):
+def test_follower_sees_the_release_although_it_reads_an_old_listing(path: Path, clock: Clock, monkeypatch):
     """On NFS version 3 it would wait for the whole lifetime, and then again."""
     first, waiting = candidate(path, "first", clock), candidate(path, "waiting", clock)
     assert first.try_take()
@@ -177,7 +179,7 @@ def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, m
         assert sorted(names(path)) == sorted([Path(lock.claimfile).name, "epoch.0"])
 
 
-def test_a_folder_that_cannot_be_tidied_up_costs_nobody_the_lock(path: Path, monkeypatch):
+def test_holder_keeps_the_lock_when_old_files_cannot_be_removed(path: Path, monkeypatch):
     def fail(self: Folder, **options: Any) -> list[str]:
         raise OSError(errno.EIO, "the disk is broken")
 
@@ -200,7 +202,7 @@ def test_a_claim_that_did_not_reach_the_file_server_is_not_used(path: Path, cloc
     assert names(path) == []
 
 
-def test_a_file_server_that_does_not_answer_keeps_nobody_else_from_opening_or_forking(path: Path, clock, monkeypatch):
+def test_file_server_that_does_not_answer_blocks_neither_open_nor_fork_in_other_threads(path: Path, clock, monkeypatch):
     begun, answered, real = threading.Event(), threading.Event(), os.open
 
     def be_silent(target: str, flags: int, mode: int = 0o777) -> int:
@@ -244,7 +246,7 @@ def test_tokens_are_compared_where_the_order_is_certain(notes, wrong):
     assert tokens_out_of_order(notes) == wrong
 
 
-def test_what_was_over_before_its_owner_could_look_was_never_believed_in():
+def test_term_that_ended_before_its_holder_could_check_it_does_not_count_as_valid():
     notes = [("a", Note(1.0, 1.1, 5.0, 0)), ("b", Note(2.0, 2.1, -1.0, 1))]
     assert intervals_of(notes) == [(1.1, 5.0, "a", 0)]
 

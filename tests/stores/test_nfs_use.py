@@ -244,7 +244,7 @@ def interrupt_after(step: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("is_local")
 @pytest.mark.parametrize("step", ["link", "utime", "listdir", "fstat"])
-def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch, step: str):
+def test_process_interrupted_while_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch, step: str):
     """Also just after it got the lock, of which it did not come to know."""
     lock = Lock(path, lifetime=600)
     real, interrupts = getattr(os, step), iter([True])
@@ -262,7 +262,7 @@ def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path
 
 
 @pytest.mark.usefixtures("is_local")
-def test_whoever_is_interrupted_just_after_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch):
+def test_process_interrupted_just_after_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch):
     lock = Lock(path, lifetime=600)
     with monkeypatch.context() as patch:
         patch.setattr(Turnstile, "close", interrupt_after(Turnstile.close))
@@ -370,7 +370,7 @@ def test_a_file_that_the_server_does_not_know_any_more_is_a_lost_lock_and_not_an
             lock.refresh()
 
 
-def test_a_holder_can_unlock_though_somebody_put_other_things_there(path: Path):
+def test_holder_can_unlock_although_the_folder_contains_unrelated_files(path: Path):
     lock = Lock(path)
     lock.lock()
     (path / "data.csv").write_bytes(b"")
@@ -483,7 +483,7 @@ def test_no_heartbeat_is_like_any_before_it_also_when_lifetimes_change(
     assert len(set(seen)) == len(seen)
 
 
-def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(path: Path, clock: Clock):
+def test_holder_with_a_shorter_lifetime_keeps_the_lock_as_long_as_it_sends_heartbeats(path: Path, clock: Clock):
     holder, follower = candidate(path, "holder", clock, lifetime_s=3600.0), candidate(path, "follower", clock)
     assert holder.try_take()
     assert not follower.may_take()

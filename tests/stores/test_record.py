@@ -115,7 +115,7 @@ async def test_another_s_record_is_over_when_it_has_not_changed_for_its_own_leas
     assert grant.token == 6
 
 
-async def test_whoever_was_quicker_is_waited_for_from_then_and_not_from_the_next_look():
+async def test_lease_of_a_quicker_candidate_counts_from_the_failed_write_and_not_from_the_next_read():
     shelf = Shelf()
     shelf.put("")
     backend, store = make(shelf)
@@ -414,7 +414,7 @@ async def test_closing_that_is_cut_short_lets_go_of_the_store_all_the_same():
     assert store.closed == 1
 
 
-async def test_a_store_that_says_there_is_news_again_and_again_is_not_believed_so_often():
+async def test_store_that_reports_changes_again_and_again_is_read_less_often():
     shelf = Shelf()
     shelf.put("other", lease_s=1000.0)
     backend, store = make(shelf)
@@ -577,7 +577,7 @@ async def test_a_follower_does_not_report_every_renewal_of_the_leader_as_an_atte
         assert leader.is_leader
 
 
-async def test_a_leader_that_is_cut_off_stops_believing_before_its_successor_leads():
+async def test_leadership_of_a_leader_that_is_cut_off_ends_before_its_successor_leads():
     shelf = Shelf()
     leader, store, heard = elect(shelf, "a")
     follower, _, heard_by_successor = elect(shelf, "b")
@@ -673,7 +673,7 @@ async def test_a_lease_that_makes_no_sense_is_waited_out_for_one_of_ours(lease_s
     assert await backend.try_acquire() is not None
 
 
-async def test_a_record_that_somebody_keeps_touching_is_not_fought_over_for_ever():
+async def test_leader_does_not_retry_for_ever_when_another_client_keeps_changing_the_record():
     shelf = Shelf()
     backend, store = make(shelf)
     grant = await backend.try_acquire()

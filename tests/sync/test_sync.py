@@ -161,7 +161,7 @@ def test_a_stopped_lock_is_waited_for_in_vain_and_stopped_again_without_harm(mak
     until(lambda: not threads(LOOP_THREAD))
 
 
-def test_whoever_waits_is_told_when_the_election_stops(make):
+def test_waiting_caller_returns_when_the_election_stops(make):
     first, second = make(), make()
     first.start()
     assert first.wait_for_leadership(20)
@@ -675,7 +675,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_child_that_outlives_its_killed_parent_keeps_nobody_from_the_lock(make, postgres: Postgres, key: LockKey):
+def test_child_that_outlives_its_killed_parent_does_not_keep_the_lock(make, postgres: Postgres, key: LockKey):
     lock = make(lease_s=3, health_interval_s=0.5)
     with script(_FORK_AND_DIE, postgres.dsn, key) as process:
         process.wait_for("child lives")
@@ -777,7 +777,7 @@ election.start(); print("leads", election.wait_for_leadership(20), flush=True)
     assert asyncio.run(follow()), "the lock was left to the end of its lease"
 
 
-def test_an_exception_that_nobody_handles_is_the_only_one_that_is_printed(postgres: Postgres, key: LockKey):
+def test_unhandled_exception_is_the_only_one_that_is_printed(postgres: Postgres, key: LockKey):
     with script(_LEAD + "raise ValueError('the only one')", postgres.dsn, key) as process:
         process.wait_for("stopped")
         assert process.wait() == 1

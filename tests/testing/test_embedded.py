@@ -484,7 +484,7 @@ def test_a_sockets_folder_that_others_can_enter_is_refused(place):
 
 
 @as_root
-def test_a_sockets_folder_of_somebody_else_is_refused(place):
+def test_sockets_folder_of_another_user_is_refused(place):
     (place / "theirs").mkdir(mode=0o700)
     os.chown(place / "theirs", 12345, 12345)
     with pytest.raises(EmbeddedServerError, match="user id 12345"):

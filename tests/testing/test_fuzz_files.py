@@ -54,7 +54,7 @@ def test_any_record_is_an_entry_that_makes_sense_or_is_unreadable(text: bytes) -
 
 
 @fuzzed(damaged(_claim.encode(CLAIMANT)), damaged(_claim.encode_lifetime(5.0)), examples=100)
-def test_any_claim_is_somebody_s_or_nobody_s_that_is_known(first: bytes, second: bytes) -> None:
+def test_any_claim_decodes_to_a_valid_claimant_or_to_none(first: bytes, second: bytes) -> None:
     for text in (first, first + b"\n" + second, _claim.encode(CLAIMANT) + second + b"\n"):
         claimant = _claim.decode(text)
         if claimant is not None:

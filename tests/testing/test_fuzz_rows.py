@@ -203,7 +203,7 @@ def hostile_schema(postgres: Postgres):
 
 @pytest.mark.parametrize("command", ["status", "history", "audit", "ticks"])
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
-def test_commands_show_rows_that_nobody_of_us_would_write(
+def test_commands_show_rows_that_pgleaderlock_would_never_write(
     postgres: Postgres, hostile_schema: str, command: str, form: list[str]
 ):
     result = CliRunner().invoke(cli, [command, "--dsn", postgres.dsn, "--schema", hostile_schema, *form])

@@ -32,7 +32,7 @@ def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(st
         assert simulate(seed, profile=only(fault), store=store, hours=0.1).faults[fault]
 
 
-def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_a_lock_session():
+def test_unread_notifications_do_not_hide_the_end_of_a_lock_session():
     for seed in range(3):
         assert simulate(seed, profile=only("flood_and_end_both"), store="group", hours=0.1).faults["flood_and_end_both"]
 

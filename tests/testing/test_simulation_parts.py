@@ -280,7 +280,7 @@ def test_a_call_from_another_thread_is_a_call():
     assert called == [1]
 
 
-def test_what_nobody_catches_is_told_while_the_process_lives():
+def test_uncaught_exception_is_reported_while_the_process_is_alive():
     process = Process()
 
     def fail() -> None:
@@ -434,7 +434,7 @@ def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
 # --- Checks --------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_catches_in_a_node_fails_the_simulation():
+def test_uncaught_exception_in_a_node_fails_the_simulation():
     def fail() -> None:
         raise ValueError("nobody catches this")
 

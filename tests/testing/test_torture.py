@@ -144,7 +144,7 @@ def test_the_word_of_another_process_is_no_cause():
     assert len(verdict.unexplained) == 1
 
 
-def test_whoever_was_killed_needs_no_word():
+def test_killed_leader_needs_no_report_of_its_end():
     kill = Fault("kill", 2.001, 2.001, "a", 1)
     verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 11, 2.02, 99.99), faults=[kill]))
     assert verdict.endings() == {"killed": 1, "the end": 1}
@@ -153,7 +153,7 @@ def test_whoever_was_killed_needs_no_word():
     assert len(another.unexplained) == 1  # it was the one before that was killed
 
 
-def test_nobody_ever_led_is_not_good():
+def test_run_without_any_leader_is_a_failure():
     verdict = judge(logs())
     assert verdict.problems() == ["NO LEADER EVER: no node led in the whole run, so nothing was tested"]
     assert verdict.leaderless_s() == {"the beginning": 100.0}
@@ -224,7 +224,7 @@ def test_a_session_that_was_ended_in_the_moment_before_its_owner_led_is_the_caus
     assert "session" in verdict.failovers_s()
 
 
-def test_whoever_led_while_all_were_sent_home_is_judged_and_not_drawn():
+def test_term_after_the_end_of_the_run_is_judged_and_not_drawn():
     verdict = judge(
         logs(Claim("a", 1, 10, 0.0, 99.0), Claim("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),
     )
@@ -641,7 +641,7 @@ async def test_no_secret_of_a_connection_string_is_in_a_nodes_arguments(tmp_path
     assert dsn in member._environment().values()
 
 
-async def test_a_server_that_falls_silent_keeps_nobody_from_ending_the_torture(
+async def test_server_that_falls_silent_does_not_keep_the_torture_from_ending(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(_ground, "_ANSWER_S", 0.5, raising=False)
@@ -860,7 +860,7 @@ async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for
         assert await conductor._do(deed("delay"))
 
 
-async def test_whoever_is_awake_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
+async def test_node_that_runs_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
     def make() -> TorturedNode:
         relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
         member = TorturedNode("node-a", relay, tmp_path, {"role": "x"}, environment={}, dsn="host=db")

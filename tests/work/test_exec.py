@@ -78,7 +78,7 @@ _QUICK_FAULTS = [fault for fault in exec_torture.FAULTS if fault.name in ("kill"
 
 @pytest.mark.parametrize("fault", sweep(exec_torture.FAULTS, *_QUICK_FAULTS), ids=lambda fault: fault.name)
 @pytest.mark.slow
-def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
+def test_no_process_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
     postgres: Postgres, role: str, tmp_path: Path, fault: exec_torture.Fault
 ):
     second, _ = one_round(fault, postgres.tcp_dsn, tmp_path, role)

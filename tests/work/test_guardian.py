@@ -364,7 +364,7 @@ def test_descendants_are_found_and_never_mistaken_for_another():
             child.kill()
 
 
-def test_without_proc_and_subreapers_nobody_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_without_proc_and_subreapers_no_process_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(family, "_PROC", "/nonexistent")
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     assert family.descendants(1) == []

@@ -690,7 +690,7 @@ async def test_the_name_of_a_job_is_data(postgres: Postgres, key: LockKey, name:
 
 
 @pytest.mark.slow
-async def test_a_ledger_that_cannot_be_written_costs_nobody_the_lock(
+async def test_leader_keeps_the_lock_when_the_ledger_cannot_be_written(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
