@@ -2,7 +2,7 @@
 
     python -m proofs.torture --mode fast --seconds 300
 
-``pgleaderlock torture`` is the same for everybody; here are the modes that must fail, or that only we need. Each member
+``pgleaderlock torture`` is the same for all users; here are the modes that must fail, or that only we need. Each member
 records when it claims to lead (``pgleaderlock/testing/_claim.py``), and the judge of that command reads it.
 
 Modes:

@@ -1,4 +1,4 @@
-"""What somebody new to the command line is told: that it is true, and that it helps."""
+"""What the command line prints for a newcomer: that it is true, and that it helps."""
 
 import re
 from collections.abc import Callable

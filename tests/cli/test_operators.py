@@ -153,7 +153,7 @@ def test_status_says_of_a_leader_that_it_is_silent(hand: Hand):
     shown = run("status", *hand.options).stdout
     assert re.search(r"web-1 \(silent for 12 s\) +1 ", shown)
     assert re.search(r"no leader \(web-2 silent for 12 s\) +- ", shown)
-    assert "scheduler (pair:1/100)" in shown  # two have this role: their locks tell them apart
+    assert "scheduler (pair:1/100)" in shown  # two have this role: their locks distinguish them
 
 
 def test_status_of_an_empty_registry_says_so(hand: Hand):
@@ -244,7 +244,7 @@ def test_a_configuration_says_where_the_registry_is_and_which_roles_matter(
     assert shown("--config", path, "--schema", hand.options[3]) == ["a", "b"]
     assert run(command, "--config", path, "--schema", "nowhere").exit_code == exit_codes.UNREACHABLE  # flags win
     assert run(command, "--config", path, "--dsn", "postgresql://127.0.0.1:1/x").exit_code == exit_codes.UNREACHABLE
-    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")  # the file wins over what is meant for everybody
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")  # the file wins over what is meant for all programs
     assert shown("--config", path) == ["a", "b"]
     monkeypatch.setenv("PGLEADERLOCK_CONFIG", path)
     assert shown() == ["a", "b"]
@@ -614,7 +614,7 @@ def test_step_down_without_a_leader_reports_that_there_is_no_leader_to_ask(hand:
 
 @contextlib.contextmanager
 def answering(dsn: str, hand: Hand, *lines: tuple[Any, ...]) -> Iterator[None]:
-    """Whoever leads writes these lines when it is asked."""
+    """The leader writes these lines when it is asked."""
     is_listening = threading.Event()
 
     def answer() -> None:

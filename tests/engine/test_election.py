@@ -1083,7 +1083,7 @@ def test_a_callback_that_exits_while_the_program_exits_does_not_cut_its_end_shor
 
 
 def test_an_event_loop_that_survives_an_exit_has_an_election_that_still_notifies():
-    """As in a notebook, whose loop goes on: a leader without listeners would never tell its work to stop."""
+    """As in a notebook, whose loop goes on: a leader without listeners would never ask its work to stop."""
     loop, told = asyncio.new_event_loop(), list[str]()
 
     async def begin() -> Election:
@@ -1177,7 +1177,7 @@ async def test_a_renewal_that_does_not_answer_is_a_loss_when_the_grant_says_so_a
 
 
 async def test_a_renewal_whose_answer_is_read_too_late_is_called_that():
-    """Whether the answer came late or was read late, nobody can tell: that the process stood still may be untrue."""
+    """Whether the answer came late or was read late is unknown: that the process stood still may be untrue."""
     now = [0.0]
 
     async def answer_and_sleep() -> Grant:
@@ -1208,7 +1208,7 @@ async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
 
 
 async def test_grant_that_is_read_after_it_expired_starts_no_term_and_notifies_no_callback():
-    """Found by the exhaustive check: whoever slept through it would announce a term that is older than another's."""
+    """Found by the exhaustive check: a node that slept through it would announce a term older than another's."""
     now = [0.0]
 
     async def won_and_fell_asleep() -> Grant:
@@ -1584,7 +1584,7 @@ async def test_a_stop_is_heard_although_every_call_fails_at_once():
     backend.defaults["open"] = ConnectionError("no")
     election, _, heard = make_election(backend, retry_strategy=AtOnce())
     await election.start()
-    for _ in range(200):  # the clock stands still here, because somebody is always busy
+    for _ in range(200):  # the clock stands still here, because some task is always busy
         await asyncio.sleep(0)
     assert len(heard.errors) > 3
     await election.shutdown()

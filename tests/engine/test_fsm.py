@@ -562,7 +562,7 @@ def test_listeners_ask_what_an_event_or_a_state_says_and_do_not_list_states():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_only_a_term_is_lost_and_only_outside_of_one_an_attempt_fails(policy: Policy):
-    """So that no listener has to look at the states to tell one from the other."""
+    """So that no listener has to look at the states to distinguish them."""
     for made in table_for(policy).values():
         assert made.ends_term or EventKind.LOST not in made.emits
         assert made.source.is_following or EventKind.ATTEMPT_FAILED not in made.emits

@@ -1,4 +1,4 @@
-"""The hard fence: a process that cannot be told is ended when its leadership runs out, and no other."""
+"""The hard fence: a process that cannot be notified is ended when its leadership runs out, and no other."""
 
 import asyncio
 import faulthandler

@@ -1,4 +1,4 @@
-"""What seldom happens, or happens in a child where nobody counts the lines: each once, where it can be seen."""
+"""What seldom happens, or happens in a child whose lines coverage does not count: each once, where it can be seen."""
 
 import asyncio
 import os

@@ -489,7 +489,7 @@ async def test_a_listener_that_always_raises_does_not_loop_for_ever(caplog: pyte
     async with stage_for(callbacks) as stage:
         await stage.say(event(), event())
         assert len(stage.delivered) == 2
-    assert len(failures(caplog)) == 4  # each event, and what its failure was told as
+    assert len(failures(caplog)) == 4  # each event, and the event that reported its failure
 
 
 async def test_an_exception_that_cannot_be_printed_does_not_end_the_stream() -> None:

@@ -698,7 +698,7 @@ async def test_a_term_that_is_over_knows_nothing_of_the_next():
 
 
 async def test_a_term_is_ending_by_the_clock_alone():
-    """The loop stands still, nothing can be renewed and nobody told: whoever asks is told by the clock."""
+    """The loop stands still, no renewal and no notification is possible: a caller that asks gets the clock's answer."""
     clock = [0.0]
     backend = ScriptedBackend()
     backend.defaults["try_acquire"] = Grant(1, trusted_until=10.0, lost_at=8.0)

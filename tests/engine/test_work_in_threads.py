@@ -38,7 +38,7 @@ async def test_a_thread_is_told_by_its_term_and_waited_for(postgres, key):
 
 
 async def test_a_thread_hears_of_its_end_although_the_loop_stands_still():
-    """The loop is blocked for as long as the test looks: only the clock can tell the thread."""
+    """The loop is blocked for as long as the test looks: only the clock can notify the thread."""
     backend = ScriptedBackend()
     loop = asyncio.get_running_loop()
     backend.defaults["try_acquire"] = Grant(1, loop.time() + 0.6, loop.time() + 0.4)
@@ -239,7 +239,7 @@ HARD = """
 
 
 def test_the_hard_fence_ends_a_process_whose_work_does_not_stop(postgres, key):
-    """Without leader tasks a hand-over disarms it at once: here everybody was told, and the work runs on."""
+    """Without leader tasks a hand-over disarms it at once: here all callbacks were notified, and the work runs on."""
     command = [sys.executable, "-c", textwrap.dedent(HARD), postgres.dsn, str(key)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -72,7 +72,7 @@ async def test_work_that_swallowed_a_cancellation_of_its_own_is_still_cancelled_
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().call_later(1, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):  # somebody's idea of a time-out
+        with contextlib.suppress(asyncio.CancelledError):  # as an application's time-out would do
             await asyncio.sleep(5)
         await diary.work(term)
 

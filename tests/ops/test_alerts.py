@@ -370,7 +370,7 @@ def test_a_prefix_that_no_metric_can_have_is_refused_everywhere(prefix: str):
             compile_it()
 
 
-# --- Whom to tell ---------------------------------------------------------------------------------------------------
+# --- Whom to notify -------------------------------------------------------------------------------------------------
 
 
 def test_each_alert_goes_to_whom_it_names_and_all_of_them_at_once():

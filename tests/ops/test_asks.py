@@ -100,7 +100,7 @@ async def granted_by_an_earlier_version(postgres: Postgres, schema: str, roles: 
 
 
 def forged(schema: str, key: LockKey, **more: Any) -> str:
-    """What 0.1.0 obeyed, whoever sent it."""
+    """What 0.1.0 obeyed, from any sender."""
     return json.dumps({"ask": "step_down", "schema": schema, "lock": str(key), "by": "the boss", **more})
 
 

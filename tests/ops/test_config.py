@@ -101,7 +101,7 @@ def test_the_file_of_the_specification(write):
     assert (election.check_interval, election.lock_timeout) == (5.0, 10.0)
     assert (election.lease_s, election.health_interval_s) == (60.0, 30.0)
     assert election.retry_strategy() == FixedInterval(5.0)
-    assert election.slice_s == 0.9  # ten seconds are longer than anybody stands in line at a time
+    assert election.slice_s == 0.9  # ten seconds are longer than any wait slice
 
 
 def test_the_example_is_complete_and_right():
@@ -864,7 +864,7 @@ async def test_who_polls_asks_once_in_a_check_interval(postgres: Postgres, key: 
             await until(lambda: len(often) >= 3 and bool(rarely))
             await first.shutdown()
             assert await second.wait_for_leadership(20)
-            assert rarely == ["follower"]  # it sleeps, and hears of nothing
+            assert rarely == ["follower"]  # it sleeps, and receives no notification
 
 
 # --- The command line ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The dashboard's server: what it shows, to whom, and that nobody who listens can harm another."""
+"""The dashboard's server: what it shows, to whom, and that no client can harm another."""
 
 import asyncio
 import json

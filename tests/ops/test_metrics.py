@@ -358,7 +358,7 @@ async def test_a_frozen_event_loop_does_not_show_a_leader_past_its_trust():
             await election.wait_for_leadership()
             scraper = threading.Thread(target=scrape, args=(server.port,))
             scraper.start()
-            scraper.join()  # on purpose: the loop stands still, and nobody can tell anybody anything
+            scraper.join()  # on purpose: the loop stands still, and no event can be delivered
             assert election.state is LockState.LEADER
     assert shown == [(1, pytest.approx(0.1), pytest.approx(13.4)), (0, 0, 0), (0, 0, 0)]
 

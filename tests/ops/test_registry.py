@@ -822,7 +822,7 @@ async def test_a_registry_that_is_closed_before_its_lock_says_until_when_it_knew
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)
         token = one.lock.token
         await one.registry.close()
-        assert one.lock.is_leader  # nobody's business but the lock's
+        assert one.lock.is_leader  # the registry does not affect the lock
         await asyncio.sleep(0.3)
     async with Node(postgres.dsn, schema, key, "two") as two:
         await two.lock.wait_for_leadership()

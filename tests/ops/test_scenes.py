@@ -112,7 +112,7 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def by_role(statuses: list[RoleStatus]) -> dict[str, str]:
-    """Return who leads, where somebody does and is alive."""
+    """Return the leader, where there is one that is alive."""
     return {
         status.role.rpartition("/")[2]: status.leader.node
         for status in statuses

@@ -1,6 +1,6 @@
 """Cut off: a pulled cable, a socket that acknowledges and never answers, a frozen process, a server that starts anew.
 
-In all of them two processes believe different things for a while. What is promised is an order of events, and it is
+In all of them two processes know different things for a while. What is promised is an order of events, and it is
 measured here on the one clock that all processes of a machine share.
 """
 
@@ -38,7 +38,7 @@ AT_ONCE_S = 0.5  # less than any answer is waited for
 
 
 class InLine:
-    """Whoever is refused stands in line from then on: nothing is quick here by polling. After an error, soon again."""
+    """A candidate that is refused queues from then on: nothing is quick here by polling. After an error, soon again."""
 
     def next_delay_s(self, context: RetryContext) -> float:
         return 600.0 if context.last_error is None else 0.05
@@ -353,7 +353,7 @@ async def test_a_shutdown_that_is_never_answered_ends_when_asked(proxy: SilentPr
 
 
 async def until_waited_for(holder: psycopg.AsyncConnection[Any]) -> None:
-    """Wait until another session stands in line for what this one holds."""
+    """Wait until another session is queued for the lock that this one holds."""
     statement = "SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
     deadline = time.monotonic() + 20
     while await (await holder.execute(statement)).fetchone() is None:
@@ -514,7 +514,7 @@ async def cut_off_from_a_restart(
                 assert await follower.wait_for_leadership(20)
                 acquired_at = only(heard, EventKind.ACQUIRED).at
                 yield leader, trusted_until, acquired_at
-                await leader.shutdown(timeout_s=0)  # there is nobody to release it to
+                await leader.shutdown(timeout_s=0)  # there is no candidate to release it to
 
 
 async def start_anew(server: Server, how: str) -> None:

@@ -109,7 +109,7 @@ class Crowd:
         deadline = time.monotonic() + 20
         while observer.execute(QUEUED, succession_columns(self._key)).rowcount < min(number, 2):
             assert time.monotonic() < deadline, f"no {number} stand in line"
-            time.sleep(0.01)  # the server cannot be asked to tell
+            time.sleep(0.01)  # the server has no notification for this
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ async def test_the_end_of_a_session_is_noticed_in_milliseconds(postgres: Postgre
     assert {event.cause for event in heard.events if event.kind is EventKind.LOST} == {LossCause.SESSION_TERMINATED}
 
 
-# --- What fifty in line cost ----------------------------------------------------------------------------------------
+# --- What fifty queued followers cost -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -202,9 +202,9 @@ async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_
         oldest_s = await oldest_snapshot_s(own_server.dsn, 3 * slice_s)
         await asyncio.wait_for(index, 10)
         await until_in_line(own_server.dsn, key, 50)
-        # Here, because a session that is closed in line has a last word: "connection to client lost".
+        # Here, because closing a queued session adds a line to the log: "connection to client lost".
         log = own_server.log_path.read_bytes()[written:].decode()
-    assert slice_s / 2 < oldest_s < slice_s + 0.2  # more than nothing, or nobody was looked at
+    assert slice_s / 2 < oldest_s < slice_s + 0.2  # more than nothing, or no session was observed
     assert [line for line in log.splitlines() if "LOG:" not in line] == []
 
 
@@ -252,7 +252,7 @@ async def test_no_candidate_keeps_the_lock_while_a_witness_session_is_impossible
 
 
 async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_leads(own_server: Server, key: LockKey):
-    """Each of them has its one connection and none could have a second, until the first that is granted lets go."""
+    """Each of them has its one connection and none could have a second, until the first that is granted releases."""
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 5")
     locks, errors = narrow_candidates(own_server, key, 5)
     async with contextlib.AsyncExitStack() as stack:
@@ -277,7 +277,7 @@ def narrow_candidates(server: Server, key: LockKey, number: int) -> tuple[list[L
 
 
 async def idle_hold_s(dsn: str, key: LockKey, locks: list[LeaderLock], timeout_s: float) -> float:
-    """Look on until one leads or the time is up. How long did one session hold the lock while nobody led?"""
+    """Look on until one leads or the time is up. How long did one session hold the lock without leading?"""
     statement = "SELECT pid FROM pg_locks WHERE granted AND (classid, objid, objsubid) = (%s, %s, 2)"
     held_since: dict[int, float] = {}
     longest_s = 0.0
@@ -313,7 +313,7 @@ def test_tokens_grow_over_two_hundred_elections_whatever_ended_the_term_before(o
 def test_without_a_witness_too_a_crash_straight_after_the_grant_does_not_repeat_a_token(
     own_server: Server, key: LockKey
 ):
-    """Granted in line after a step-down, at the first try after a crash. With a witness its commit is flushed last."""
+    """Granted in the queue after a step-down, at the first try after a crash. The witness's commit is flushed last."""
     assert tokens_that_did_not_grow(own_server, key, ["step down", "crash", "recovery"] * 4, witness=False) == []
 
 

@@ -513,7 +513,7 @@ async def end_all_sessions(dsn: str) -> None:
 
 
 async def held_on_server(dsn: str, names: list[str]) -> int:
-    """How many of these locks are held by anybody."""
+    """How many of these locks are held by any session."""
     rows = await query(
         dsn, "SELECT classid::text::bigint, objid::text::bigint FROM pg_locks WHERE locktype = 'advisory'"
     )
@@ -523,7 +523,7 @@ async def held_on_server(dsn: str, names: list[str]) -> int:
 async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_ended(
     own_server: Server, names: list[str]
 ):
-    """Whoever it is: a busy machine may stand still for a lease, and the other leads then."""
+    """Either of them: a busy machine may stand still for a lease, and the other leads then."""
     async with make_group(own_server.dsn, names) as first, make_group(own_server.dsn, names) as second:
         await until(lambda: len(first.leading) + len(second.leading) == 3)
         await until(lambda: len(first._group._waiting) + len(second._group._waiting) == 3)

@@ -84,7 +84,7 @@ def test_the_witness_of_a_key_never_changes(key, number):
     assert witness_key(key) == LockKey.bigint(number)
 
 
-# --- Standing in line -----------------------------------------------------------------------------------------------
+# --- Queueing -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_terminated_witness_session_is_replaced_and_no_callback_is_notifie
 
 
 async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKey):
-    """The lock is free, and yet nobody may lead: whoever holds the witness may still believe."""
+    """The lock is free, and yet no candidate may lead: the holder of the witness lock may still be valid."""
     lock, _ = make_leased(postgres.dsn, key, lease_s=30, health_interval_s=5)
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as predecessor:
         await predecessor.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)

@@ -91,7 +91,7 @@ async def test_a_listener_whose_connection_ends_listens_again(postgres: Postgres
 
 
 async def test_every_write_is_flushed_whatever_the_user_s_default(postgres: Postgres, role: str):
-    """One that a crash forgot would free a lease that somebody believes in."""
+    """One that a crash forgot would free a lease whose holder is still valid."""
     dsn = psycopg.conninfo.make_conninfo(postgres.tcp_dsn, options="-c synchronous_commit=off")
     store = LeaseRowStore(dsn, role)
     record = await store.write(Claim("me", 0, 15.0, is_new_term=True), None)

@@ -81,7 +81,7 @@ def server(server_folder_root: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def dsn(server: Server) -> str:
-    """A database for one test, where mallory may create schemas, and has a function that is called by nobody."""
+    """A database for one test, where mallory may create schemas, and has a function that is never called."""
     name = f"owned_{next(_numbers)}"
     execute(server.dsn, f"CREATE DATABASE {name}", f"GRANT CREATE ON DATABASE {name} TO {STRANGER}, dba")
     dsn = server.dsn.replace("/postgres?", f"/{name}?")
@@ -96,7 +96,7 @@ def assert_nothing_ran(server: Server) -> None:
     assert f"LOG:  {CAUGHT}" not in server.log_path.read_text(errors="replace")
 
 
-# --- Whoever uses tables ----------------------------------------------------------------------------------------------
+# --- Any user of the tables -------------------------------------------------------------------------------------------
 
 
 USERS: dict[str, tuple[User, str, str]] = {

@@ -32,7 +32,7 @@ from tests.support.terms import make_termed
 TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.terms WHERE lock = %s"
 
 
-# --- What the past is worth: the decision alone -----------------------------------------------------------------------
+# --- The quiet period: the decision alone -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ async def test_a_strict_successor_waits_out_a_leader_that_did_not_say_good_bye(p
     await first.start()
     await first.wait_for_leadership(10)
     trusted_until = first.trusted_until or 0.0
-    await first._backend.close()  # both of its sessions at once; nothing tells it before the next renewal
+    await first._backend.close()  # both of its sessions at once; nothing notifies it before the next renewal
     async with second:
         assert await second.wait_for_leadership(10)
         assert second._clock() > trusted_until
@@ -393,7 +393,7 @@ async def test_a_promotion_counts_as_a_restart_whatever_the_row_says(
 
 @contextlib.asynccontextmanager
 async def two_leaders_in_turn(dsn: str, key: LockKey, **settings):
-    """A leader, and one that will follow it as soon as it lets go."""
+    """A leader, and a follower that leads as soon as the leader releases."""
     first, _ = make_termed(dsn, key, **settings)
     second, heard = make_termed(dsn, key, **settings)
     async with first:

@@ -1,4 +1,4 @@
-"""From a URL to a backend: the built-in ones, somebody else's, and what cannot be had."""
+"""From a URL to a backend: the built-in ones, third-party ones, and what cannot be had."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path

@@ -192,7 +192,7 @@ async def test_a_leader_repairs_its_record_and_is_not_replaced_meanwhile(path):
         grant = await acquired(leader)
         path.write_bytes(b"{")
         assert await hasty.try_acquire() is None
-        await hasty.wait(0.7)  # its own lease is over twice; the leader's, which the term's file tells, is not
+        await hasty.wait(0.7)  # its own lease is over twice; the leader's, which is in the term's file, is not
         assert await hasty.try_acquire() is None
         grant = await leader.renew(grant)
         assert json.loads(path.read_bytes())["holder"] == leader.identity
@@ -366,7 +366,7 @@ async def test_candidate_that_dies_during_a_takeover_does_not_count_as_a_sign_of
         folder.remove = lambda live: None  # dead before it could take its term back
         assert await new.try_acquire() is None
         assert names(path.parent)[1:] == ["leader.json.live.0", "leader.json.live.1"]
-        assert await third.try_acquire() is None  # the old one has every right to believe
+        assert await third.try_acquire() is None  # the old one may still be valid
         with pytest.raises(LeadershipLost):
             await old.renew(grant)
         await old.close()
@@ -759,7 +759,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def as_another_user(path: Path) -> str:
-    """Contend as somebody who is not root: for root there is no permission that lacks."""
+    """Try to acquire as a user who is not root: root is not subject to permissions."""
     command = [sys.executable, "-c", _AS_ANOTHER, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout + done.stderr

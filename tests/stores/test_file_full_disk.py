@@ -1,4 +1,4 @@
-"""The lock in a file where there is no room: a leader renews and releases all the same, and others are told why not."""
+"""The lock in a file on a full disk: a leader renews and releases all the same, and others learn the cause."""
 
 import asyncio
 import contextlib

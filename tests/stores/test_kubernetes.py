@@ -85,7 +85,7 @@ def spec_of(server: FakeKubernetes) -> dict[str, Any]:
 
 
 def edit(server: FakeKubernetes, **spec: Any) -> None:
-    """Change the Lease as somebody else would."""
+    """Change the Lease as another client would."""
     lease = server.api.get("default", "job")
     server.api.replace("default", "job", {**lease, "spec": {**lease["spec"], **spec}})
     server.touch()
@@ -451,11 +451,11 @@ async def handover_s(server: FakeKubernetes) -> float:
 async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
     assert await handover_s(server) < 1.0  # a poll would take 1.6 s at least
     assert server.asked.count("watch") == 2  # one stream each, kept through the renewal
-    assert server.asked.count("get") == 2  # one look by each at the beginning: the stream tells the rest
+    assert server.asked.count("get") == 2  # one read by each at the beginning: the stream delivers the rest
 
 
 async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> None:
-    """Not before the lease is over that it knew of, because the holder may still believe; and the tokens go on."""
+    """Not before the lease is over that it knew of, because the holder may still be valid; and the tokens go on."""
     await candidate(server, "leader").try_acquire()
     async with running(candidate(server, "follower"), retry_strategy=FixedInterval(25)) as (follower, _):
         await until(lambda: "watch" in server.asked, 5)
@@ -516,7 +516,7 @@ async def test_a_change_between_looking_and_watching_is_not_missed(server: FakeK
     await store.changed(seen, 0.3)
     assert time.monotonic() - began >= 0.29
     edit(server, holderIdentity="third")
-    await asyncio.sleep(0.1)  # the event goes by while nobody waits
+    await asyncio.sleep(0.1)  # the event goes by while no follower waits
     await asyncio.wait_for(store.changed(seen, 30), 2)
     assert server.asked.count("watch") == 1
     await store.close()
@@ -668,7 +668,7 @@ async def test_a_leaders_stream_that_fell_silent_is_replaced_after_two_renewals(
     assert "on_lost" not in heard.words
 
 
-# --- What somebody else wrote into the Lease -------------------------------------------------------------------------
+# --- What another client wrote into the Lease ------------------------------------------------------------------------
 
 LAST_TERM = 2**31 - 1
 
@@ -1016,7 +1016,7 @@ class Forwarding(LeaseClient):
 
 
 class Canned(LeaseClient):
-    """A client of somebody else's, which is all that the store ever needs to know."""
+    """A third-party client, which is all that the store ever needs to know."""
 
     def __init__(self, events: list[LeaseObject], listing: LeaseObject | None = None) -> None:
         self.events = events

@@ -405,7 +405,7 @@ async def test_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves
 
 
 def is_running(pid: int) -> bool:
-    """Whether it runs. What was killed and nobody waited for, as in a container without init, does not."""
+    """Whether it runs. A killed process whose parent did not wait for it, as in a container without init, does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def beside(script: Path, kind: str) -> str:
 
 
 def plugin(path: Path, api_version: str = V1, **status: Any) -> dict[str, Any]:
-    """Return the settings of a plug-in that counts its calls and tells what it was told."""
+    """Return the settings of a plug-in that counts its calls and prints its input."""
     answer = {"apiVersion": api_version, "kind": "ExecCredential", "status": status}
     path.write_text(
         "import os, sys\n"

@@ -293,7 +293,7 @@ class TestInterop:
                     )
                     await asyncio.sleep(rng.uniform(0.1, 0.8))
                     assert not acquired
-                    # A peer that is told to stop releases, and says so only afterwards: its work ends when it is told.
+                    # A peer asked to stop releases, and says so only afterwards: its work ends when it is asked.
                     ended = time.time()
                     peer.signal(signal.SIGKILL if by_silence else signal.SIGTERM)
                     await until(lambda found=acquired: bool(found), 10)  # type: ignore[misc]

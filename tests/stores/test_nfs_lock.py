@@ -224,7 +224,7 @@ def test_names_that_are_too_long_for_a_claim_are_cut(tmp_path: Path, monkeypatch
         assert lock.is_locked
 
 
-# --- What the state tells ---------------------------------------------------------------------------------------------
+# --- What the state shows ---------------------------------------------------------------------------------------------
 
 
 def test_the_state_of_a_dead_process_s_lock_is_stale(path: Path):
@@ -433,7 +433,7 @@ def test_a_relative_path_stays_where_it_was_after_chdir(path: Path, tmp_path: Pa
 
 
 def test_expired_lock_that_no_follower_broke_is_taken_again_by_its_holder_under_a_new_number(path: Path, clock: Clock):
-    """Not refreshed: somebody may be breaking it at this very moment."""
+    """Not refreshed: another process may be breaking it at this very moment."""
     slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
@@ -445,7 +445,7 @@ def test_expired_lock_that_no_follower_broke_is_taken_again_by_its_holder_under_
 
 
 def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock: Clock, monkeypatch):
-    """It may have arrived after somebody had looked for it in vain."""
+    """It may have arrived after a follower had looked for it in vain."""
     slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
@@ -810,7 +810,7 @@ def clamp_times(latest_s: float, monkeypatch: pytest.MonkeyPatch, grain_ns: int 
 
 @pytest.mark.parametrize("grain_ns", [1, 10**9])
 def test_where_times_end_in_2038_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch, grain_ns: int):
-    """And shows something that was never shown before: whoever looks rarely must not take it for an old one."""
+    """And shows something that was never shown before: a follower that looks rarely must not take it for an old one."""
     clamp_times(time.time() + 3600, monkeypatch, grain_ns)
     holder_ = candidate(path, "holder", clock, lifetime_s=30 * 365 * 86400.0)
     assert holder_.try_take()
@@ -1028,7 +1028,7 @@ def test_an_interruption_while_a_claim_is_made_or_removed_breaks_nothing(path: P
 def test_an_interruption_after_an_epoch_was_made_gives_it_back(
     path: Path, clock: Clock, step: str, is_late: bool, error: BaseException
 ):
-    """Otherwise all would wait for it, and nobody know that it has it."""
+    """Otherwise all would wait for it, and no process would know that it holds the lock."""
     interrupted, link = candidate(path, "interrupted", clock), os.link
     if is_late:
         assert interrupted.try_take()

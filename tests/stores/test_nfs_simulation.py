@@ -67,7 +67,7 @@ def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
 
 
 def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, clock: Clock, monkeypatch):
-    """Otherwise everybody waits for whoever waits, itself among them, and for ever if it shows that it waits."""
+    """Otherwise all processes wait for a waiting one, itself included, and for ever if it sends heartbeats."""
     slow, link = candidate(path, "slow", clock), os.link
 
     def be_long_on_the_way(source: str, target: str) -> None:
@@ -191,7 +191,7 @@ def test_holder_keeps_the_lock_when_old_files_cannot_be_removed(path: Path, monk
 
 
 def test_a_claim_that_did_not_reach_the_file_server_is_not_used(path: Path, clock: Clock, monkeypatch):
-    """What cannot be read is believed in for as long as its reader likes, not its holder."""
+    """A claim that cannot be read counts as valid for as long as its reader decides, not its holder."""
 
     def fail(number: int) -> None:
         raise OSError(errno.ENOSPC, "no space left on the server")
@@ -236,7 +236,7 @@ def test_file_server_that_does_not_answer_blocks_neither_open_nor_fork_in_other_
         ([], 0),
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("b", Note(2.0, 2.1, 2.2, 1))], 0),
         ([("a", Note(1.0, 1.1, 1.2, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 1),
-        ([("a", Note(1.0, 9.0, 9.1, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 0),  # which was first cannot be told
+        ([("a", Note(1.0, 9.0, 9.1, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 0),  # which was first is unknown
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("b", Note(2.0, 2.1, 2.2, 0))], 1),
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("a", Note(2.0, 2.1, 2.2, 0))], 0),  # it was refreshed
         ([("a", Note(1.0, 1.1, 1.2, 1)), ("b", Note(2.0, 2.1, -1.0, 0))], 0),  # it was over before it was seen

@@ -283,7 +283,7 @@ def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
         assert claims(path) == [Path(holder.claimfile).name]
 
 
-# --- Files that somebody removed --------------------------------------------------------------------------------------
+# --- Files that another process removed -------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("is_local")
@@ -329,7 +329,7 @@ def test_whose_folder_was_removed_and_not_made_again_has_lost_the_lock(path: Pat
 def test_a_client_that_remembers_a_removed_file_is_not_misled_by_the_number(
     path: Path, clock: Clock, monkeypatch, deed: str
 ):
-    """On NFS fstat(2) may tell what was true before."""
+    """On NFS fstat(2) may show what was true before."""
     first, second = candidate(path, "first", clock), candidate(path, "second", clock)
     assert first.try_take()
     shutil.rmtree(path)
@@ -497,7 +497,7 @@ def test_holder_with_a_shorter_lifetime_keeps_the_lock_as_long_as_it_sends_heart
     assert follower.may_take()
 
 
-# --- What one is told -------------------------------------------------------------------------------------------------
+# --- Messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Path):

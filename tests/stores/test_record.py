@@ -1,4 +1,4 @@
-"""The decisions about a lease that is a record, in virtual time: who may take it, for how long it is believed in."""
+"""The decisions about a lease that is a record, in virtual time: who may take it, for how long it is valid."""
 
 import asyncio
 import os
@@ -286,7 +286,7 @@ async def test_a_record_that_was_deleted_is_waited_out_and_its_tokens_go_on():
     backend, _ = make(shelf)
     assert await backend.try_acquire() is None
     await asyncio.sleep(10)
-    shelf.record = None  # by somebody who thought it would help; the holder has just renewed, for all we know
+    shelf.record = None  # by an operator who thought it would help; the holder may have just renewed
     assert await backend.try_acquire() is None
     await asyncio.sleep(14.9)
     assert await backend.try_acquire() is None
@@ -297,7 +297,7 @@ async def test_a_record_that_was_deleted_is_waited_out_and_its_tokens_go_on():
 
 
 async def test_a_record_that_was_free_when_we_saw_it_last_is_waited_out_too_when_it_is_gone():
-    """Somebody may have taken it in between."""
+    """Another candidate may have taken it in between."""
     shelf = Shelf()
     shelf.put("", token=7, lease_s=1.0)
     backend, store = make(shelf)
@@ -439,7 +439,7 @@ def test_identities_differ_between_two_of_one_process():
     assert default_identity() != default_identity()
 
 
-# --- How long it is believed in ---------------------------------------------------------------------------------------
+# --- How long it is valid ---------------------------------------------------------------------------------------------
 
 
 async def test_trust_counts_from_when_the_write_was_sent():
@@ -507,7 +507,7 @@ async def test_a_renewal_that_finds_something_else_is_a_certain_loss(found: str 
     assert caught.value.cause is LossCause.HELD_BY_ANOTHER
 
 
-# --- Letting go -------------------------------------------------------------------------------------------------------
+# --- Release ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_release_keeps_the_token_and_empties_the_name():
@@ -697,7 +697,7 @@ async def test_tokens_do_not_go_back_for_one_who_has_seen_greater_ones():
     shelf.put("other", token=9)
     backend, _ = make(shelf)
     assert await backend.try_acquire() is None
-    shelf.put("", token=0)  # deleted and made anew by somebody who knew nothing
+    shelf.put("", token=0)  # deleted and made anew by a client that knew nothing
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 10

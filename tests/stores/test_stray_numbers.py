@@ -59,7 +59,7 @@ async def test_a_stray_file_of_a_file_lock_is_ignored_and_named_once(path, numbe
     first, second = (open_file(path, lease_s=60) for _ in range(2))
     stray = path.with_name(f"leader.live.{number}")
     assert await two_terms(first, second, stray) == (0, 1)
-    assert stray.exists()  # it may be somebody's
+    assert stray.exists()  # it may belong to another program
     await first.close()
     await first.open()
     await first.open()

@@ -1,4 +1,4 @@
-"""Sessions that answer as they are told, for tests of the decisions on the session port alone."""
+"""Sessions with scripted answers, for tests of the decisions on the session port alone."""
 
 import asyncio
 from collections.abc import Sequence

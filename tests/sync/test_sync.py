@@ -68,7 +68,7 @@ def memory(name: str, **settings: Any) -> Election:
 
 
 def holds(dsn: str, key: LockKey) -> bool:
-    """Whether somebody holds the lock, as a plain session sees it."""
+    """Whether the lock is held, as a plain session sees it."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         row = connection.execute("SELECT pg_try_advisory_lock(%s, %s)", key.numbers).fetchone()
         return row != (True,)

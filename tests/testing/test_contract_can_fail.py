@@ -63,7 +63,7 @@ class HastyStore(OwnLeaseStore):
 
 
 class EternalStore(ToyStore):
-    """Never frees what somebody holds."""
+    """Never frees a lock that is held."""
 
     async def read(self) -> Record | None:
         record = await super().read()
@@ -299,7 +299,7 @@ class Alarmist(Sound):
 
 
 class Stubborn(Sound):
-    """Goes on when it is told to stop."""
+    """Goes on when it is asked to stop."""
 
     async def _go_on(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -351,7 +351,7 @@ class FailsToClose(Sound):
 
 
 class Hanging(Sound):
-    """Never ends, unless it is told to."""
+    """Never ends, unless it is asked to."""
 
     async def renew(self, grant: Grant) -> Grant:
         await asyncio.get_running_loop().create_future()

@@ -201,7 +201,7 @@ def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_se
         assert httpx.post(f"{address}api/demo/freeze", json={}, headers={HEADER: token}).status_code == 202
         process.wait_for("is frozen")
         [folder] = root.iterdir()
-        assert _place.remove_orphans(root) == []  # somebody lives there
+        assert _place.remove_orphans(root) == []  # a live process uses it
         # The kernel wakes those who stand still when their group becomes an orphan, and not who is only told to.
         eventually(lambda: any(map(stands_still, processes_of(folder / "nodes"))), "a node stands still")
         process.signal(signal.SIGKILL)

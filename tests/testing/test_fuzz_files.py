@@ -1,7 +1,7 @@
 """Lock files that a disk, an editor, another version or an enemy has been at.
 
-Three things must be true of them, whatever they hold. While somebody holds the lock, nobody else is granted it before
-the holder has stopped to believe. Whoever was taken over from learns that. And no number of a term comes twice.
+Three things must be true of them, whatever they hold. While a holder is valid, no other candidate is granted the lock.
+A holder whose lock was taken over learns of it. And no number of a term comes twice.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Scene:
 
 
 def says_something(text: bytes) -> bool:
-    """Whether it reads as a record. Then it is no damage but a forgery, by somebody who may write there anyway."""
+    """Whether it reads as a record. Then it is no damage but a forgery, by a user who may write there anyway."""
     return _file_record.decode(text) is not None or _claim.decode(text) is not None
 
 

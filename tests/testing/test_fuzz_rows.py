@@ -1,4 +1,4 @@
-"""Rows that others wrote, or a newer version of ours, or somebody by hand: shown and judged, whatever is in them."""
+"""Rows of other programs, of a newer version of ours, or edited by hand: shown and judged, whatever is in them."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def check_json(text: str) -> None:
 
 
 def check_table(table: Table) -> None:
-    """No terminal is told anything but what to show."""
+    """A terminal receives nothing but text to show."""
     out = io.StringIO()
     Console(file=out, width=100, color_system=None).print(table)
     assert all(character.isprintable() or character == "\n" for character in out.getvalue())
@@ -172,7 +172,7 @@ ROW = {"text": "E'\\x1b[31m<script>\\u2028' || repeat('x', 3000)", "time": "'inf
 
 @pytest.fixture
 def hostile_schema(postgres: Postgres):
-    """A registry and a ledger in a schema of their own, with rows that nobody of us would write."""
+    """A registry and a ledger in a schema of their own, with rows that pgleaderlock would never write."""
     schema = f"fuzz_{uuid.uuid4().hex[:8]}"
     assert CliRunner().invoke(cli, ["schema", "apply", "--dsn", postgres.dsn, "--schema", schema]).exit_code == 0
     text, time, far = ROW["text"], ROW["time"], ROW["far"]

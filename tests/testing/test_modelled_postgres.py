@@ -634,7 +634,7 @@ async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: S
         assert await Performance(RealGround(own_server.tcp_dsn, key, own_server), key).perform(script) == script
 
 
-# --- The scripts can tell ------------------------------------------------------------------------------------------
+# --- The scripts detect a wrong model ------------------------------------------------------------------------------
 
 
 def instead(owner: type, name: str) -> Callable[[Callable[..., Any]], Any]:

@@ -212,7 +212,7 @@ def test_the_module_can_be_run():
 
 
 def test_checker_finds_a_leader_that_becomes_valid_again_beside_another():
-    """As one would whose renewal is believed although its time was over: no term begins."""
+    """As a leader would whose renewal counts although its time was over: no term begins."""
     checker = Checker(World(1), 15.0, "simulate(...)")
     first, second = (_stub_node(name, token) for name, token in (("a", 1), ("b", 2)))
     checker.nodes.append(first)

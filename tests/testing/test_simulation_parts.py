@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_an_error_of_the_model(statement: str):
 
 
 class Process:
-    """A loop in a world, and what nobody caught in it."""
+    """A loop in a world, and its uncaught exceptions."""
 
     def __init__(self, rate: float = 1.0) -> None:
         self.world = World(1)

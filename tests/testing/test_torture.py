@@ -361,7 +361,7 @@ async def relayed(folder: Path, connections: int = 5, messages_per_s: float = 10
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110 - nobody tells
+        while not is_so():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -398,7 +398,7 @@ async def test_a_reset_breaks_off_one_conversation_or_all(tmp_path: Path):
         with pytest.raises(ConnectionResetError):
             await oldest[0].read(1)
         assert await say(newest) == b"one"
-        await until(lambda: len(relay._conversations) == 2)  # it has been told, and tidies up in its own time
+        await until(lambda: len(relay._conversations) == 2)  # it has been notified, and closes in its own time
         assert relay.reset(None) == 2
         with pytest.raises(ConnectionResetError):
             await newest[0].read(1)
@@ -855,7 +855,7 @@ async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for
         monkeypatch.setattr(wall_clock, "jump", shown.append)
         assert await conductor._do(step_of(RUNNING, jump_s=-5, lasts_s=1.6))
         assert shown == [4.0, 0]  # wrong, and then set right: that is the step
-        assert not await conductor._do(deed("delay"))  # both sessions of the leader may end, and it must hear of it
+        assert not await conductor._do(deed("delay"))  # both sessions of the leader may end, and it must learn of it
         conductor._calm_until = 0.0
         assert await conductor._do(deed("delay"))
 

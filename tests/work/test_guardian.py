@@ -267,7 +267,7 @@ def test_what_the_command_leaves_behind_ends_with_it(link: Link):
 
 
 def test_relatives_that_left_the_group_and_lost_their_parents_are_killed_too(link: Link):
-    """Twice removed, in a session of its own, deaf, and a child of nobody but the guardian."""
+    """Twice removed, in a session of its own, deaf, and a child of no process but the guardian."""
     program = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -321,7 +321,7 @@ def test_the_lifeline_is_held_until_everybody_is_dead_and_replaced_when_another_
             link.order("until", second_end.fileno(), number=1, term_at=math.inf, kill_at=math.inf)
             link.hear("confirmed")
         first.settimeout(PATIENCE_S)
-        assert first.recv(1) == b""  # let go of, for the newer one
+        assert first.recv(1) == b""  # released, for the newer one
         second.setblocking(False)
         with pytest.raises(BlockingIOError):
             second.recv(1)

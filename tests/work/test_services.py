@@ -358,7 +358,7 @@ async def test_a_stop_that_hangs_gets_its_share_of_the_lease_and_the_others_are_
 
 @pytest.mark.virtual_time
 async def test_past_the_end_of_the_lease_everything_is_stopped_at_once():
-    """The loop stood still: no time is left, and still every service is told."""
+    """The loop stood still: no time is left, and still every service is notified."""
     backend = leased(10.0, renew=[ConnectionError("gone")])
     services, diary, election, _ = made(backend, auto_reacquire=False)
     for name in ("first", "second", "third"):

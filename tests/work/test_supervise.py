@@ -147,7 +147,7 @@ async def test_with_once_a_loss_is_the_end():
 
 
 async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_path: Path):
-    """It does not hear of the signal, and is killed by the loss: what was asked for has happened."""
+    """It does not receive the signal, and is killed by the loss: what was asked for has happened."""
     is_deaf = tmp_path / "is deaf"
     program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
     stage = Stage(program, kill_after_s=0.1)
@@ -492,7 +492,7 @@ async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
         client.extend(suspend_aware_clock() + LEASE_S, ())
     assert client._clearing is None
     client.extend(suspend_aware_clock() + LEASE_S, ())
-    client.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
+    client.extend(suspend_aware_clock() + LEASE_S, ())  # the client is gone
     outcome = await asyncio.wait_for(client.ended, 20)
     assert outcome.complaint == "the guardian does not answer: is it stopped?"
     await client.reap()
