@@ -34,7 +34,7 @@ Command = Callable[[int], Sequence[str]]
 
 _CANDIDATE = Path(__file__).with_name("candidate.py")
 _BARE_STORES = Path(__file__).with_name("bare_candidate.py")
-_IN_LINE = ("waiting", "attempting to acquire")  # ours, client-go's
+_QUEUED = ("waiting", "attempting to acquire")  # ours, client-go's
 _PATIENCE_S = 30.0  # longer than any lease here
 _PAUSE_S = 0.2  # between a first refusal and queueing
 
@@ -100,7 +100,7 @@ class Candidates:
             return
         while self._coming:
             child, line, _ = self._hear()
-            if any(words in line for words in _IN_LINE):
+            if any(words in line for words in _QUEUED):
                 self._coming.discard(child)
         time.sleep(_PAUSE_S)
 

@@ -353,7 +353,7 @@ def status(dsn: str, key: LockKey, *options: str) -> str:
 @pytest.mark.slow
 def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert status(postgres.dsn, key) == f"{key} is free\n"
-    with held(postgres.dsn, key) as pid, _in_line(postgres.dsn, key) as waiter_pid:
+    with held(postgres.dsn, key) as pid, _queued(postgres.dsn, key) as waiter_pid:
         first, second, third = status(postgres.dsn, key).splitlines()
     assert first.startswith(f"{key} is held by pid {pid}, somebody else, user ")
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
@@ -390,14 +390,14 @@ def test_status_of_a_lock_without_a_queue_says_that_quiet_followers_do_not_show(
 
 def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:
     """It waits in slices, and the server knows only when the last of them began."""
-    with held(postgres.dsn, key), _in_line(postgres.dsn, key):
+    with held(postgres.dsn, key), _queued(postgres.dsn, key):
         assert "waiting since" not in status(postgres.dsn, key)
         assert "waiting_since" not in status(postgres.dsn, key, "--json")
 
 
 @pytest.mark.slow
 def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgres: Postgres, role: LockKey) -> None:
-    with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role):
+    with held(postgres.dsn, role) as pid, _queued(postgres.dsn, role):
         piped = status(postgres.dsn, role)
         terminal = Terminal(*CLI, "status", "--dsn", postgres.dsn, *words(role), columns=80)
         try:
@@ -414,7 +414,7 @@ def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgr
 def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> None:
     free = json.loads(status(postgres.dsn, role, "--json"))
     assert free == {"key": str(role), "role": role.name, "state": "free", "holder": None, "waiting": []}
-    with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role) as waiter_pid:
+    with held(postgres.dsn, role) as pid, _queued(postgres.dsn, role) as waiter_pid:
         record = json.loads(status(postgres.dsn, role, "--json"))
     assert record["state"] == "held"
     assert record["holder"].items() >= {"pid": pid, "application_name": "somebody else"}.items()
@@ -424,7 +424,7 @@ def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> Non
 
 
 @contextlib.contextmanager
-def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
+def _queued(dsn: str, key: LockKey) -> Iterator[int]:
     """A session that is blocked waiting for the lock; yields its pid."""
     marks = ", ".join(["%s"] * len(key.numbers))
     with psycopg.connect(dsn, autocommit=True, application_name="in line") as waiter, ThreadPoolExecutor(1) as pool:

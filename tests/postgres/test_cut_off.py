@@ -25,7 +25,7 @@ from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.support.doubles import Witness, until
-from tests.support.lease import make_leased, until_in_line
+from tests.support.lease import make_leased, until_queued
 from tests.support.processes import Process
 from tests.support.programs import needs
 from tests.support.silent_proxy import SilentProxy
@@ -271,7 +271,7 @@ async def test_a_place_in_line_that_is_never_answered_is_given_up(proxy: SilentP
     async with leader:
         assert await leader.wait_for_leadership(10)
         async with lock:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             proxy.mute()
             muted_at = time.monotonic()
             await until(lambda: bool(heard.errors), timeout_s=5)
@@ -306,7 +306,7 @@ async def test_a_stop_does_not_wait_for_a_place_in_line(proxy: SilentProxy, post
     async with leader:
         assert await leader.wait_for_leadership(10)
         async with lock:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             proxy.mute()
             assert await took_s(lock.shutdown()) < AT_ONCE_S
     assert heard.errors == []

@@ -26,7 +26,7 @@ from pgleaderlock.models import LossCause
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
-from tests.support.lease import LEASE_S, QUEUED, make_leased, query, succession_columns, until_in_line
+from tests.support.lease import LEASE_S, QUEUED, make_leased, query, succession_columns, until_queued
 from tests.support.postgres import holders
 from tests.support.processes import Process
 
@@ -105,7 +105,7 @@ class Crowd:
         pid, at, token = self._forker.wait_for("leads ").split()[1:]
         return Term(int(pid), float(at), int(token))
 
-    def until_in_line(self, observer: psycopg.Connection[Any], number: int) -> None:
+    def until_queued(self, observer: psycopg.Connection[Any], number: int) -> None:
         deadline = time.monotonic() + 20
         while observer.execute(QUEUED, succession_columns(self._key)).rowcount < min(number, 2):
             assert time.monotonic() < deadline, f"no {number} stand in line"
@@ -129,7 +129,7 @@ class Succession:
 
     def go_on(self, ending: signal.Signals, observer: psycopg.Connection[Any]) -> None:
         """End the leader, and note how long it took from just before that until another led."""
-        self._crowd.until_in_line(observer, self._followers)
+        self._crowd.until_queued(observer, self._followers)
         began = suspend_aware_clock()
         os.kill(self._leader.pid, ending)
         self._leader = self._crowd.next_leader()
@@ -197,11 +197,11 @@ async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_
         for _ in range(51):
             lock, _ = make_leased(own_server.dsn, key, health_interval_s=5, lease_s=15)
             await stack.enter_async_context(lock)
-        await until_in_line(own_server.dsn, key, 50)
+        await until_queued(own_server.dsn, key, 50)
         index = asyncio.create_task(query(own_server.dsn, "CREATE INDEX CONCURRENTLY ON heap (number)"))
         oldest_s = await oldest_snapshot_s(own_server.dsn, 3 * slice_s)
         await asyncio.wait_for(index, 10)
-        await until_in_line(own_server.dsn, key, 50)
+        await until_queued(own_server.dsn, key, 50)
         # Here, because closing a queued session adds a line to the log: "connection to client lost".
         log = own_server.log_path.read_bytes()[written:].decode()
     assert slice_s / 2 < oldest_s < slice_s + 0.2  # more than nothing, or no session was observed
@@ -260,7 +260,7 @@ async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_l
             await outsider.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
             for lock in locks:
                 await stack.enter_async_context(lock)
-            await until_in_line(own_server.dsn, key, 5)
+            await until_queued(own_server.dsn, key, 5)
         assert await idle_hold_s(own_server.dsn, key, locks, 5.0) < LEASE_S / 2
         assert [lock.is_leader for lock in locks].count(True) == 1
         assert_the_limit_is_named(errors)

@@ -20,7 +20,7 @@ from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_k
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
-from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_in_line
+from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_queued
 from tests.support.postgres import holders, look_at_lock, terminate_holder, until_holders
 from tests.support.processes import Process, candidate
 
@@ -125,7 +125,7 @@ async def test_a_follower_in_line_leads_as_soon_as_the_leader_hands_over(postgre
     async with first:
         await first.wait_for_leadership(10)
         async with second:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             began = time.monotonic()
             await first.shutdown()
             assert await second.wait_for_leadership(10)
@@ -149,7 +149,7 @@ async def test_a_stop_does_not_wait_for_the_end_of_a_slice(postgres: Postgres, k
     async with first:
         await first.wait_for_leadership(10)
         await second.start()
-        await until_in_line(postgres.dsn, key)
+        await until_queued(postgres.dsn, key)
         began = time.monotonic()
         await second.shutdown()
         assert time.monotonic() - began < 2
@@ -464,7 +464,7 @@ async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_l
     await first.start()
     await first.wait_for_leadership(10)
     async with second:
-        await until_in_line(postgres.dsn, key)
+        await until_queued(postgres.dsn, key)
         await terminate_holder(postgres.dsn, key)
         assert await second.wait_for_leadership(10)
     assert times["lost"] < times["acquired"]
@@ -500,7 +500,7 @@ asyncio.run(main(*sys.argv[1:]))
         assert leads == "True"
         try:
             async with successor:
-                await until_in_line(postgres.dsn, key)
+                await until_queued(postgres.dsn, key)
                 leader.signal(signal.SIGKILL)
                 assert await successor.wait_for_leadership(5)  # and not after a lease
         finally:

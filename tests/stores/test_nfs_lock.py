@@ -710,7 +710,7 @@ def test_any_other_error_is_logged_and_raised_at_once_and_the_claim_removed(path
 def test_claim_that_another_process_removed_is_written_again(path: Path):
     with Lock(path):
         waiting = Lock(path)
-        patience = waiting._patience(None)
+        patience = waiting._retry_policy(None)
         candidate_, _ = waiting._ready()
         candidate_.lay_claim()
         Path(waiting.claimfile).unlink()

@@ -381,7 +381,7 @@ class Scene:
         actor = self.stage._actors[name]
         self.stage._heed(actor, actor.last_pid, {"says": what, **facts})
 
-    def stands_in_line(self, name: str) -> None:
+    def queues(self, name: str) -> None:
         self.says(name, "event", event="on_acquire_failed", state="follower")
 
 
@@ -392,7 +392,7 @@ async def test_what_cannot_be_done_now_is_refused_with_a_reason(root: Path):
     scene.says("node-a", "claims", token=1, at=1.0)
     with pytest.raises(LockError, match="no follower is ready to take over yet: node-b"):
         scene.stage.begin("kill")
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     assert scene.stage.begin("cut") == "node-a is cut off from PostgreSQL"
     with pytest.raises(LockError, match="one at a time: the leader is cut off"):
         await scene.stage.act("kill")
@@ -415,7 +415,7 @@ async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, mo
     monkeypatch.setattr("pgleaderlock.testing.demo._stage._SLACK_S", -0.9)
     scene = Scene(root)
     scene.says("node-a", "claims", token=1, at=1.0)
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     failover = await scene.stage.act("freeze")
     assert (failover.to_node, failover.failover_ms) == (None, None)
     assert scene.said[-1].is_alarm
@@ -428,7 +428,7 @@ async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, mo
 async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
     scene = Scene(root)
     scene.says("node-a", "claims", token=1, at=1.0)
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     scene.stage.begin("step_down")  # on a server that is not there
     with pytest.raises(PgLeaderLockError, match="cannot connect for schema pgleaderlock"):
         async with asyncio.timeout(20):
