@@ -171,7 +171,7 @@ def test_a_schema_is_not_made_in_another_database_than_was_asked_for():
         process.wait_for("No such option")
 
 
-def test_a_folder_that_is_missing_is_said_at_the_pace_of_the_back_off_and_a_stop_is_heard(tmp_path: Path):
+def test_missing_folder_is_reported_at_the_pace_of_the_back_off_and_sigterm_ends_the_process(tmp_path: Path):
     url = f"file://{tmp_path}/missing/lock"
     with Process(sys.executable, "-m", "pgleaderlock.cli", "run", "--url", url) as process:
         process.wait_for("does not exist")
@@ -198,7 +198,7 @@ def test_a_schema_is_passed_on_to_lease_rows_and_refused_elsewhere(url: str, cap
 
 
 @pytest.mark.slow
-def test_a_lease_of_the_dead_can_be_waited_for(url: str, capsys: pytest.CaptureFixture[str]):
+def test_acquire_can_wait_for_the_lease_of_a_dead_holder(url: str, capsys: pytest.CaptureFixture[str]):
     role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
     options = ("--url", url, "--role", role, "--lease", "2", "--health-interval", "0.5")
     with Process(sys.executable, "-m", "pgleaderlock.cli", "acquire", *options, "--hold", "60") as holder:

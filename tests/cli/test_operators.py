@@ -523,7 +523,7 @@ def test_another_node_than_the_one_that_was_named_is_no_success(postgres: Postgr
     assert result.stderr.startswith("web-1 handed over to web-2, not to the node that --to names, in ")
 
 
-def test_a_nominee_that_is_not_heard_of_or_has_a_name_twice_is_refused(hand: Hand):
+def test_nominee_that_is_silent_or_whose_name_is_not_unique_is_refused(hand: Hand):
     hand.node("web-1")
     hand.leader("web-1", token=7)
     hand.node("web-2", seen_ago_s=100, heartbeat_s=1)

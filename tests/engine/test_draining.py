@@ -56,7 +56,7 @@ async def test_before_release_is_called_after_on_acquired_has_returned(ask: str)
     await election.shutdown()
 
 
-async def test_plain_functions_are_told_too_and_all_of_them_at_once():
+async def test_plain_functions_are_called_too_and_all_of_them_at_once():
     election, backend, _ = await leading()
     told: list[str] = []
     election.before_release(lambda: told.append("plain"))

@@ -298,7 +298,7 @@ async def test_without_auto_reacquire_a_loss_is_the_end():
     assert not backend.is_open
 
 
-async def test_leadership_ends_for_is_leader_before_any_callback_hears_of_it():
+async def test_leadership_ends_for_is_leader_before_any_callback_is_notified():
     seen = []
     election, _, _ = make_election(ScriptedBackend(renew=[DOWN]))
     election.on_state_change(lambda before, after: seen.append((after, election.is_leader)))
@@ -308,7 +308,7 @@ async def test_leadership_ends_for_is_leader_before_any_callback_hears_of_it():
     assert ("lost", False) in seen
 
 
-async def test_on_lost_is_heard_before_the_session_is_closed():
+async def test_on_lost_has_returned_before_the_session_is_closed():
     election, backend, _ = make_election(ScriptedBackend(renew=[DOWN]))
     closed_when_lost = []
 
@@ -322,7 +322,7 @@ async def test_on_lost_is_heard_before_the_session_is_closed():
     assert closed_when_lost == [False]
 
 
-async def test_on_stopped_is_heard_after_the_session_is_closed():
+async def test_on_stopped_is_called_after_the_session_is_closed():
     election, backend, _ = make_election()
     open_when_stopped = []
     election.on_stopped(lambda: open_when_stopped.append(backend.is_open))
@@ -355,7 +355,7 @@ async def test_a_recovered_leader_has_a_new_grant():
     assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [2]
 
 
-async def test_failed_attempts_to_reconnect_close_nothing_before_the_loss_is_told():
+async def test_failed_attempts_to_reconnect_close_nothing_before_the_loss_is_reported():
     """What a backend still holds then keeps a successor waiting, so that on_lost comes before its on_acquired."""
     backend = ScriptedBackend(renew=[DOWN])
     election, _, heard = make_election(backend, reconnect_grace_s=7.0)
@@ -1028,7 +1028,7 @@ async def test_a_failing_callback_is_reported_and_the_election_goes_on():
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_callback_that_exits_the_program_neither_hangs_it_nor_leaves_the_lock_held_nor_others_untold(
+def test_callback_that_exits_the_program_neither_hangs_it_nor_keeps_the_lock_nor_skips_other_callbacks(
     is_async: bool, end: BaseException
 ):
     backend, told = ScriptedBackend(), list[str]()
@@ -1575,7 +1575,7 @@ async def test_any_storm_of_calls_ends_in_a_sane_state(seed):
     assert all(not isinstance(error, LockError) or "failed and was stopped" not in str(error) for error in heard.errors)
 
 
-async def test_a_stop_is_heard_although_every_call_fails_at_once():
+async def test_stop_request_is_obeyed_although_every_call_fails_at_once():
     class AtOnce:
         def next_delay_s(self, ctx: RetryContext) -> float:
             return 0.0
@@ -1630,7 +1630,7 @@ class Odd(BaseException):
     """Something that no backend should raise."""
 
 
-async def test_whatever_a_backend_raises_is_told_and_tried_again():
+async def test_any_exception_of_a_backend_is_reported_and_the_call_is_retried():
     election, _, heard = make_election(ScriptedBackend(try_acquire=[Odd("?"), None]))
     async with election:
         assert await election.wait_for_leadership(30)

@@ -292,7 +292,7 @@ def every_transition() -> Iterator[Transition]:
         yield from table_for(policy, stopping=stopping).values()
 
 
-def test_a_change_of_state_is_told_first_and_only_a_change_is() -> None:
+def test_change_of_state_is_reported_first_and_only_a_change_is() -> None:
     for transition in every_transition():
         told = [place for place, kind in enumerate(transition.emits) if kind is EventKind.STATE_CHANGE]
         assert told == ([0] if transition.to is not transition.source else []), transition
@@ -343,7 +343,7 @@ def test_every_state_can_reach_stopped(start: LockState, policy: Policy) -> None
 
 
 @pytest.mark.parametrize("state", [s for s in LockState if s is not LockState.STOPPED], ids=lambda s: s.name)
-def test_every_running_state_hears_a_stop_and_can_be_aborted(state: LockState) -> None:
+def test_every_running_state_accepts_a_stop_request_and_can_be_aborted(state: LockState) -> None:
     for policy, stopping in SITUATIONS:
         table = table_for(policy, stopping=stopping)
         assert (state, Input.STOP_REQUESTED) in table

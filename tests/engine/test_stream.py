@@ -62,7 +62,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 # --- Delivery --------------------------------------------------------------------------------------------------
 
 
-async def test_events_are_heard_in_the_order_in_which_they_were_said() -> None:
+async def test_listeners_are_notified_of_events_in_the_order_in_which_they_were_put() -> None:
     callbacks, heard = Callbacks(), list[int | None]()
     callbacks.subscribe(lambda happened: heard.append(happened.attempt))
     async with stage_for(callbacks) as stage:
@@ -110,7 +110,7 @@ async def test_the_next_event_waits_until_the_slowest_callback_of_this_one_is_do
     assert ran == [("acquired", 10.0), ("lost", 10.0)]
 
 
-async def test_saying_something_returns_before_it_is_heard() -> None:
+async def test_putting_an_event_returns_before_listeners_are_notified() -> None:
     callbacks, heard = Callbacks(), list[Event]()
     callbacks.subscribe(heard.append)
     async with stage_for(callbacks) as stage:
@@ -135,7 +135,7 @@ async def test_an_event_counts_as_delivered_only_after_its_last_callback() -> No
         assert len(stage.delivered) == 1
 
 
-async def test_a_callback_registered_during_delivery_hears_the_next_event_first() -> None:
+async def test_callback_registered_during_delivery_is_first_notified_of_the_next_event() -> None:
     callbacks, heard = Callbacks(), list[int | None]()
 
     def late(happened: Event) -> None:
@@ -183,7 +183,7 @@ async def test_finishing_delivers_what_is_left() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_decorated_function_hears_its_own_events_with_their_arguments_and_no_other(
+async def test_decorated_function_is_called_for_its_own_events_with_their_arguments_and_no_other(
     decorator: str, kinds: list[EventKind], arguments: tuple[object, ...]
 ) -> None:
     callbacks, calls = Callbacks(), list[tuple[object, ...]]()
@@ -299,12 +299,12 @@ async def test_on_lost_with_empty_parentheses_is_on_lost() -> None:
     assert heard == [EventKind.ATTEMPT_FAILED, EventKind.LOST]
 
 
-async def test_whether_on_lost_hears_of_attempts_is_true_or_false() -> None:
+async def test_attempts_option_of_on_lost_is_true_or_false() -> None:
     with pytest.raises(TypeError, match="attempts must be"):
         Callbacks().on_lost(lambda: None, attempts="no")  # type: ignore[call-overload]
 
 
-async def test_a_recovery_is_heard_by_listeners_and_by_no_callback() -> None:
+async def test_listeners_are_notified_of_a_recovery_and_callbacks_are_not() -> None:
     callbacks, called, heard = Callbacks(), Mock(), list[EventKind]()
     for decorator in DECORATORS[1:]:
         getattr(callbacks, decorator)(called)

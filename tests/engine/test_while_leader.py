@@ -61,7 +61,7 @@ async def test_it_begins_before_a_slow_on_acquired_has_run():
     await election.shutdown(200)
 
 
-async def test_it_is_told_of_a_loss_at_once_whatever_callbacks_do():
+async def test_leader_task_is_cancelled_at_once_on_a_loss_whatever_callbacks_do():
     election, backend, _ = leased()
     diary = Diary()
     election.while_leader(diary.work)

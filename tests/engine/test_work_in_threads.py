@@ -19,7 +19,7 @@ from tests.support.doubles import ScriptedBackend, make_election, until, until_s
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST", default="nobody's")
 
 
-async def test_a_thread_is_told_by_its_term_and_waited_for(postgres, key):
+async def test_thread_is_notified_by_its_term_and_waited_for(postgres, key):
     lock = LeaderLock(postgres.dsn, key=key, settle_s=0)
     begun, ended = threading.Event(), threading.Event()
 
@@ -37,7 +37,7 @@ async def test_a_thread_is_told_by_its_term_and_waited_for(postgres, key):
     assert ended.is_set()
 
 
-async def test_a_thread_hears_of_its_end_although_the_loop_stands_still():
+async def test_thread_is_notified_of_the_end_of_its_term_although_the_loop_stands_still():
     """The loop is blocked for as long as the test looks: only the clock can notify the thread."""
     backend = ScriptedBackend()
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ async def test_a_thread_that_fails_after_its_term_is_told_too():
     await election.shutdown()
 
 
-async def test_a_cancelled_stint_reports_what_its_thread_raises_later():
+async def test_cancelled_leader_task_reports_what_its_thread_raises_later():
     election, _, heard = make_election(health_interval_s=60.0, drain_s=0.05, auto_reacquire=False)
     free = threading.Event()
 

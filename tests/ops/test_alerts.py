@@ -124,7 +124,7 @@ def test_receivers_are_read_with_the_paths_of_their_secrets():
     }
 
 
-def test_who_is_named_twice_is_told_once():
+def test_target_that_is_named_twice_is_notified_once():
     found = parsed(ONE + 'notify = ["slack:#a", "webhook:x", "slack:#a"]').alerts[0]
     assert list(map(str, found.notify)) == ["slack:#a", "webhook:x"]
 
@@ -401,7 +401,7 @@ def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_have
         ("webhook:x", "add [receivers.webhook.x] with url ="),
     ],
 )
-def test_someone_who_cannot_be_reached_is_an_error_that_says_what_to_add(target: str, advice: str):
+def test_target_that_is_not_configured_is_an_error_that_says_what_to_add(target: str, advice: str):
     config = parsed(f'{ONE}notify = ["{target}"]')
     with pytest.raises(ValueError, match="which is not configured") as caught:
         alertmanager_config(config.alerts, config.receivers, "forge.toml")

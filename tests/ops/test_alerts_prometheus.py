@@ -267,7 +267,7 @@ def test_failovers_between_many_nodes_add_up(tmp_path: Path):
     Unit(tmp_path, alerts).firing(series, {599: [], 800: ['{alertname="frequent_failovers", role="x"}']})
 
 
-def test_as_written_six_failovers_stay_unheard(tmp_path: Path):
+def test_as_written_the_alert_misses_six_failovers(tmp_path: Path):
     alerts = [alert for alert in specified(as_written=True) if alert.name == "frequent_failovers"]
     series = {'forge_leader_failovers_total{role="x", node="a"}': steps(6, interval_s=1)}
     Unit(tmp_path, alerts).firing(series, {825: []})

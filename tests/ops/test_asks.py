@@ -216,7 +216,7 @@ async def test_row_that_was_inserted_by_hand_is_an_ask_too(postgres: Postgres, s
         await eventually(lambda: asked_in(reader))
 
 
-async def test_role_that_may_only_read_is_told_what_it_lacks(
+async def test_error_names_the_right_that_a_read_only_role_lacks(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):
     watcher = roles.make("watcher")

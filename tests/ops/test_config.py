@@ -825,7 +825,9 @@ def elections_of(lock: LeaderLock) -> list[str]:
     return found
 
 
-async def test_in_line_a_release_is_noticed_at_once_however_long_the_check_interval(postgres: Postgres, key: LockKey):
+async def test_queued_follower_notices_a_release_at_once_however_long_the_check_interval(
+    postgres: Postgres, key: LockKey
+):
     first, second = (a_lock(postgres, key, check_interval="1h", lock_timeout="10s") for _ in range(2))
     elections = elections_of(second)
     async with first:
@@ -837,7 +839,7 @@ async def test_in_line_a_release_is_noticed_at_once_however_long_the_check_inter
     assert elections == ["follower", "leader"]
 
 
-async def test_in_line_one_round_is_one_election_and_a_slice_is_none(postgres: Postgres, key: LockKey):
+async def test_one_round_in_the_queue_is_one_election_and_a_wait_slice_is_none(postgres: Postgres, key: LockKey):
     first = a_lock(postgres, key)
     second = a_lock(postgres, key, check_interval="700ms", lock_timeout="100ms")
     elections = elections_of(second)
@@ -935,7 +937,7 @@ def test_check_exits_with_0_or_2(write, run):
 
 
 @pytest.mark.parametrize("url", WITH_SECRET[:3])
-def test_a_password_is_refused_where_everybody_can_read_it(run, url):
+def test_password_is_refused_where_all_users_can_read_it(run, url):
     found = run("show", "--set", f"{ELECTION}.backend={url}")
     assert found.exit_code == exit_codes.USAGE
     assert "$PGLEADERLOCK_BACKEND" in found.output
@@ -1030,7 +1032,7 @@ def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["alerts = [3]", "[[alerts]]", "[receivers]\nslack = 3", "[receivers.x]"])
-def test_alerts_that_cannot_be_read_at_all_are_said_once(tmp_path, content: str):
+def test_alerts_that_cannot_be_read_at_all_are_reported_once(tmp_path, content: str):
     path = tmp_path / "x.toml"
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:

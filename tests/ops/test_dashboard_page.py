@@ -581,7 +581,7 @@ def test_a_killed_sole_leader_is_shown_as_no_leader(server, visitor, screenshots
 # --- What happened, in its order ---
 
 
-def test_a_late_word_of_a_leader_replaces_when_others_saw_it_last(server, visitor):
+def test_late_report_of_a_leader_replaces_the_time_when_others_saw_it_last(server, visitor):
     stage = one_role()
     show(server, stage)
     page = visitor.open(server.url)

@@ -260,7 +260,7 @@ async def test_a_listener_that_comes_late_does_not_take_the_first_leader_for_a_s
 
 
 @pytest.mark.virtual_time
-async def test_a_leader_is_one_and_everybody_else_zero():
+async def test_is_leader_is_one_on_the_leader_and_zero_on_all_others():
     election, _, seen = watch_one()
     assert seen("is_leader") == 0
     async with election:
@@ -298,7 +298,7 @@ async def test_tenure_is_the_age_of_the_term_and_a_new_term_is_young():
 
 
 @pytest.mark.virtual_time
-async def test_tenure_counts_from_the_term_and_not_from_when_the_news_was_heard():
+async def test_tenure_counts_from_the_begin_of_the_term_and_not_from_the_delivery_of_the_event():
     election, _, _ = make_election()
     registry = CollectorRegistry()
 
@@ -514,7 +514,7 @@ async def test_an_election_that_is_started_again_goes_on_counting():
         (EventKind.STOPPED, "stop_requested"),
     ],
 )
-def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end, cause):
+def test_new_term_whose_event_is_not_delivered_yet_has_not_the_age_of_the_last(end, cause):
     tally = Tally(LockState.STOPPED, 0.0)
     tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
     tally.hear(Event(end, LockState.RELEASING, LockState.FOLLOWER, cause, 5.0))
@@ -632,7 +632,7 @@ def test_an_attempt_that_failed_is_no_loss():
     assert set(tally.read(20.0, leads=False).losses.values()) == {0}
 
 
-def test_a_callback_that_fails_while_following_does_not_make_anybody_leaderless():
+def test_failing_callback_of_a_follower_does_not_count_as_leaderless_time():
     tally = Tally(LockState.FOLLOWER, 0.0)
     tally.hear(Event(EventKind.ACQUIRE_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "acquire_failed", 0.0))
     tally.hear(Event(EventKind.CALLBACK_FAILED, LockState.FOLLOWER, LockState.ACQUIRING, "callback_failed", 1.0))
@@ -717,7 +717,7 @@ async def test_work_that_fails_or_overruns_is_counted():
     assert tally.read(2.0, leads=False).work_overruns == 1
 
 
-def test_no_event_makes_the_listener_raise_and_every_one_is_heard_in_microseconds():
+def test_no_event_makes_the_listener_raise_and_each_is_handled_in_microseconds():
     tally = Tally(LockState.STOPPED, 0.0)
     events = [
         Event(kind, source, to, cause, at)

@@ -219,7 +219,7 @@ def end_sessions(dsn: str, role: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgres: Postgres):
+def test_occupied_port_is_reported_before_any_candidate_starts(postgres: Postgres):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

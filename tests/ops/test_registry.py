@@ -318,7 +318,7 @@ async def test_tables_that_were_dropped_are_made_again(postgres: Postgres, schem
         assert one.lock.is_leader
 
 
-async def test_a_registry_that_never_answers_does_not_keep_anybody_from_stopping(postgres: Postgres, key: LockKey):
+async def test_registry_that_never_answers_does_not_keep_an_election_from_stopping(postgres: Postgres, key: LockKey):
     registry = Registry("postgresql://nobody@127.0.0.1:1/x", node="one")
     lock = LeaderLock(postgres.dsn, key=key, lease_s=LEASE_S, health_interval_s=0.3, settle_s=0)
     registry.attach(lock)
@@ -361,7 +361,7 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
                 await reader.ask_to_step_down("bigint:5", "ops")
 
 
-async def test_a_leader_that_says_good_bye_at_this_moment_has_not_vanished_and_stays_a_candidate(
+async def test_leader_that_signs_off_at_this_moment_has_not_vanished_and_stays_a_candidate(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
@@ -501,7 +501,9 @@ async def test_step_down_request_that_cannot_be_parsed_is_ignored(
 
 
 @pytest.mark.parametrize("by", ["\0", "\ud800", "\x1b[31m"])
-async def test_an_ask_in_a_hostile_name_is_heard_and_written(postgres: Postgres, schema: str, key: LockKey, by: str):
+async def test_step_down_request_in_a_hostile_name_is_received_and_recorded(
+    postgres: Postgres, schema: str, key: LockKey, by: str
+):
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
@@ -550,7 +552,7 @@ async def test_at_most_one_session_waits_for_a_locked_table(postgres: Postgres, 
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)
 
 
-async def test_a_leader_of_whom_nothing_is_heard_is_replaced_whatever_its_token(
+async def test_silent_leader_is_replaced_in_the_registry_whatever_its_token(
     postgres: Postgres, schema: str, key: LockKey
 ):
     """As when the cluster of the locks was made anew, and tokens began anew with it."""
@@ -658,7 +660,7 @@ def test_term_of_a_leader_that_slept_past_its_deadline_ends_at_the_deadline_and_
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 23.5)]
 
 
-def test_a_leader_that_is_told_in_time_ended_when_it_was_told():
+def test_term_of_a_leader_that_was_notified_in_time_ends_at_the_notification():
     acquired = told(EventKind.ACQUIRED, 10.0)
     lost = told(EventKind.LOST, 12.0, cause=LossCause.SESSION_TERMINATED, trusted_until=23.5)
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 12.0)]
@@ -691,7 +693,7 @@ def test_release_counts_from_when_it_began_because_leadership_is_not_valid_from_
     assert written(*events) == [("acquired", 10.0), ("released", 20.0)]
 
 
-def test_reconnecting_ends_belief_no_later_than_the_trust():
+def test_reconnecting_ends_the_term_no_later_than_its_validity():
     states = (LockState.LEADER, LockState.RECONNECTING)
     events = [told(EventKind.ACQUIRED, 10.0), told(EventKind.STATE_CHANGE, 40.0, states=states, trusted_until=23.5)]
     assert written(*events) == [("acquired", 10.0), ("reconnecting", 23.5)]
@@ -770,7 +772,7 @@ def test_a_leader_that_vanished_is_taken_to_have_ended_when_it_was_seen_last():
     assert found.failovers == {"vanished": 1}
 
 
-def test_its_own_word_counts_for_more_than_that_it_vanished():
+def test_leader_s_own_report_counts_for_more_than_the_report_that_it_vanished():
     lines = [
         line("acquired", 10),
         line("vanished", 14),

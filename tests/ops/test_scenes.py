@@ -158,7 +158,7 @@ async def check_agreement(scene: Scene, reader: RegistryReader) -> None:
 
 
 @pytest.mark.slow
-async def test_a_leader_that_crashes_is_replaced_and_everybody_says_so(scene: Scene):
+async def test_leader_that_crashes_is_replaced_and_all_reports_agree(scene: Scene):
     scene.start("one")
     async with open_when_there(scene) as reader:
         await led_by(reader, "one")

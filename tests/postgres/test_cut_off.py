@@ -265,7 +265,7 @@ async def test_a_witness_that_is_never_answered_is_given_up(proxy: SilentProxy, 
             assert await lock.wait_for_leadership(10)
 
 
-async def test_a_place_in_line_that_is_never_answered_is_given_up(proxy: SilentProxy, postgres: Postgres, key: LockKey):
+async def test_queued_request_that_is_never_answered_is_given_up(proxy: SilentProxy, postgres: Postgres, key: LockKey):
     leader, _ = make_lock(postgres.dsn, key)
     lock, heard = make_lock(proxy.dsn, key)
     async with leader:
@@ -300,7 +300,7 @@ async def test_a_stop_does_not_wait_for_a_question_that_is_never_answered(proxy:
     assert heard.errors == []
 
 
-async def test_a_stop_does_not_wait_for_a_place_in_line(proxy: SilentProxy, postgres: Postgres, key: LockKey):
+async def test_stop_does_not_wait_for_a_queued_request(proxy: SilentProxy, postgres: Postgres, key: LockKey):
     leader, _ = make_lock(postgres.dsn, key)
     lock, heard = make_lock(proxy.dsn, key)
     async with leader:

@@ -187,7 +187,7 @@ async def test_the_end_of_a_session_is_noticed_in_milliseconds(postgres: Postgre
 
 
 @pytest.mark.slow
-async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_nothing(
+async def test_fifty_queued_followers_write_nothing_into_the_log_and_hold_back_nothing(
     own_server: Server, key: LockKey
 ):
     slice_s = 0.9  # with the usual deadlock_timeout
@@ -251,7 +251,9 @@ async def test_no_candidate_keeps_the_lock_while_a_witness_session_is_impossible
         assert [lock.is_leader for lock in locks].count(True) == 1
 
 
-async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_leads(own_server: Server, key: LockKey):
+async def test_of_five_queued_followers_that_fill_their_limit_one_makes_room_and_another_leads(
+    own_server: Server, key: LockKey
+):
     """Each of them has its one connection and none could have a second, until the first that is granted releases."""
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 5")
     locks, errors = narrow_candidates(own_server, key, 5)

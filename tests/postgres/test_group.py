@@ -103,7 +103,7 @@ async def test_any_key_is_a_role(postgres: Postgres, key: LockKey, names: list[s
 
 
 @pytest.mark.slow
-async def test_leadership_outlives_many_leases_without_a_word_to_the_elections(postgres: Postgres, names: list[str]):
+async def test_leadership_outlives_many_leases_without_an_event_of_the_elections(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names, lease_s=1.2, health_interval_s=0.3)
     heard: list[EventKind] = []
     group.subscribe(lambda _, event: heard.append(event.kind))
@@ -151,7 +151,7 @@ async def test_a_group_and_a_single_candidate_meet_on_the_same_lock(postgres: Po
         assert await lock.wait_for_leadership(10)
 
 
-async def test_callbacks_are_told_which_role(postgres: Postgres, names: list[str]):
+async def test_callbacks_get_the_role(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     acquired: list[str] = []
     released: list[str] = []
@@ -301,7 +301,7 @@ def test_a_role_is_unclaimed_when_it_was_free_every_time():
 # --- Loss -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_the_session_is_everybody_s_loss_with_its_cause_and_another_group_takes_over(
+async def test_end_of_the_session_is_the_loss_of_every_role_with_its_cause_and_another_group_takes_over(
     postgres: Postgres, names: list[str]
 ):
     said: list[tuple[str, str, str]] = []
@@ -382,9 +382,7 @@ async def test_a_session_that_falls_silent_is_closed_only_when_no_role_is_valid_
         await until(lambda: leads(group, 3)() and not tokens & {role.token for role in group.values()})
 
 
-async def test_a_silent_session_of_the_locks_leaves_everybody_the_time_to_be_told(
-    postgres: Postgres, names: list[str], monkeypatch
-):
+async def test_silent_lock_session_leaves_time_to_notify_every_role(postgres: Postgres, names: list[str], monkeypatch):
     told, told_before_the_witnesses_went = [], []
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
@@ -672,7 +670,9 @@ async def test_a_witness_session_that_ends_in_the_middle_of_a_release_costs_no_o
         assert lost == []
 
 
-async def test_a_predecessor_that_is_slow_to_let_go_is_not_answered_with_a_storm(postgres: Postgres, names: list[str]):
+async def test_successor_does_not_flood_the_server_when_its_predecessor_is_slow_to_release(
+    postgres: Postgres, names: list[str]
+):
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as slow:
         number = witness_key(LockKey.named(names[0])).numbers[0]
         await slow.execute("SELECT pg_advisory_lock(%s)", (number,))
@@ -883,7 +883,7 @@ async def test_a_slow_on_lost_keeps_only_its_own_successor_waiting(postgres: Pos
         await asyncio.wait(stopping)
 
 
-async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
+async def test_release_that_could_not_be_announced_is_a_release_all_the_same(
     postgres: Postgres, names: list[str], monkeypatch
 ):
     group = make_group(postgres.dsn, names)

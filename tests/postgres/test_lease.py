@@ -119,7 +119,7 @@ async def test_a_short_deadlock_timeout_does_not_fill_the_log_of_the_server(own_
     assert own_server.log_path.read_text().count("still waiting for") < slices
 
 
-async def test_a_follower_in_line_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
+async def test_queued_follower_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
     first, _ = make_leased(postgres.dsn, key)
     second, _ = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(600))
     async with first:
@@ -449,7 +449,7 @@ async def test_attempts_to_connect_that_are_given_up_leave_no_socket_open(key: L
         assert open_descriptors() <= before + 2
 
 
-async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_leads(postgres: Postgres, key: LockKey):
+async def test_on_lost_that_requests_a_stop_ends_before_a_successor_leads(postgres: Postgres, key: LockKey):
     first, _ = make_leased(postgres.dsn, key)
     second, heard = make_leased(postgres.dsn, key)
     times: dict[str, float] = {}

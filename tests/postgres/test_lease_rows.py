@@ -122,7 +122,7 @@ async def _lead_once(election: Election) -> None:
     await election.shutdown()
 
 
-async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, role: str):
+async def test_user_who_may_not_create_the_table_gets_an_error_that_names_who_must(own_server: Server, role: str):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     backend = open_backend(f"postgresql+lease://app@127.0.0.1:{own_server._port}/postgres", role=role)
     with pytest.raises(ConnectionError, match="schema apply --schema pgleaderlock --grant-to app"):

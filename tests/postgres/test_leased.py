@@ -89,7 +89,7 @@ async def test_a_young_server_is_given_time_while_both_sessions_are_renewed():
     assert max(gaps) <= LEASE_S / 3 + 0.001
 
 
-async def test_a_lock_without_its_witness_is_let_go():
+async def test_lock_without_its_witness_lock_is_released():
     lock, witness = ModelSession(), ModelSession(pid=100, slice=("",), take=([], ""))
 
     async def slow(*arguments: Any, **more: Any) -> Any:
@@ -167,7 +167,7 @@ async def test_a_witness_that_ends_while_recovering_is_not_kept():
     assert witness.closed
 
 
-async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_was_told():
+async def test_lock_that_another_took_frees_the_witness_lock_only_after_the_loss_was_reported():
     lock, witness = ModelSession(ping=[GONE]), ModelSession()
     backend = make(lock, witness, ModelSession(attempt=(None,), slice=("",)))
     grant = await lead(backend)

@@ -64,7 +64,7 @@ async def test_a_refused_lock_leaves_no_setting_behind_on_the_sessions_of_a_pool
     assert after == before
 
 
-async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_was_allowed(
+async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_releases_if_that_was_allowed(
     own_server: Server, key: LockKey
 ):
     with pgbouncer(own_server, "session") as dsn:

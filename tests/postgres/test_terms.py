@@ -78,7 +78,7 @@ def test_the_fence_of_a_key_never_changes():
 # --- The row ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_term_is_written_before_anybody_leads_and_marked_when_it_is_released(postgres: Postgres):
+async def test_term_is_written_before_its_leader_leads_and_marked_when_it_is_released(postgres: Postgres):
     key = LockKey.named(f"terms/{time.monotonic_ns()}")
     seen: list[tuple[Any, ...]] = []
     lock, _ = make_termed(postgres.dsn, key)
@@ -126,7 +126,7 @@ async def test_candidates_that_start_at_once_make_the_table_once(own_server: Ser
     assert [heard.errors for _, heard in made] == [[]] * 8
 
 
-async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, key: LockKey):
+async def test_user_who_may_not_create_the_table_gets_an_error_that_names_who_must(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app")
     lock, heard = make_termed(dsn, key)
@@ -171,7 +171,7 @@ async def test_a_user_s_defaults_do_not_get_in_the_way(postgres: Postgres, key: 
 # --- Strict take-over -------------------------------------------------------------------------------------------------
 
 
-async def test_a_strict_successor_waits_out_a_leader_that_did_not_say_good_bye(postgres: Postgres, key: LockKey):
+async def test_strict_successor_waits_for_the_lease_of_a_leader_that_did_not_release(postgres: Postgres, key: LockKey):
     first, _ = make_termed(postgres.dsn, key, takeover="strict")
     second, _ = make_termed(postgres.dsn, key, takeover="strict")
     await first.start()

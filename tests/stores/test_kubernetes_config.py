@@ -531,7 +531,7 @@ async def test_a_client_certificate(tls_server: FakeKubernetes, pki: Path, serve
     assert await fetch(cluster)
 
 
-async def test_a_server_that_is_not_the_one_we_trust_is_not_spoken_to(tls_server: FakeKubernetes, pki: Path) -> None:
+async def test_server_without_a_trusted_certificate_gets_no_request(tls_server: FakeKubernetes, pki: Path) -> None:
     credential = FixedCredential(certificate_of(pki))
     with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
         await fetch(Cluster(tls_server.url, credential))

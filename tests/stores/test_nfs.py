@@ -431,7 +431,7 @@ def test_a_folder_that_is_missing_may_be_a_share_that_is_not_mounted(path: Path,
     assert f"the folder {path} does not exist: is the share mounted?" in capsys.readouterr().err
 
 
-def test_of_a_lock_that_is_not_there_yet_nothing_is_broken_or_tidied(path: Path, capsys):
+def test_break_and_tidy_of_a_missing_lock_change_nothing(path: Path, capsys):
     assert invoke(["nfs", "break", "--yes", str(path)]) == 0
     assert f"there is no lock at {path} yet" in capsys.readouterr().out
     assert invoke(["nfs", "tidy", str(path)]) == 0
@@ -449,7 +449,7 @@ def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys
     assert f"Every candidate must be able to create and remove files in {path} (uid " in capsys.readouterr().err
 
 
-def test_tidy_removes_what_the_dead_left(path: Path, capsys, monkeypatch):
+def test_tidy_removes_the_claims_of_dead_processes(path: Path, capsys, monkeypatch):
     with nfs.Lock(path):
         (path / "claim|lock|dead|1|1").write_bytes(b"")
         monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)

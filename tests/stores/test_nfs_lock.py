@@ -1084,7 +1084,7 @@ def test_new_holder_removes_old_files_for_a_fraction_of_its_lifetime_only(path: 
     assert len(_inspect.tidy(path)) > 60
 
 
-def test_what_was_over_when_it_was_tidied_up_is_not_returned_as_ours(path: Path, clock: Clock, monkeypatch):
+def test_lock_that_expired_during_the_cleanup_is_not_returned_as_held(path: Path, clock: Clock, monkeypatch):
     lock, tidy, slow = Lock(path, lifetime=10), Candidate.tidy, [15.0]
 
     def slowly(self: Candidate) -> None:
@@ -1338,7 +1338,7 @@ def test_old_epochs_are_collected(path: Path):
     assert "epoch.49" in names(path)
 
 
-def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Path, monkeypatch):
+def test_claims_of_dead_processes_are_removed_and_those_of_living_ones_are_not(path: Path, monkeypatch):
     folder = Folder(path)
     with Lock(path) as held:
         waiting = Lock(path)

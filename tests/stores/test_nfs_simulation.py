@@ -66,7 +66,7 @@ def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
 # --- What it found ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, clock: Clock, monkeypatch):
+def test_lock_that_took_too_long_to_acquire_is_released_at_once(path: Path, clock: Clock, monkeypatch):
     """Otherwise all processes wait for a waiting one, itself included, and for ever if it sends heartbeats."""
     slow, link = candidate(path, "slow", clock), os.link
 
@@ -90,7 +90,7 @@ def test_follower_sends_no_heartbeat_for_an_epoch_that_it_does_not_know_to_be_it
     assert waiting.heartbeat == before
 
 
-def test_an_expired_lock_whose_claim_was_tidied_away_is_lost_without_an_error(path: Path, clock: Clock):
+def test_expired_lock_whose_claim_was_removed_is_lost_without_an_error(path: Path, clock: Clock):
     slow = candidate(path, "slow", clock)
     assert slow.try_take()
     Path(slow._claimfile).unlink()
@@ -169,7 +169,9 @@ def test_the_mark_of_a_release_that_came_late_is_collected_with_the_others(path:
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, monkeypatch, is_local: bool):
+def test_claims_of_dead_processes_are_removed_also_by_a_holder_without_competitors(
+    path: Path, monkeypatch, is_local: bool
+):
     monkeypatch.setattr("pgleaderlock.stores.place.is_local", lambda _: is_local)
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)

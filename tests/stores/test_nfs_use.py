@@ -379,7 +379,7 @@ def test_holder_can_unlock_although_the_folder_contains_unrelated_files(path: Pa
 
 
 @pytest.mark.usefixtures("is_local")
-def test_a_holder_whose_claim_was_tidied_away_has_the_lock_as_long_as_its_epoch_is_there(path: Path):
+def test_holder_whose_claim_was_removed_keeps_the_lock_as_long_as_its_epoch_is_there(path: Path):
     lock = Lock(path)
     lock.lock()
     Path(lock.claimfile).unlink()
@@ -511,7 +511,7 @@ def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Pat
         assert not_acquired(Folder(path), 0.1, timeout_s=16.0) == f"was not acquired within 0.1 s: {who}"
 
 
-def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_takes_over_from_the_dead(
+def test_time_out_shorter_than_the_holder_s_lifetime_says_that_it_never_takes_over_from_a_dead_holder(
     path: Path, monkeypatch
 ):
     monkeypatch.setattr(place, "is_local", lambda _: False)

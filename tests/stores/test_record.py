@@ -402,7 +402,7 @@ async def test_closing_does_not_raise_whatever_the_store_does(error: Exception):
     assert store.closed == 1
 
 
-async def test_closing_that_is_cut_short_lets_go_of_the_store_all_the_same():
+async def test_closing_that_is_cancelled_closes_the_store_all_the_same():
     shelf = Shelf()
     backend, store = make(shelf)
     assert await backend.try_acquire() is not None

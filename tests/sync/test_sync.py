@@ -280,7 +280,7 @@ def test_decorators_return_the_function_and_stack():
     assert lock.subscribe(print) is print
 
 
-def test_every_event_is_heard_by_who_subscribes():
+def test_subscriber_is_notified_of_every_event():
     lock = memory("sync-subscribe")
     heard: list[EventKind] = []
     lock.subscribe(lambda event: heard.append(event.kind))
@@ -734,7 +734,7 @@ lock.start(); assert lock.wait_for_leadership(20); say("leads")
         pytest.param("lock.shutdown()", 0, [], id="after a shutdown"),
     ],
 )
-def test_at_exit_the_lock_is_released_without_a_word_too_many(
+def test_at_exit_the_lock_is_released_without_superfluous_output(
     text: str, code: int, also: list[str], postgres: Postgres, key: LockKey
 ):
     with script(_LEAD + text, postgres.dsn, key) as process:

@@ -425,7 +425,7 @@ async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, mo
     await scene.stage.close()
 
 
-async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_failure_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
     scene = Scene(root)
     scene.says("node-a", "claims", token=1, at=1.0)
     scene.queues("node-b")
@@ -436,7 +436,7 @@ async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path
     await scene.stage.close()
 
 
-async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root: Path, monkeypatch):
+async def test_node_that_does_not_start_ends_the_demo_with_its_last_output(root: Path, monkeypatch):
     monkeypatch.setattr("pgleaderlock.testing.demo._stage._REPLACED_AFTER_S", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     scene = Scene(root)

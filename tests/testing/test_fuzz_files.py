@@ -120,7 +120,7 @@ def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours
     ),
     examples=30,
 )
-def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twice(
+def test_candidate_waits_for_or_refuses_what_a_dead_one_left_and_no_number_comes_twice(
     scheme: str, files: dict[str, bytes]
 ) -> None:
     async def come_after_them(scene: Scene) -> None:

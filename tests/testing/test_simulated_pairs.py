@@ -145,7 +145,7 @@ def test_a_leader_that_was_a_follower_does_not_listen_any_more(led: Simulation):
 
 
 @pytest.mark.parametrize("trouble", ["a cable that is out", "a slow message ahead", "a connection that was forgotten"])
-def test_a_pair_whose_end_would_not_be_heard_of_is_not_ended(led: Simulation, trouble: str):
+def test_pair_whose_end_would_not_be_delivered_is_not_ended(led: Simulation, trouble: str):
     node = leader_of(led)
     try:
         if trouble == "a cable that is out":

@@ -164,7 +164,7 @@ def test_what_is_registered_by_a_coroutine_is_refused_instead_of_never_awaited()
         simulate(1, build=build)
 
 
-def test_who_acts_without_ever_having_led_is_told_so():
+def test_process_that_acts_without_ever_having_led_is_reported():
     with pytest.raises(SimulationFailed, match="'sends mail', and has never led") as raised:
         simulate(1, build=lambda node: node.act("sends mail"))
     assert raised.value.kind == "acted"

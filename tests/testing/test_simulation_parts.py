@@ -375,7 +375,7 @@ def test_a_connection_that_is_given_up_before_it_is_made_leaves_nothing_behind()
     place.run(main())
 
 
-def test_who_asks_a_session_that_vanished_unheard_is_answered_by_a_reset():
+def test_request_on_a_session_that_vanished_without_notice_is_answered_by_a_reset():
     place = Place()
 
     async def main() -> LossCause:
@@ -390,7 +390,7 @@ def test_who_asks_a_session_that_vanished_unheard_is_answered_by_a_reset():
     assert place.notes == ["server is up"]
 
 
-def test_who_asks_while_the_server_is_away_hears_nothing():
+def test_request_while_the_server_is_down_gets_no_answer():
     place = Place()
 
     async def main() -> LossCause:

@@ -137,7 +137,7 @@ def test_a_term_that_ended_without_a_cause_is_found():
     assert verdict.endings() == {"unexplained": 1, "the end": 1}
 
 
-def test_the_word_of_another_process_is_no_cause():
+def test_report_of_another_process_is_no_cause():
     verdict = judge(
         logs(Claim("a", 2, 10, 1.0, 2.0), Claim("b", 1, 11, 3.0, 99.99), told=[lost("a", 9, 0.5, process=1)])
     )
@@ -680,7 +680,7 @@ def test_a_faketime_that_changes_too_much_is_not_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-async def test_nodes_that_do_not_start_end_the_torture_with_their_last_words(postgres: Postgres, tmp_path: Path):
+async def test_nodes_that_do_not_start_end_the_torture_with_their_last_output(postgres: Postgres, tmp_path: Path):
     ground = Ground(postgres.dsn)
     async with ground.tidied(has_schema=False):
         await ground.survey(1.0)

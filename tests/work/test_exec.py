@@ -256,7 +256,7 @@ def terminate_sessions(postgres: Postgres, role: str) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres: Postgres, role: str):
+def test_after_a_loss_the_wrapper_queues_again_and_with_once_it_does_not(postgres: Postgres, role: str):
     program = "trap 'echo asked; exit 0' TERM; echo token $PGLEADERLOCK_TOKEN; while :; do sleep 0.02; done"
     with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
         first = wrapper.wait_for("token ")
@@ -307,7 +307,7 @@ def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path
         (("--role", "a", "--lease", "0.5", "--health-interval", "0.1", "--", "true"), exit_codes.USAGE, "at least 1 s"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anybody_waits(
+def test_command_that_cannot_be_run_is_refused_before_the_wrapper_waits(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
 ):
     assert invoke(["exec", "--dsn", "postgresql://127.0.0.1:1/none", *arguments]) == code

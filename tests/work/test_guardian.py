@@ -219,7 +219,7 @@ def test_without_news_it_asks_in_time_and_kills_in_time(link: Link):
     assert guardian.now() >= term_at + 0.3
 
 
-def test_a_loss_asks_at_once_and_kills_when_told_to(link: Link):
+def test_loss_sends_the_stop_signal_at_once_and_kills_at_the_given_time(link: Link):
     link.start(*python(STUBBORN))
     assert link.read() == "ready"
     kill_at = guardian.now() + 0.2
@@ -238,7 +238,7 @@ def test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told(link: Link
     assert link.hear("ended")["status"] == signal.SIGTERM
 
 
-def test_when_the_wrapper_dies_everybody_is_killed_at_once(link: Link):
+def test_when_the_wrapper_dies_all_processes_are_killed_at_once(link: Link):
     link.start(*python(STUBBORN))
     assert link.read() == "ready"
     pid = link.hear("started")["pid"]
@@ -310,7 +310,7 @@ os.read(read, 1)
     assert not Path(f"/proc/{odd}").exists()
 
 
-def test_the_lifeline_is_held_until_everybody_is_dead_and_replaced_when_another_comes(link: Link):
+def test_lifeline_is_held_until_all_processes_are_dead_and_replaced_when_another_comes(link: Link):
     (first, first_end), (second, second_end) = socket.socketpair(), socket.socketpair()
     with first, second:
         with first_end, second_end:

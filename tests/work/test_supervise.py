@@ -204,7 +204,7 @@ async def test_a_guardian_that_had_no_news_in_time_makes_its_wrapper_step_down()
     assert "release" in stage.backend.verbs
 
 
-async def test_nothing_can_be_started_and_that_is_said():
+async def test_guardian_that_cannot_be_started_is_reported_as_a_failure():
     stage = Stage(SLEEP, launch=("/nonexistent/python",))
     ending = await stage.supervisor.run()
     assert ending.how is How.FAILED
@@ -274,7 +274,7 @@ async def test_an_election_that_ends_by_itself_ends_it_too():
     assert (await stage.supervisor.run()).how in (How.NOT_ACQUIRED, How.UNREACHABLE)
 
 
-async def test_processes_that_may_not_be_killed_are_told_of():
+async def test_processes_that_may_not_be_killed_are_reported():
     stage = Stage("")
     stage.supervisor._note(Outcome(0, untouchable=2))
     assert stage.said == ["processes_left"]
@@ -519,7 +519,7 @@ async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_k
     await client.reap()
 
 
-async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
+async def test_guardian_that_has_sent_its_last_message_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._EXIT_S", 0.05)
     words = '{"is": "ended", "status": 0, "untouchable": 0}'
     stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"

@@ -310,7 +310,7 @@ async def test_a_run_that_lost_its_leadership_is_found_by_the_successor(
     assert "tick_killed" in caplog.text
 
 
-async def test_a_slot_that_kills_everybody_is_not_repeated_for_ever(postgres: Postgres, key: LockKey):
+async def test_slot_that_kills_every_process_is_not_repeated_for_ever(postgres: Postgres, key: LockKey):
     policy = JobPolicy(if_killed="repeat", max_attempts=3)
     async with opened(postgres.dsn, key) as book:
         slot = await book.begin(1)
@@ -892,7 +892,9 @@ async def test_a_long_sleep_is_cut_into_pieces_and_what_is_old_is_deleted(
     assert await rows(postgres.dsn, key) == []
 
 
-async def test_who_may_not_make_the_tables_is_told_who_must(own_server: Server, key: LockKey, caplog: Any):
+async def test_user_who_may_not_create_the_tables_gets_an_error_that_names_who_must(
+    own_server: Server, key: LockKey, caplog: Any
+):
     for statement in ("CREATE ROLE app LOGIN", "CREATE SCHEMA pgleaderlock"):
         await query(own_server.dsn, statement)
     await query(own_server.dsn, "GRANT USAGE ON SCHEMA pgleaderlock TO app")
