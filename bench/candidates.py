@@ -1,6 +1,6 @@
 """Candidates in processes of their own, whose leader is ended again and again, and the next one's time taken.
 
-What they say is timed when it is heard here: on one clock for all, whatever language they are written in.
+What they print is timed when it is read here: on one clock for all, whatever language they are written in.
 """
 
 import queue

@@ -251,7 +251,7 @@ _open_pair = SessionPair.open
 
 
 async def open_and_listen(self: SessionPair, prepare: Any, keys: Any) -> None:
-    """Hear the channel on the lock session too."""
+    """Listen on the channel on the lock session too."""
 
     async def prepare_and_listen(session: Any) -> None:
         await prepare(session)

@@ -245,7 +245,7 @@ class Simulation:
         """A candidate that comes after all of them have died leaves the folder as it should be."""
         actor = self._new_actor()
         newest = -1
-        self.profile.pace_s = 0.02  # where steps take long, it tidies up a little at a time
+        self.profile.pace_s = 0.02  # where steps take long, it removes leftovers a little at a time
         with actor.at_work():
             for _ in range(_ROUNDS):
                 self.now += _LEFTOVER_S + max(LIFETIMES_S)

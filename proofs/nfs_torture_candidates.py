@@ -301,7 +301,7 @@ def make_hesitant(task: Task) -> None:
 
 
 def make_hasty() -> None:
-    """Have happen in seconds what takes minutes: the living are sometimes taken for dead, and tidied up."""
+    """Have happen in seconds what takes minutes: claims of living processes are sometimes removed as those of dead."""
     vars(_folder)["_LEFTOVER_S"] = 3.0
     vars(_acquiring)["_TOUCH_EVERY_S"] = 1.0
     vars(_candidate)["_TIDY_EVERY_S"] = 1.0

@@ -24,14 +24,14 @@ def event(kind: EventKind = EventKind.ACQUIRED, *, cause: str = "acquire_succeed
 
 
 class Stage:
-    """Callbacks, the stream that they hear, and what was delivered to the end."""
+    """Callbacks, the stream that notifies them, and what was delivered to the end."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.delivered: list[Event] = []
         self.stream = EventStream(callbacks._listeners, self.delivered.append, get_logger("pgleaderlock.stream_test"))
 
     async def say(self, *events: Event) -> None:
-        """Say it, and wait until it was heard."""
+        """Put it, and wait until it was delivered."""
         for happened in events:
             self.stream.put(happened)
         await self.stream.drained()
@@ -166,7 +166,7 @@ async def test_finishing_delivers_what_is_left() -> None:
     assert heard == [0, 1, 2]
 
 
-# --- Who hears what --------------------------------------------------------------------------------------------
+# --- Who is notified of what -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

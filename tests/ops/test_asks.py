@@ -396,7 +396,9 @@ async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_min
                 await notify(connection, forged(schema, key, n=number))
                 await asyncio.sleep(0.3)
             assert one.lock.token == token
-            assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed  # among them, who may is heard
+            assert (await answer_of(postgres.dsn, schema, key))[
+                1
+            ].is_obeyed  # a permitted request is among them
         await until(lambda: one.lock.token not in (None, token))
         await beaten(reader)
     assert all(later - earlier >= 0.99 for earlier, later in itertools.pairwise(looks)), looks

@@ -768,7 +768,7 @@ def test_on_a_phone_nothing_reaches_out_of_its_card_or_lies_on_something_else(se
             action, "measured", "node-c leads 2.96 s after node-b froze: its lease, 3 s, had to end", measured_ms
         )
     server.note("cut", "begun", "node-b is cut off from PostgreSQL")
-    # The page hears them one by one: before the fourth figure, a button that runs is one of those that end again.
+    # The page receives them one by one: before the fourth figure, a button that runs is one of those that end again.
     expect(page.locator("#demo-table tr")).to_have_count(4)
     expect(page.locator(".demo-button.running i")).to_contain_text("s")
     page.evaluate("() => { document.querySelector('.demo-button.running i').textContent = '12,965 ms'; }")

@@ -251,7 +251,7 @@ async def test_a_listener_that_comes_late_does_not_take_the_first_leader_for_a_s
     async with election:
         await until_state(election, LockState.LEADER)
         Metrics(registry=registry).watch(election, **HERE, clock=asyncio.get_running_loop().time)
-        await election.wait_for_leadership()  # only now its on_acquired is heard
+        await election.wait_for_leadership()  # only now its on_acquired is called
         assert Seen(registry)("failovers_total") == 0
         assert Seen(registry)("tenure_seconds") == asyncio.get_running_loop().time()
 
@@ -309,7 +309,7 @@ async def test_tenure_counts_from_the_begin_of_the_term_and_not_from_the_deliver
     Metrics(registry=registry).watch(election, **HERE, clock=asyncio.get_running_loop().time)
     async with election:
         await asyncio.sleep(5)
-        assert Seen(registry)("leaderless_seconds_total") == 0  # it leads, whatever was not heard yet
+        assert Seen(registry)("leaderless_seconds_total") == 0  # it leads, whatever was not delivered yet
         await asyncio.sleep(10)
         assert Seen(registry)("tenure_seconds") == 15
         assert Seen(registry)("leaderless_seconds_total") == 0

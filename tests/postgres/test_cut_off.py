@@ -499,7 +499,7 @@ async def test_without_settling_there_would_be_two_leaders(own_server: Server, k
 async def cut_off_from_a_restart(
     server: Server, key: LockKey, how: str, *, lease_s: float, settle_s: float | None = None
 ) -> AsyncIterator[tuple[LeaderLock, float, float]]:
-    """Cut a leader off, start the server anew, and wait for a successor: the leader, what it was sure of, and when."""
+    """Cut a leader off, start the server anew, and wait for a successor: the leader, its validity, and when."""
     timing = {"lease_s": lease_s, "health_interval_s": 0.5}
     with SilentProxy(server.tcp_dsn) as proxy:
         leader, _ = make_lock(proxy.dsn, key, **timing)

@@ -178,7 +178,7 @@ async def test_a_forged_nomination_is_checked_and_ignored(postgres: Postgres, ke
         async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as stranger:
             payload = f"{nomination._PREFIX}e"
             while not all(crowd.state_of(name)._checked_at > -math.inf for name in FOLLOWERS):
-                # Again and again: the heir hears nothing before its second session is open.
+                # Again and again: the heir receives nothing before its second session is open.
                 await stranger.execute("SELECT pg_notify(%s, %s)", (place_channel(key), payload))
                 await asyncio.sleep(0.05)
         assert all(crowd.state_of(name).lasts_until == -math.inf for name in FOLLOWERS)

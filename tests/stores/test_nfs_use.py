@@ -178,7 +178,7 @@ async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypa
     taken: list[str] = []
     monkeypatch.setattr(Candidate, "take", lambda self, epoch: taken.append(self._claimfile))
     attempt.cancel()
-    await asyncio.sleep(0)  # so that it was heard
+    await asyncio.sleep(0)  # so that it was received
     holder.unlock()
     await asyncio.wait({attempt})
     assert taken == []
@@ -229,7 +229,7 @@ def test_a_program_that_ends_while_a_task_locks_leaves_neither_lock_nor_claim(pa
     command = [sys.executable, "-c", _RUN_AND_CANCEL, str(path), delay_s]
     was_locked = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout == b"True\n"
     holder.unlock(unconditionally=True)
-    if not was_locked:  # which is an end without a word, of which others hear from the kernel
+    if not was_locked:  # which is an end without a message, of which others learn from the kernel
         assert not claims(path)
         assert Lock(path).state is LockState.unlocked
 

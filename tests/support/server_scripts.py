@@ -170,7 +170,7 @@ class Performance:
         return await self._until_seen(who, self._stands(who, slice_s, *how))
 
     async def _commits(self, who: str, *how: str) -> str:
-        """Draw a token, whose commit may wait; the answer is heard later."""
+        """Draw a token, whose commit may wait; the answer is read later."""
         return await self._until_seen(who, self._draws(who, *how))
 
     async def _until_seen(self, who: str, call: Coroutine[Any, Any, str]) -> str:

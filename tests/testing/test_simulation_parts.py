@@ -337,7 +337,7 @@ def test_a_silent_server_is_given_up_within_the_bound_and_the_connection_with_it
             await session.fetch(_sql.PING, bound_s=0.5)
         assert raised.value.cause is LossCause.RENEW_TIMEOUT
         assert session.closed
-        assert place.server.sessions  # who does not hear does not know
+        assert place.server.sessions  # a client that receives nothing knows nothing
         place.cable.plug_in()
         await asyncio.sleep(1)
         assert not place.server.sessions

@@ -954,7 +954,7 @@ def test_a_port_on_the_loopback_address_is_all_that_listens():
 
 
 class _NoGround:
-    """A place where nothing is to be tidied."""
+    """A place where nothing is to be cleaned up."""
 
     @contextlib.asynccontextmanager
     async def tidied(self, *, has_schema: bool) -> AsyncIterator[None]:
