@@ -152,7 +152,7 @@ EDGE_MUTATIONS = (
     EdgeMutation(
         "the guardian wakes a stopped command to ask it to end", "work/exec/guardian.py",
         "        self._signal_group(signal.SIGCONT)  # a stopped process handles no other signal\n", "",
-        ("tests/work/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
+        ("tests/work/test_guardian.py::test_stopped_command_is_continued_to_be_asked_and_its_stop_was_reported",),
     ),
     EdgeMutation(
         "a wrapper whose terminal is gone ends", "work/exec/supervisor.py",

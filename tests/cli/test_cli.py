@@ -165,7 +165,7 @@ def test_the_log_shows_every_transition_with_its_keys_and_no_escape_codes(postgr
     assert "\x1b" not in "".join(process.lines)
 
 
-def test_a_quiet_follower_tells_who_leads_and_does_not_list_its_attempts(postgres: Postgres, role: LockKey) -> None:
+def test_quiet_follower_prints_who_leads_and_does_not_list_its_attempts(postgres: Postgres, role: LockKey) -> None:
     with held(postgres.dsn, role) as pid, started(*run_words(postgres.dsn, role), "--quiet") as process:
         line = process.wait_for(WAITS)
         assert f"(somebody else, session pid {pid})" in line
@@ -287,7 +287,7 @@ def test_colour_is_for_terminals_that_want_it(
 
 
 @pytest.mark.slow
-def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
+def test_exit_code_of_acquire_shows_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
     began_s = time.monotonic()
     free = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "0.5")
     assert time.monotonic() - began_s >= 0.5
@@ -441,7 +441,7 @@ def _queued(dsn: str, key: LockKey) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_status_tells_a_bigint_from_the_pair_with_the_same_bits(postgres: Postgres, role: LockKey) -> None:
+def test_status_distinguishes_a_bigint_from_the_pair_with_the_same_bits(postgres: Postgres, role: LockKey) -> None:
     (number,) = role.numbers
     halves = (number >> 32, number & 0xFFFFFFFF)
     twin = LockKey.pair(*(half - 2**32 if half >= 2**31 else half for half in halves))

@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_wrong_usage(words: list[str], complaint: str, ca
     assert complaint in capsys.readouterr().err
 
 
-def test_a_store_that_cannot_be_reached_is_said_so(capsys: pytest.CaptureFixture[str]):
+def test_store_that_cannot_be_reached_is_reported_as_unreachable(capsys: pytest.CaptureFixture[str]):
     assert invoke(["status", "--url", "postgresql+lease://u:a-secret@127.0.0.1:1/d", "--role", "x"]) == (
         exit_codes.UNREACHABLE
     )
@@ -211,7 +211,7 @@ def test_acquire_can_wait_for_the_lease_of_a_dead_holder(url: str, capsys: pytes
     assert invoke(["acquire", *options, "--wait", "20"]) == exit_codes.CLEAN
 
 
-def test_memory_is_said_to_be_of_one_process(capsys: pytest.CaptureFixture[str]):
+def test_acquire_warns_that_memory_is_shared_within_one_process_only(capsys: pytest.CaptureFixture[str]):
     assert invoke(["acquire", "--url", "memory://x"]) == exit_codes.CLEAN
     assert "every process leads" in capsys.readouterr().err
 

@@ -170,7 +170,7 @@ def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
 
 
 @pytest.mark.parametrize("command", ["status", "history", "watch", "audit", "step-down"])
-def test_where_there_is_no_registry_it_is_said_how_to_get_one(postgres: Postgres, command: str):
+def test_error_about_a_missing_registry_says_how_to_create_one(postgres: Postgres, command: str):
     more = ("--role", "x") if command == "step-down" else ()
     result = subprocess.run(
         [*CLI, command, "--dsn", postgres.dsn, "--schema", "nowhere", *more],
@@ -283,7 +283,7 @@ def test_status_of_one_lock_finds_its_key_and_its_store_in_a_configuration(
     assert "this configuration has no registry" in result.stderr
 
 
-def test_a_configuration_that_is_wrong_is_said_with_its_place(file_of: Callable[..., str]):
+def test_error_in_a_configuration_is_reported_with_its_place(file_of: Callable[..., str]):
     result = run("history", "--config", file_of('["a"]', registry='rolls = "x"'))
     assert result.exit_code == exit_codes.USAGE
     assert "node.toml: registry.rolls: unknown key" in result.stderr
@@ -445,7 +445,9 @@ def test_an_empty_registry_knows_no_role(hand: Hand):
 
 
 @pytest.mark.slow
-async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgres: Postgres, schema: str, key: LockKey):
+async def test_step_down_reports_the_new_leader_and_how_fast_the_hand_over_was(
+    postgres: Postgres, schema: str, key: LockKey
+):
     options = ("step-down", "--dsn", postgres.dsn, "--schema", schema, "--role", "scheduler")
     async with one_leads_two_follows(postgres.dsn, schema, key) as (one, two):
         first = one.lock.token
@@ -583,7 +585,7 @@ async def test_leader_without_a_successor_leads_again_and_that_is_no_hand_over(
 
 
 @pytest.mark.slow
-async def test_a_leader_that_is_deaf_goes_on_and_it_is_said_what_to_look_at(
+async def test_step_down_of_a_leader_that_does_not_listen_reports_what_to_check(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with one_leads_two_follows(postgres.dsn, schema, key, accept_asks=False) as (one, _):
@@ -807,7 +809,7 @@ def test_a_role_is_found_by_each_name_that_its_lock_ever_had(hand: Hand):
         assert len(records(run("history", *hand.options, "--role", role, "--json"))) == 6
 
 
-def test_where_there_is_nothing_to_judge_it_is_said(hand: Hand):
+def test_audit_without_any_history_reports_that_there_is_nothing_to_audit(hand: Hand):
     result = run("audit", *hand.options)
     assert result.exit_code == exit_codes.CLEAN
     assert "nothing to audit" in result.stderr
@@ -969,7 +971,7 @@ def test_the_history_of_two_roles_over_two_days_fits_into_eighty_columns_with_al
     assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is told once"
 
 
-def test_a_column_that_is_the_same_on_every_line_is_told_once_before_another_is_left_out():
+def test_column_that_is_the_same_on_every_line_is_printed_once_before_another_is_left_out():
     rows = [[Text("scheduler"), Text(f"web-{number}" * 4), Text(), Text("743")] for number in range(2)]
     shown = io.StringIO()
     headings = ("Role", "Leader", "Empty column", "Token")

@@ -135,7 +135,7 @@ async def test_a_lock_held_by_another_is_asked_for_again_after_the_delay():
     assert heard.words[:4] == ["on_acquire_failed"] * 3 + ["on_acquired"]
 
 
-async def test_the_strategy_is_told_what_happened():
+async def test_strategy_receives_what_happened():
     asked: list[RetryContext] = []
 
     class Noting:

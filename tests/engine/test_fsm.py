@@ -219,9 +219,7 @@ def test_a_machine_brought_there_by_inputs_alone_keeps_the_claim(claim: Claim) -
 
 
 @pytest.mark.parametrize(("state", "fact"), PAIRS, ids=pair_id)
-def test_exactly_one_claim_speaks_for_a_pair_in_each_situation_or_none_does_in_any(
-    state: LockState, fact: Input
-) -> None:
+def test_exactly_one_claim_covers_a_pair_in_each_situation_or_none_does_in_any(state: LockState, fact: Input) -> None:
     """Guard the hand-written table itself: a gap in it would be taken for an illegal pair."""
     speakers = [
         sum(claim.pair == (state, fact) and claim.covers(policy, stopping=stopping) for claim in CLAIMS)

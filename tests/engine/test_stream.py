@@ -413,7 +413,7 @@ def raising(error: BaseException, *, in_coroutine: bool) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("in_coroutine", [False, True], ids=["plain", "async"])
-async def test_what_a_callback_raises_is_logged_and_told_and_the_others_still_run(
+async def test_exception_of_a_callback_is_logged_and_reported_and_the_others_still_run(
     caplog: pytest.LogCaptureFixture, in_coroutine: bool
 ) -> None:
     callbacks, order, error = Callbacks(), list[str](), ZeroDivisionError("mine")

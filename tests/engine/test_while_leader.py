@@ -397,7 +397,7 @@ async def test_after_a_long_run_the_pauses_begin_anew():
     await election.shutdown()
 
 
-async def test_a_failure_is_logged_with_its_name_and_told_once(caplog):
+async def test_failure_of_a_leader_task_is_logged_with_its_name_and_reported_once(caplog):
     election, _, heard = leased()
 
     @election.while_leader(name="mails", on_failure="stop")
@@ -467,7 +467,7 @@ async def test_work_that_cancels_itself_is_a_failure_and_not_the_end():
     await election.shutdown()
 
 
-async def test_work_that_fails_while_it_stops_is_told_and_the_lock_is_released():
+async def test_failure_of_work_while_it_stops_is_reported_and_the_lock_is_released():
     election, backend, heard = leased()
 
     @election.while_leader
@@ -518,7 +518,7 @@ async def test_a_start_waits_for_a_shutdown_that_finishes_work_first():
     await election.shutdown()
 
 
-async def test_an_election_that_has_stopped_tells_of_an_overrun_in_its_log_and_has_nothing_to_leave(caplog):
+async def test_election_that_has_stopped_logs_an_overrun_and_has_nothing_to_leave(caplog):
     election, _, heard = leased()
     election._report(EventKind.OVERRUN, WorkOverrun("late", names=("w",)))
     election._report(EventKind.WORK_FAILED, LockError("was logged where it happened"))
@@ -660,7 +660,7 @@ async def test_in_an_election_that_runs_already_it_takes_only_its_work_away():
 # --- The term ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_term_tells_the_time_and_keeps_its_last_trust_when_it_is_over():
+async def test_term_shows_its_remaining_time_and_keeps_its_last_deadline_when_it_is_over():
     election, backend, _ = leased(auto_reacquire=False)
     await election.start()
     await election.wait_for_leadership()

@@ -71,7 +71,7 @@ async def test_a_wait_that_is_over_before_the_term_is_says_so():
     assert answers == [False, False]
 
 
-async def test_a_thread_has_the_context_of_its_registration_and_its_failure_is_told():
+async def test_thread_has_the_context_of_its_registration_and_its_failure_is_reported():
     election, _, heard = make_election(health_interval_s=60.0)
     seen: list[str] = []
 
@@ -87,7 +87,7 @@ async def test_a_thread_has_the_context_of_its_registration_and_its_failure_is_t
     assert isinstance(heard.errors[0], RuntimeError)
 
 
-async def test_a_thread_that_fails_after_its_term_is_told_too():
+async def test_failure_of_a_thread_after_its_term_is_reported_too():
     election, _, heard = make_election(health_interval_s=60.0, drain_s=20)
 
     @election.while_leader

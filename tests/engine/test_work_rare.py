@@ -85,7 +85,7 @@ async def test_work_that_swallowed_a_cancellation_of_its_own_is_still_cancelled_
 
 
 @pytest.mark.virtual_time
-async def test_a_renewal_that_comes_after_work_was_told_to_stop_is_too_late():
+async def test_renewal_that_comes_after_work_was_asked_to_stop_is_too_late():
     """Otherwise work that has looked at the clock would have ended for good, in a term that goes on."""
     stood_still_s = 0.0
     election, backend, witness = leased(clock=lambda: now() + stood_still_s)

@@ -333,7 +333,7 @@ def test_as_written_means_as_written(condition: str):
     assert exported(condition, as_written=True) == (condition, [])
 
 
-def test_a_change_is_told_in_a_sentence_that_says_what_and_why():
+def test_change_of_a_condition_is_described_in_a_sentence_that_says_what_and_why():
     document, (absent, increase) = prometheus_rules(parsed(OF_THE_SPECIFICATION).alerts, "forge")
     assert "\"or sum(absent(forge_leader_is_leader{role='scheduler'}))\" was added: a sum over no series" in absent.text
     assert '"rate(forge_leader_failovers_total[5m])" became "floor(increase(' in increase.text
@@ -439,7 +439,7 @@ def test_each_role_is_missed_by_name_and_once():
     assert '{role="q\\""}' in alerts[1].condition
 
 
-def test_the_default_set_tells_whom_the_file_names_for_each_severity():
+def test_default_alerts_notify_the_targets_that_the_file_names_for_each_severity():
     tell = {"critical": (Target("pagerduty"),)}
     assert {alert.notify for alert in default_alerts(notify=tell) if alert.severity == "critical"} == {tell["critical"]}
     assert {alert.notify for alert in default_alerts(notify=tell) if alert.severity == "warning"} == {()}
@@ -609,7 +609,7 @@ def test_a_write_that_fails_leaves_the_file_of_before_and_no_other(tmp_path: Pat
     assert yaml.safe_load((tmp_path / "rules.yml").read_text()) == {"a": 1}
 
 
-def test_a_file_without_alerts_gets_the_default_ones_and_is_told_so(config: Path, tmp_path: Path):
+def test_file_without_alerts_gets_the_default_ones_and_a_message_says_so(config: Path, tmp_path: Path):
     config.write_text(RECEIVERS)
     result = run("--config", config, "--out", tmp_path / "out", "--role", "scheduler")
     assert result.exit_code == exit_codes.CLEAN

@@ -235,7 +235,7 @@ async def test_error_names_the_right_that_a_read_only_role_lacks(
 
 
 @pytest.mark.parametrize("command", ["status", "step-down", "history"])
-async def test_stranger_is_told_of_the_right_to_look_and_ask_and_a_node_of_the_right_to_take_part(
+async def test_error_names_the_right_to_look_and_ask_for_a_stranger_and_the_right_to_take_part_for_a_node(
     postgres: Postgres, schema: str, roles: Roles, command: str
 ):
     stranger = roles.make("stranger")
@@ -396,9 +396,7 @@ async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_min
                 await notify(connection, forged(schema, key, n=number))
                 await asyncio.sleep(0.3)
             assert one.lock.token == token
-            assert (await answer_of(postgres.dsn, schema, key))[
-                1
-            ].is_obeyed  # a permitted request is among them
+            assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed  # a permitted request is among them
         await until(lambda: one.lock.token not in (None, token))
         await beaten(reader)
     assert all(later - earlier >= 0.99 for earlier, later in itertools.pairwise(looks)), looks

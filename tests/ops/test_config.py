@@ -114,7 +114,7 @@ def test_the_example_is_complete_and_right():
     assert missing == []
 
 
-def test_what_the_example_has_commented_out_can_be_said_too(write):
+def test_commented_out_settings_of_the_example_are_valid_too(write):
     text = (ROOT / "examples" / "pgleaderlock.toml").read_text(encoding="utf-8")
     config = load_config(write(re.sub(r"(?m)^# (?!max_roles)(\w+ = )", r"\1", text)), environ={})
     assert config.cluster.node == "web-1"
@@ -463,7 +463,7 @@ def test_by_default_the_environment_is_the_process_s(monkeypatch):
         ("roles = [{ name = 'a', nme = 1 }]", f"node.toml: {ELECTION}.roles[0].nme: unknown key; did you mean name?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_the_election_is_said_with_file_and_key(write, text, line):
+def test_error_in_the_election_is_reported_with_file_and_key(write, text, line):
     (found,) = refusal(write(election(text)))
     assert found.startswith(line)
 
@@ -492,7 +492,7 @@ def test_what_is_wrong_in_the_election_is_said_with_file_and_key(write, text, li
         ("alert = 1", "node.toml: alert: unknown key; did you mean alerts?"),
     ],
 )
-def test_what_is_wrong_elsewhere_is_said_too(write, text, line):
+def test_error_in_other_tables_is_reported_too(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -519,7 +519,7 @@ ALERT = '[[alerts]]\nname = "{}"\ncondition = "up == 0"\nseverity = "{}"\n'
         ("[receivers.webhook.'a b']\nurl = 'https://h'", "node.toml: receivers.webhook: 'a b' is not a name"),
     ],
 )
-def test_what_alerts_refuse_is_said_with_its_key(write, text, line):
+def test_error_in_the_alerts_is_reported_with_its_key(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -591,7 +591,7 @@ def test_ports_that_do_not_meet_may_be_the_same(write):
     load(write(BOTH.format(80, "", 80, "").replace("true", "false", 1)), environ={})
 
 
-def test_places_are_of_the_source_that_said_it(write):
+def test_error_names_the_source_of_each_setting(write):
     file = write(election('lease_duration = "60s"'))
     (found,) = refusal(file, {"PGLEADERLOCK_REFRESH_INTERVAL": "50s"})
     assert found.startswith("$PGLEADERLOCK_REFRESH_INTERVAL: refresh_interval = 50s must be less than two thirds of")
@@ -622,7 +622,7 @@ def test_flags_that_are_wrong(written, line):
     assert found.startswith(line)
 
 
-def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file(write):
+def test_all_errors_are_reported_at_once_in_the_order_of_the_file(write):
     text = election('wake = "x"\nlease_duration = "6s"\nrefresh_interval = "5s"\nfoo = 1') + ALERT.format("a", "bad")
     text += BOTH.format(80, "", 80, "") + "prt = 5\n"
     found = refusal(write(text), {"PGLEADERLOCK_NODE": ""}, "metrics.host=")
@@ -658,7 +658,7 @@ def test_the_error_is_a_value_error_of_ours_and_programs_can_read_it(write):
         ("x = " + "[" * 5000, "node.toml: is nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_is_no_toml_is_said_with_its_line(write, text, line):
+def test_invalid_toml_is_reported_with_its_line(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -747,7 +747,7 @@ FUZZED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], d
 
 @FUZZED
 @given(st.sampled_from(SETTINGS), values)
-def test_any_value_of_toml_anywhere_is_taken_or_refused_in_words(write, setting, value):
+def test_any_value_of_toml_anywhere_is_accepted_or_refused_with_a_message(write, setting, value):
     table = f"[{'.'.join(setting.path[:-1])}]\n" if setting.path[:-1] else ""
     path = write(f"{table}{setting.path[-1]} = {toml_of(value)}\n")
     try:
@@ -763,7 +763,7 @@ def test_any_value_of_toml_anywhere_is_taken_or_refused_in_words(write, setting,
 
 @FUZZED
 @given(st.dictionaries(st.sampled_from(["cluster", "registry", "metrics", "alerts", "receivers", "x"]), values))
-def test_any_file_at_all_is_taken_or_refused_in_words(write, content):
+def test_any_file_at_all_is_accepted_or_refused_with_a_message(write, content):
     path = write("".join(f"{key} = {toml_of(value)}\n" for key, value in content.items()))
     try:
         load(path, environ={})
@@ -773,7 +773,7 @@ def test_any_file_at_all_is_taken_or_refused_in_words(write, content):
 
 @FUZZED
 @given(st.sampled_from(SETTINGS), words, words)
-def test_any_text_of_a_variable_or_a_flag_is_taken_or_refused_in_words(setting, in_environ, in_flag):
+def test_any_text_of_a_variable_or_a_flag_is_accepted_or_refused_with_a_message(setting, in_environ, in_flag):
     sources: list[dict[str, Any]] = [
         {"environ": {setting.variable: in_environ}},
         {"sets": [f"{setting.key}={in_flag}"]},
@@ -1006,7 +1006,7 @@ url = 3
 """
 
 
-def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_path):
+def test_all_errors_are_reported_at_once_alerts_and_receivers_included(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text(ALL_WRONG.lstrip())
     with pytest.raises(ConfigError) as caught:

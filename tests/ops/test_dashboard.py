@@ -193,7 +193,7 @@ async def test_of_two_events_at_the_same_time_the_one_that_was_written_later_is_
     assert [each["event"] for each in change["events"]] == ["released", "step_down_asked"]
 
 
-async def test_what_the_demo_noted_is_told_to_those_who_listen_and_to_those_who_come_later():
+async def test_notes_of_the_demo_are_sent_to_connected_clients_and_to_later_ones():
     board = make_board()
     board.show(Look(200.0, 0.0, []))
     early = board.streams.open()
@@ -283,7 +283,7 @@ async def test_a_store_that_goes_away_makes_the_picture_stale_once_and_fresh_aga
     assert beat["at"] == pytest.approx(210.0, abs=5)
 
 
-async def test_a_slow_listener_is_told_anew_and_its_queue_stays_short():
+async def test_slow_client_gets_a_new_snapshot_and_its_queue_stays_short():
     streams = Streams(lambda: ("every", "thing"), most=2)
     slow, quick = streams.open(), streams.open()
     assert [await slow.get(), await quick.get()] == [("every", "thing"), ("every", "thing")]
@@ -580,7 +580,7 @@ async def test_metrics_of_the_process_are_there_too():
         assert 'pgleaderlock_dashboard_led{role="role"} 1.0' in text
 
 
-async def test_a_source_that_fails_is_said_and_followed_anew(caplog):
+async def test_failure_of_the_source_is_shown_and_the_source_is_followed_anew(caplog):
     source = FixedSource()
     async with serving(source) as (dashboard, client):
         source.looks.put_nowait(ZeroDivisionError("a bug"))

@@ -318,7 +318,7 @@ def test_an_operators_page_is_live_where_anonymous_pages_have_no_place_left(serv
     visitor.forgive("503")
 
 
-def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, visitor):
+def test_page_distinguishes_a_store_that_cannot_be_read_from_a_server_that_is_gone(server, visitor):
     show(server, one_role())
     page = visitor.open(server.url)
     server.look_again(broken=True)

@@ -800,7 +800,7 @@ def test_without_a_registry_the_global_one_is_served():
         assert "python_info" in get(server.port)
 
 
-def test_it_listens_on_this_machine_alone_unless_told_otherwise():
+def test_metrics_server_listens_on_the_loopback_interface_by_default():
     with serve_metrics(0) as server:
         assert get(server.port)
         with pytest.raises(OSError, match="refused"):

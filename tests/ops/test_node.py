@@ -106,7 +106,7 @@ def test_keys_are_those_of_the_configuration():
         ({"roles": "a"}, "backend: is missing, and no store"),
     ],
 )
-def test_what_a_node_cannot_do_without_is_said(keys: dict[str, Any], words: str):
+def test_setting_that_a_node_cannot_do_without_is_an_error(keys: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         Node(configured(**in_election(**keys), registry__enabled="false"), dsn="x" if "backend" not in words else None)
 
@@ -164,7 +164,9 @@ def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres:
     ],
 )
 @pytest.mark.slow
-def test_what_is_wrong_with_it_is_said_before_anything_starts(postgres: Postgres, arguments: list[str], words: str):
+def test_error_in_the_arguments_is_reported_before_anything_starts(
+    postgres: Postgres, arguments: list[str], words: str
+):
     command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments]
     with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
         process.wait_for(words)

@@ -294,7 +294,7 @@ def test_the_name_of_a_session_ends_with_what_candidates_must_agree_on(monkeypat
 @pytest.mark.parametrize(
     "name", ["", "psql", "pgleaderlock vm:12", "pgleaderlock vm:12 15s", "a pgleaderlock vm:1 1s wf"]
 )
-def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
+def test_other_application_name_shows_no_agreement(name: str) -> None:
     assert agreement_of(name) is None
 
 

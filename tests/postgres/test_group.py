@@ -780,7 +780,7 @@ async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: P
     assert list(make_group(postgres.dsn, {"x": LockKey.pair(1, 2)})) == ["x"]
 
 
-async def test_who_asks_where_no_session_is_gets_an_answer_and_the_loop_goes_on(postgres: Postgres, names: list[str]):
+async def test_request_without_a_session_gets_an_error_and_the_loop_goes_on(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     async with asyncio.timeout(10):
         with pytest.raises(ConnectionError, match="has no session"):
@@ -1081,7 +1081,7 @@ async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_los
     assert not any("witness" in message for message in warned)
 
 
-async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_why_the_last_one_ended(
+async def test_role_that_asks_only_after_the_next_session_was_opened_gets_the_cause_of_the_last_end(
     postgres: Postgres, names: list[str]
 ):
     """With thousands of roles some get to ask so late: their losses had no cause."""

@@ -26,7 +26,7 @@ async def test_one_round_trip_on_both_sessions_begins_a_term_and_validity_counts
     assert witness.kinds() == ["setup", "take"]
 
 
-async def test_a_restart_is_waited_out_however_long_the_answer_took_that_told_of_it():
+async def test_quiet_period_after_a_restart_is_full_however_long_the_answer_took():
     """The server started at 0. Its answer took 9 s, and the age in it was measured at the end of them.
 
     Found by the exhaustive check: counted from the question, the quiet period would have been over at 6 s, with a
@@ -216,7 +216,7 @@ async def test_without_a_session_waiting_is_only_waiting():
     assert asyncio.get_running_loop().time() == 3.0
 
 
-async def test_an_old_server_is_told_to_notice_a_dead_network_within_the_lease():
+async def test_session_on_an_old_server_is_set_to_notice_a_dead_network_within_the_lease():
     asked: dict[int, str] = {}
 
     class OldSession(ModelSession):

@@ -486,9 +486,7 @@ async def test_before_the_first_connection_nothing_can_be_asked_but_everything_c
     await backend.close()
 
 
-async def test_a_factory_that_changes_its_mind_about_the_kind_of_connection_is_told_so(
-    postgres: Postgres, key: LockKey
-):
+async def test_factory_that_changes_the_kind_of_its_connections_is_an_error(postgres: Postgres, key: LockKey):
     real = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
     double = DoubleConnection()
     lock = LeaderLock("", key=key, connect_fn=connect_to(real, double), settle_s=0, retry_strategy=FixedInterval(5))

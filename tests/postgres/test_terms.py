@@ -254,7 +254,7 @@ async def opened(backend: Backend) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_how_old_the_table_is_is_told_by_the_run_that_made_it(own_server: Server, key: LockKey):
+async def test_run_that_creates_the_table_records_its_age(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     assert not await is_whole(own_server, key)  # it has just been made
     await make_tables(own_server.dsn, "pgleaderlock", "app")  # which does not date it anew
@@ -678,7 +678,7 @@ async def test_a_fence_in_a_pipeline_is_refused_because_it_would_return_unanswer
                 await lock.fence(connection)
 
 
-async def test_a_user_who_may_not_fence_is_told_what_is_missing(own_server: Server, key: LockKey):
+async def test_error_for_a_user_who_may_not_fence_names_the_missing_right(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     lock, _ = make_termed(own_server.dsn, key)
     async with lock:
@@ -689,7 +689,7 @@ async def test_a_user_who_may_not_fence_is_told_what_is_missing(own_server: Serv
                 await lock.fence(connection)
 
 
-async def test_a_prepared_transaction_that_holds_up_a_term_is_told_from_a_session(
+async def test_prepared_transaction_that_delays_a_term_is_distinguished_from_a_session(
     server_folder_root: Path, key: LockKey
 ):
     settings = {"max_prepared_transactions": "5"}

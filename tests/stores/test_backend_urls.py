@@ -52,9 +52,7 @@ def test_a_lease_of_kubernetes_is_named_by_its_place(tmp_path: Path):
         ("memory://x", {"lease_s": 0}, "lease_s"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_said_before_anything_is_connected(
-    url: str, settings: dict[str, Any], complaint: str
-):
+def test_error_in_a_url_is_reported_before_any_connection_is_opened(url: str, settings: dict[str, Any], complaint: str):
     with pytest.raises(ValueError, match=complaint):
         open_backend(url, **settings)
 

@@ -230,7 +230,9 @@ async def test_holder_says_who_and_since_when(server: FakeKubernetes) -> None:
 
 
 @pytest.mark.parametrize("namespace", ["default", "missing"])
-async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKubernetes, namespace: str) -> None:
+async def test_message_about_a_missing_lease_mentions_that_the_namespace_may_be_missing(
+    server: FakeKubernetes, namespace: str
+) -> None:
     backend = candidate(server, namespace=namespace)
     assert await backend.holder() is None
     assert f"no Lease job in namespace {namespace} (no leader yet, or the namespace does not exist)" in (
@@ -240,7 +242,7 @@ async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKuber
     await closed(backend)
 
 
-async def test_a_lease_that_was_released_is_free_and_nothing_more_is_said(server: FakeKubernetes) -> None:
+async def test_released_lease_is_free_without_an_explanation(server: FakeKubernetes) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})
     backend = candidate(server)
     assert await backend.holder() is None
@@ -413,7 +415,7 @@ async def test_an_acquisition_whose_answer_was_lost_is_made_again(server: FakeKu
     await closed(backend)
 
 
-async def test_a_throttled_renewal_waits_as_told(server: FakeKubernetes) -> None:
+async def test_throttled_renewal_waits_as_long_as_the_server_asks(server: FakeKubernetes) -> None:
     backend = candidate(server, lease_s=15, client=client_of(server, request_timeout_s=3))
     grant = await backend.try_acquire()
     assert grant is not None
@@ -860,7 +862,7 @@ async def test_each_renewal_is_seen_by_others_who_read_whole_seconds_whatever_th
     await store.close()
 
 
-async def test_a_renewal_that_is_a_second_after_the_last_is_told_as_it_is(server: FakeKubernetes) -> None:
+async def test_renewal_a_second_after_the_last_is_written_with_its_real_time(server: FakeKubernetes) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
     store = LeaseStore(client_of(server), "default", "job", wall_clock=lambda: now)
     record = await store.write(Claim("me", 0, 15, is_new_term=True), None)

@@ -185,7 +185,7 @@ def told(error: BaseException) -> str:
     ],
     ids=["env", "url"],
 )
-def test_what_is_wrong_in_a_kubeconfig_is_said_with_the_file_and_the_key_and_no_secret(
+def test_error_in_a_kubeconfig_is_reported_with_the_file_and_the_key_and_no_secret(
     tmp_path: Path, opened: Callable[[dict[str, str]], object], content: object, key: str, said: str
 ) -> None:
     path = written(tmp_path / "config", content)
@@ -321,7 +321,9 @@ async def test_key_with_a_passphrase_is_an_error_and_does_not_wait_for_input(pki
 
 
 @pytest.mark.parametrize(("name", "said"), [("missing", "No such file"), ("binary", "empty or not text")])
-async def test_a_token_file_that_is_none_is_said_with_who_named_it(tmp_path: Path, name: str, said: str) -> None:
+async def test_invalid_token_file_is_reported_with_the_place_that_names_it(
+    tmp_path: Path, name: str, said: str
+) -> None:
     (tmp_path / "binary").write_bytes(SECRET.encode() + b"\xff")
     path = written(tmp_path / "config", config(user={"tokenFile": name}))
     with pytest.raises(ConnectionError, match=rf"{name} \(tokenFile of user 'u' in {path}\).*{said}") as caught:
@@ -374,7 +376,7 @@ def candidate(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBa
         ({"command": "/"}, "cannot be started: Permission denied"),
     ],
 )
-async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
+async def test_plugin_that_fails_is_reported_with_the_file_and_the_key(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     backend = candidate(tmp_path / "config", **settings)

@@ -283,7 +283,7 @@ def test_a_user_that_we_cannot_be_is_refused_by_name(tmp_path: Path, user: dict[
         read_kubeconfig(write_config(tmp_path / "config", user))
 
 
-async def test_a_plugin_beside_the_kubeconfig_is_found_and_told_of_the_cluster(tmp_path: Path, pki: Path) -> None:
+async def test_plugin_beside_the_kubeconfig_is_found_and_gets_the_cluster(tmp_path: Path, pki: Path) -> None:
     script = tmp_path / "plugin.py"
     settings = plugin(script, token=SECRET)
     (tmp_path / "run").symlink_to(sys.executable)

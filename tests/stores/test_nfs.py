@@ -439,7 +439,7 @@ def test_break_and_tidy_of_a_missing_lock_change_nothing(path: Path, capsys):
     assert not path.exists()
 
 
-def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys, monkeypatch):
+def test_error_about_a_missing_permission_says_what_to_do(path: Path, capsys, monkeypatch):
     def refuse(target: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(target))
 
@@ -464,7 +464,7 @@ def test_a_path_that_is_none_is_wrong_usage(words: list[str]):
     assert invoke(["nfs", *words]) == exit_codes.USAGE
 
 
-def test_a_place_that_is_something_else_is_told_without_a_traceback(path: Path, capsys):
+def test_place_that_is_no_lock_is_reported_without_a_traceback(path: Path, capsys):
     path.write_text("a file")
     assert invoke(["nfs", "status", str(path)]) == exit_codes.UNREACHABLE
     assert "cannot be used as a lock" in capsys.readouterr().err

@@ -192,7 +192,7 @@ def test_a_separator_is_something_that_a_name_can_have(path: Path, separator: st
         Lock(path, separator=separator)
 
 
-def test_a_repr_tells_what_it_is(path: Path):
+def test_repr_shows_path_state_and_lifetime(path: Path):
     lock = Lock(path)
     assert f"{path} [unlocked: 0:00:15]" in repr(lock)
     lock.lock()
@@ -245,7 +245,7 @@ def test_the_state_of_an_expired_lock_says_whose_it_was(path: Path):
         assert Lock(path.with_name("other")).state is LockState.theirs_expired
 
 
-def test_of_another_host_nothing_can_be_told(path: Path):
+def test_state_of_a_lock_that_is_held_on_another_host_is_unknown(path: Path):
     lock = Lock(path)
     lock.lock()
     (path / "epoch.0").write_bytes(encode(Claimant("x", "elsewhere", 1, str(path), 15.0)))
@@ -411,7 +411,7 @@ def test_a_forked_child_has_nothing_of_its_parent_s_lock(path: Path):
 
 
 @pytest.mark.parametrize("name", ["with|separator", "a|b|c|d", "^", "with space", "ünï", "new\nline"])
-def test_a_path_with_anything_in_it_can_be_locked_told_and_broken(tmp_path: Path, name: str):
+def test_path_with_any_characters_can_be_locked_read_and_broken(tmp_path: Path, name: str):
     path = tmp_path / name
     with holder(path, lifetime=0.3) as process:
         assert Lock(path).details[1:] == (process.pid, str(path))
@@ -573,7 +573,7 @@ def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path,
 
 
 @pytest.mark.parametrize("error", [LockError, FileNotFoundError])
-def test_a_folder_that_does_not_exist_is_said_at_once(path: Path, error: type[Exception]):
+def test_missing_folder_is_reported_at_once(path: Path, error: type[Exception]):
     with pytest.raises(error, match="does not exist: create it"):
         Lock(path / "x" / "y").lock()
 
@@ -1142,7 +1142,7 @@ def test_in_a_folder_of_a_group_the_lock_is_the_group_s_whatever_the_umask(path:
 
 
 @pytest.mark.parametrize("wrong", [1e-7, 0.0009, 3.2e9, 1e15, timedelta.max, timedelta(microseconds=1)])
-def test_a_lifetime_that_nothing_has_is_refused_and_the_range_is_told(path: Path, wrong: Any):
+def test_lifetime_out_of_range_is_refused_and_the_error_names_the_range(path: Path, wrong: Any):
     lock = Lock(path)
     for attempt in (lambda: Lock(path, wrong), lambda: lock.refresh(wrong, unconditionally=True)):
         with pytest.raises(ValueError, match="lifetime must be between a millisecond and a hundred years, got"):

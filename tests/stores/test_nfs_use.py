@@ -550,7 +550,7 @@ def test_texts_about_a_lock_whose_server_fails_say_so_instead_of_failing_too(pat
     assert lost(folder, late, 7).startswith("was lost: the file server took too long to answer")  # type: ignore[arg-type]
 
 
-def test_what_was_never_locked_and_what_was_unlocked_already_are_told_apart(path: Path):
+def test_error_distinguishes_a_lock_that_was_never_locked_from_one_that_was_unlocked(path: Path):
     lock = Lock(path)
     for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
         with pytest.raises(NotLockedError, match=f"cannot {deed} .*: it was never locked by this object"):

@@ -777,7 +777,7 @@ async def test_a_leader_whose_record_is_shown_to_be_another_s_has_lost_at_once(n
     assert [claim.holder for _, claim in store.writes] == ["me"]  # what is lost is not released
 
 
-async def test_a_change_that_leaves_the_record_ours_is_no_loss_and_one_that_is_not_told_is_looked_at():
+async def test_change_that_keeps_our_record_is_no_loss_and_a_notification_without_a_record_is_checked():
     backend, store, _ = await leading()
     store.shown.put_nowait(Record("me", 0, LEASE_S, 8))
     losing = asyncio.ensure_future(backend.lost())

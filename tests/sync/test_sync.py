@@ -654,7 +654,7 @@ say("parent done")
 """
 
 
-def test_a_forked_child_leads_nothing_is_told_what_to_do_and_does_not_harm_its_parent(postgres: Postgres, key: LockKey):
+def test_forked_child_leads_nothing_gets_advice_and_does_not_harm_its_parent(postgres: Postgres, key: LockKey):
     with script(_FORK, postgres.dsn, key) as process:
         process.wait_for("parent done")
         assert process.wait() == 0

@@ -158,7 +158,7 @@ def test_ctrl_c_before_anything_was_done_says_that_nothing_was_measured(root: Pa
         assert process.wait(GONE_S) == 0
 
 
-def test_what_was_measured_is_counted_from_what_is_said_and_an_overlap_with_the_action_before_it():
+def test_tally_counts_messages_and_assigns_an_overlap_to_the_action_before_it():
     tally = Tally()
     tally.hear(Said("node-a is back", "kill", is_aside=True))
     tally.hear(Said("two at once", is_alarm=True, is_overlap=True))

@@ -119,7 +119,7 @@ def test_every_rule_has_a_mutation():
     assert {mutation.name for mutation in MUTATIONS} == {*Rules.__dataclass_fields__, "takeover"}
 
 
-def test_a_story_is_told_from_the_beginning_with_names_that_stay():
+def test_story_begins_at_the_start_and_keeps_the_names_of_the_nodes():
     seen = explore(Scope(faults=1, restarts=0, crashes=0, begins_led=True), Rules(witness=False))
     assert told(seen).splitlines() == [
         "  1. A leads, with token 1, and B is queued.",
@@ -194,7 +194,7 @@ def test_the_command_prints_what_it_saw(capsys: pytest.CaptureFixture[str]):
     ]
 
 
-def test_the_command_tells_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
+def test_command_prints_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
     words = "--lease-ticks 2 --begins-led --no-give-ups --faults 1 --restarts 0 --without witness"
     assert main(words.split()) == 1
     assert "So two nodes claim to lead." in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_the_command_says_when_there_is_more_to_see(capsys: pytest.CaptureFixtur
     assert "the limit ended the search" in capsys.readouterr().out
 
 
-def test_the_command_tells_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_command_prints_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     quickest = [mutation for mutation in MUTATIONS if mutation.name in ("witness", "close_on_doubt")]
     monkeypatch.setattr("proofs.exhaustive.__main__.MUTATIONS", quickest)
     assert main(["--mutations"]) == 0

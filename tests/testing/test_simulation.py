@@ -77,7 +77,7 @@ def first_failure(profile: str, seeds: int = 60) -> int:
 
 
 @pytest.mark.slow
-def test_a_failure_tells_its_story_and_how_to_see_it_again():
+def test_failure_contains_its_story_and_how_to_replay_it():
     with pytest.raises(SimulationFailed) as raised:
         simulate(first_failure("double-kills"), profile="double-kills")
     with pytest.raises(SimulationFailed) as again:
@@ -192,7 +192,7 @@ def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
 
 
 @pytest.mark.slow
-def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):
+def test_command_runs_many_seeds_and_prints_the_result(capsys: pytest.CaptureFixture[str]):
     assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--profile", "storm", "--jobs", "1"]) == 0
     assert "no split brain" in capsys.readouterr().out
     words = ["--store", "postgres", "--profile", "double-kills", "--lease", "15", "--jobs", "1"]

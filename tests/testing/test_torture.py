@@ -567,7 +567,7 @@ def test_where_nothing_of_it_is_possible_it_says_why(
     assert "none of them is possible here: faketime is not installed" in capsys.readouterr().err
 
 
-async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
+async def test_faults_that_are_impossible_on_this_server_are_listed_in_one_line(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -607,7 +607,7 @@ def test_a_server_of_ours_without_faketime_is_tortured_with_its_true_clock(
     assert without == {}
 
 
-def test_a_promise_that_was_not_kept_is_said_in_the_end(capsys: pytest.CaptureFixture[str]):
+def test_broken_promise_is_printed_at_the_end(capsys: pytest.CaptureFixture[str]):
     torture_show._print(evil_verdict(), setting(where="db\x1b[2J", impossible={"clock": "it is not there"}), None)
     out = capsys.readouterr().out
     assert "TWO LEADERS AT ONCE" in out
@@ -967,7 +967,7 @@ def shown_run(logs: Path) -> torture_show._Run:
     return torture_show._Run(request, ground, logs, logs)
 
 
-async def test_progress_is_told_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+async def test_progress_is_printed_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torture_show, "_PROGRESS_S", 0.01)
     monkeypatch.setattr("pgleaderlock.testing.torture.read_logs", lambda logs: logs)
     monkeypatch.setattr("pgleaderlock.testing.torture.judge", lambda _: SimpleNamespace(terms=[], overlaps=[]))

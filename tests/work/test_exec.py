@@ -180,7 +180,7 @@ def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(
         assert "socket:" not in done.stdout
 
 
-def test_what_happens_is_told_as_json_on_stderr_because_stdout_is_the_commands(postgres: Postgres, role: str):
+def test_events_are_json_on_stderr_because_stdout_belongs_to_the_command(postgres: Postgres, role: str):
     done = run(*words(postgres, role, "echo", "mine", options=("--json",)))
     assert done.stdout == "mine\n"
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -322,7 +322,9 @@ def test_a_file_on_the_path_that_is_not_executable_is_not_missing(
     assert invoke(["exec", "--role", "a", "--", "tool"]) == exit_codes.CANNOT_EXECUTE
 
 
-def test_a_program_that_only_the_kernel_refuses_is_told_when_it_is_tried(postgres: Postgres, role: str, tmp_path: Path):
+def test_program_that_only_the_kernel_refuses_is_reported_when_it_is_started(
+    postgres: Postgres, role: str, tmp_path: Path
+):
     script = tmp_path / "script"
     script.write_text("#!/nonesuch/interpreter\n")
     script.chmod(0o755)

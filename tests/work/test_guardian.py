@@ -112,7 +112,7 @@ def test_it_reads_the_clock_that_the_election_reads():
     assert suspend_aware_clock() <= guardian.now() <= suspend_aware_clock()
 
 
-def test_the_command_gets_what_is_ours_and_what_was_added_and_its_status_is_told(
+def test_command_gets_our_environment_with_the_additions_and_its_status_is_reported(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ):
     link.start("sh", "-c", 'echo "$ADDED/$HOME/$PATH"; exit 7', environment={"ADDED": "yes"}, unset=["HOME"])
@@ -131,7 +131,7 @@ def test_however_it_is_launched_it_does_its_work(link: Link):
     assert os.waitstatus_to_exitcode(link.hear("ended")["status"]) == 3
 
 
-def test_a_command_that_cannot_be_executed_is_told_with_its_reason(link: Link, tmp_path: Path):
+def test_command_that_cannot_be_executed_is_reported_with_its_reason(link: Link, tmp_path: Path):
     link.start(str(tmp_path / "nobody"))
     link.hear("ended")
     assert {"is": "refused", "errno": 2} in link.answers
@@ -229,7 +229,7 @@ def test_loss_sends_the_stop_signal_at_once_and_kills_at_the_given_time(link: Li
     assert guardian.now() >= kill_at
 
 
-def test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told(link: Link):
+def test_stopped_command_is_continued_to_be_asked_and_its_stop_was_reported(link: Link):
     link.start(*python("import time; print('ready', flush=True); time.sleep(60)"))
     assert link.read() == "ready"
     link.order("signal", number=signal.SIGTSTP)

@@ -227,7 +227,7 @@ async def test_the_lines_can_speak_of_something_else(caplog):
 
 
 @pytest.mark.virtual_time
-async def test_without_leader_services_nothing_is_said_of_them(lines):
+async def test_without_leader_services_no_message_mentions_them(lines):
     services, diary, election, _ = made()
     services.add("web", **diary.service("web"), leader_only=False)
     async with services:

@@ -156,7 +156,7 @@ async def test_a_new_job_begins_with_the_next_slot_after_its_first_sight(postgre
 JOB = "SELECT through, since FROM pgleaderlock.tick_jobs WHERE lock = %s AND job = 'job'"
 
 
-async def test_what_a_function_raises_is_recorded_and_told_and_not_repeated(postgres: Postgres, key: LockKey):
+async def test_exception_of_a_function_is_recorded_and_reported_and_not_repeated(postgres: Postgres, key: LockKey):
     heard: list[Exception] = []
     calls: list[datetime] = []
     async with leading(postgres.dsn, key) as lock:
@@ -818,7 +818,7 @@ async def test_a_process_that_stood_still_after_its_claim_does_not_begin(
     assert (await rows_begun(postgres.dsn, key))[0][2:4] == ("killed", token)
 
 
-async def test_a_run_that_ends_after_a_successor_has_found_it_is_told(
+async def test_run_that_ends_after_a_successor_has_found_it_is_logged(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
     async with leading(postgres.dsn, key) as lock:
