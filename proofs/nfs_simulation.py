@@ -92,7 +92,7 @@ class FaultProfile:
     old_listings: float
     """Of the nature of the file system: they do not clear up."""
     perseverance: float
-    """How likely it is that whoever has the lock keeps it a little longer."""
+    """How likely it is that the holder keeps the lock a little longer."""
     pace_s: float
     """How long a step takes at most."""
 
@@ -237,7 +237,7 @@ class Simulation:
         newest, deadline = max(self.owners, default=-1), self.now + 3 * max(LIFETIMES_S)
         while max(self.owners, default=-1) == newest:
             if self.now > deadline:
-                self._complain("nobody gets the lock")
+                self._complain("no candidate gets the lock")
                 return
             self._give_a_turn()
 
@@ -533,7 +533,7 @@ class Actor:
         with contextlib.suppress(FileNotFoundError):
             inodes = {_REAL.stat(path).st_ino for path in (self.host.unanswered, self._candidate._claimfile)}
             if len(inodes) == 1 and self.host.unanswered != f"{self.simulation.path}/epoch.{self._candidate.epoch}":
-                self.simulation.note_error(self, deed, OSError("a lost answer was believed"))
+                self.simulation.note_error(self, deed, OSError("a lost answer was accepted"))
 
 
 def _taking_turns(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -264,7 +264,7 @@ def torture(options: argparse.Namespace, round_: str) -> None:
     if round_ != "flufl":
         verdict = one_round(options, round_, options.seed)
         if not verdict.possessions or verdict.overlaps or verdict.disordered or verdict.errors:
-            what = "two had one lock at once" if verdict.overlaps else "nobody had a lock, or something went wrong"
+            what = "two had one lock at once" if verdict.overlaps else "no process had a lock, or an error occurred"
             sys.exit("\n".join([what, *verdict.errors[:3]]))
         return
     for turn in range(_TURNS_TO_FALL):

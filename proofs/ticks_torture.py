@@ -250,7 +250,7 @@ def _unaccounted(runs: list[Begun], rows: list[Row]) -> Iterator[str]:
             yield f"done in the ledger, and never ended: {row}"
     for row in rows:
         if row.state == "running":
-            yield f"left running by everybody: {row}"
+            yield f"left running by all processes: {row}"
         if row.state == "done" and row.identity not in by_run:
             yield f"done in the ledger, and never run: {row}"
         if row.state == "skipped" and row.identity in by_run:
@@ -328,7 +328,7 @@ class Torture:
                 if member.process is not None and member.process.pid == pid and not member.frozen_until:
                     return member
             time.sleep(0.01)
-        raise RuntimeError("nobody led and claimed anything for a minute")
+        raise RuntimeError("no process led and claimed anything for a minute")
 
     def _let_one_lead_in_peace(self, connection: psycopg.Connection[Any]) -> None:
         """Until everything that was killed has been found, and a round of slots was run."""

@@ -294,7 +294,7 @@ def main() -> None:
     options = parser.parse_args()
     group = torture(options.mode, options.seconds, options.seed)
     if not group.terms_seen:
-        sys.exit("nobody ever led: the torture tortured nothing")
+        sys.exit("no process ever led: nothing was tortured")
     if options.mode == "alone" and not group.overlaps_seen:
         sys.exit("no overlap without a witness: this harness cannot see one")
     if options.mode != "alone" and group.unexplained_seen:

@@ -47,7 +47,7 @@ class Ending:
     closed_at: float
     forwarded_at: float
     said_at: float = float("inf")
-    """When the last words of the server (a FATAL error) were at the candidate's socket; infinite if there were none."""
+    """When the last message of the server (a FATAL error) was at the candidate's socket; infinite if there was none."""
 
 
 @dataclass(frozen=True)

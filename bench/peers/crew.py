@@ -30,7 +30,7 @@ class Freeze:
 
     took_ms: float
     overlap_ms: float | None
-    """For how long after its thaw the old leader went on; None where nobody had taken over."""
+    """For how long after its thaw the old leader went on; None where no other candidate had taken over."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Crew(Candidates):
                 continue
             if line.startswith(self._leads) and child is not old:
                 return child, at
-        raise SilentError("nobody took over")
+        raise SilentError("no other candidate took over")
 
     def _watch(self, old: subprocess.Popen[str]) -> list[float]:
         stamps, deadline = [], time.monotonic() + _WATCH_S

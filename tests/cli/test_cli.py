@@ -432,7 +432,7 @@ def _queued(dsn: str, key: LockKey) -> Iterator[int]:
         try:
             deadline_s = time.monotonic() + TIMEOUT_S
             while all(candidate.granted for candidate in look(dsn, key)):
-                assert time.monotonic() < deadline_s, "the waiter never stood in line"
+                assert time.monotonic() < deadline_s, "the waiter was never queued"
             yield waiter.info.backend_pid
         finally:
             terminate(dsn, waiter.info.backend_pid)

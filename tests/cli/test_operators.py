@@ -968,7 +968,7 @@ def test_the_history_of_two_roles_over_two_days_fits_into_eighty_columns_with_al
     assert "no room" not in shown
     words = ["743", "744", "session_terminated:", "scheduler", "billing/mails", "step_down_asked", "missing"]
     assert [word for word in words if word not in shown.split()] == []
-    assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is told once"
+    assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is printed once"
 
 
 def test_column_that_is_the_same_on_every_line_is_printed_once_before_another_is_left_out():

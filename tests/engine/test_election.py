@@ -595,21 +595,21 @@ async def test_a_release_that_fails_says_what_broke_the_session_in_the_first_pla
 
 async def test_renewal_that_hangs_is_cancelled_only_after_validity_has_ended():
     """Cutting it short closes a session, which frees what keeps a successor waiting."""
-    believed = []
+    valid = []
 
     class Hanging(ScriptedBackend):
         async def renew(self, grant: Grant) -> Grant:
             try:
                 return await super().renew(grant)
             finally:
-                believed.append(election.is_leader)
+                valid.append(election.is_leader)
 
     backend = Hanging(renew=[HANG], try_acquire=[Grant(1, trusted_until=20.0, lost_at=15.0), None])
     election, _, heard = make_election(backend)
     backend.defaults["try_acquire"] = None
     async with election:
-        await until(lambda: bool(believed))
-        assert believed == [False]
+        await until(lambda: bool(valid))
+        assert valid == [False]
         assert asyncio.get_running_loop().time() == pytest.approx(15.0, abs=0.1)
         await until(lambda: "on_lost" in heard.words)
     # The store did not say that the lock is another's, and a session with a time limit of its own reports the same.

@@ -117,7 +117,7 @@ async def test_work_that_does_not_stop_is_an_overrun_when_trust_has_run_out(how:
     assert backend.loss is not None
     backend.loss.set_result(ConnectionError("gone"))
     await until(lambda: "close" in backend.verbs)
-    assert backend.times("close") == pytest.approx([10.0], abs=0.1), "no longer than anybody may rely on it"
+    assert backend.times("close") == pytest.approx([10.0], abs=0.1), "no longer than the lease is valid"
     await until(lambda: bool(told) or "work_overrun" in caplog.text)
     assert "deaf did not stop in time" in caplog.text
     if told:

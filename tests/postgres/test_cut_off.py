@@ -357,7 +357,7 @@ async def until_waited_for(holder: psycopg.AsyncConnection[Any]) -> None:
     statement = "SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
     deadline = time.monotonic() + 20
     while await (await holder.execute(statement)).fetchone() is None:
-        assert time.monotonic() < deadline, "nobody stands in line"
+        assert time.monotonic() < deadline, "no session is queued"
 
 
 def mute_when(lock: LeaderLock, state: LockState, proxy: SilentProxy) -> list[float]:
@@ -410,14 +410,14 @@ def watch(lock, loop):
     before = lock.trusted_until
     while lock.trusted_until == before:
         time.sleep(0.001)
-    believes_until = time.monotonic() + lock.time_left_s
+    valid_until = time.monotonic() + lock.time_left_s
     sys.setswitchinterval(60)
     began = time.monotonic()
     while time.monotonic() < began + 0.05:
         pass  # who waited for the interpreter when it was still shared is given it once more
     last = sample(lock, loop)
-    line = f"alone {believes_until}\\n".encode()
-    ctypes.PyDLL(None).write(1, line, len(line))  # unlike os.write(), it does not let go of the interpreter
+    line = f"alone {valid_until}\\n".encode()
+    ctypes.PyDLL(None).write(1, line, len(line))  # unlike os.write(), it does not release the interpreter
     while (now := sample(lock, loop))["began"] - last["ended"] < GAP_S:
         if now["ended"] - now["began"] < GAP_S:  # or it was frozen within, and the answer may be of either side
             last = now
@@ -459,14 +459,14 @@ def freeze(leader: Process, follower: Process, key: str) -> float:
     follower.say("start")
     hear(follower, "refused", [key])
     leader.say()
-    believes_until = float(leader.wait_for("alone ").split()[1])
+    valid_until = float(leader.wait_for("alone ").split()[1])
     frozen_at = time.monotonic()
     leader.signal(signal.SIGSTOP)
     acquired_at = hear(follower, "acquired", [key])[key]
     leader.signal(signal.SIGCONT)
     last, first, lost_at = json.loads(leader.wait_for("thawed ").removeprefix("thawed "))
     follower.say("stop")
-    assert believes_until < acquired_at < frozen_at + LEASE_S + SLACK_S
+    assert valid_until < acquired_at < frozen_at + LEASE_S + SLACK_S
     assert acquired_at < first["began"]
     assert (last["leads"], first["leads"]) == (True, False)
     assert acquired_at < lost_at

@@ -108,7 +108,7 @@ class Crowd:
     def until_queued(self, observer: psycopg.Connection[Any], number: int) -> None:
         deadline = time.monotonic() + 20
         while observer.execute(QUEUED, succession_columns(self._key)).rowcount < min(number, 2):
-            assert time.monotonic() < deadline, f"no {number} stand in line"
+            assert time.monotonic() < deadline, f"fewer than {number} are queued"
             time.sleep(0.01)  # the server has no notification for this
 
 

@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 2000
 LEASE_S = 10.0
 FACTOR = int(os.environ.get("PGLEADERLOCK_FUZZ_FACTOR", "0"))
 RAN: Counter[str] = Counter()
-"""How many examples each test has seen, which a long run is told at the end."""
+"""How many examples each test has seen, which a long run prints at the end."""
 
 Test = Callable[..., None]
 
@@ -212,7 +212,7 @@ async def play(make_candidate: Callable[[], Backend], clock: Clock, harm: Callab
             for other in (follower, newcomer):
                 taken = await asked(other.try_acquire())
                 if taken is not None:
-                    assert clock.now >= held.trusted_until, "two may believe"
+                    assert clock.now >= held.trusted_until, "two may be valid"
                     assert taken.token is not None
                     assert taken.token > (held.token or 0), "a number came twice"
                     with pytest.raises(PgLeaderLockError) as caught:

@@ -117,7 +117,7 @@ def test_any_ticks_are_shown(ticks: list[RecordedTick]) -> None:
 def test_a_lease_that_makes_no_sense_is_taken_to_be_as_long_as_ours(lease_s: float, token: int) -> None:
     observation = LeaseObservation(LEASE_S)
     observation.note(Record("somebody", token, lease_s, "v"), 100.0)
-    assert not observation.is_free(100.0), "held by somebody, and taken for free"
+    assert not observation.is_free(100.0), "held, and taken for free"
     if not 0 < lease_s < math.inf:
         assert not observation.is_free(100.0 + LEASE_S - 0.001)
         assert observation.is_free(100.0 + LEASE_S)

@@ -465,7 +465,7 @@ def test_our_own_children_can_be_spared(monkeypatch: pytest.MonkeyPatch):
 # --- A guardian that does not do its part ---
 
 MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
-"""Takes its place, and neither hears nor says anything."""
+"""Takes its place, and neither receives nor sends anything."""
 
 
 def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
@@ -476,7 +476,7 @@ def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> G
 
 
 GREETS = 'import os, sys, time; os.write(int(sys.argv[1]), b\'{"is": "ready"}\\n\'); time.sleep(60)'
-"""Says that it is there, and then neither hears nor says anything."""
+"""Says that it is there, and then neither receives nor sends anything."""
 
 
 async def greeted_guardian() -> GuardianClient:

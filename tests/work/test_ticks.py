@@ -380,7 +380,7 @@ async def test_a_thread_that_does_not_end_with_its_term_is_waited_for(
         go_on.wait(10)
         running -= 1
         if calls == 1:
-            raise ValueError("too late for anybody")
+            raise ValueError("too late for any caller")
 
     async with leading(postgres.dsn, key) as lock:
         lock.every("50ms", deaf, name="job")
