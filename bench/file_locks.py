@@ -132,7 +132,7 @@ def pairs_per_s(number: int, rounds: int) -> dict[str, float]:
 
 
 def hand_overs_ms(rounds: int) -> dict[str, float]:
-    """From the release to the next one's possession, who waits for it in another process."""
+    """From the release to the acquisition by a process that waits for it."""
     times: dict[str, list[float]] = {library: [] for library in LIBRARIES}
     with ExitStack() as stack:
         crews = {library: stack.enter_context(workers(library, 2)) for library in LIBRARIES}

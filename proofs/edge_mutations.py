@@ -131,7 +131,7 @@ EDGE_MUTATIONS = (
         "or self._term is not term or not self.leads():", "or self._term is not term:",
         (f"{_POD_LABEL}::test_a_leader_that_stood_still_does_not_label_its_pod_before_it_learns_of_its_loss",),
     ),
-    # Only those who may, can ask a leader to step down.
+    # Only a role with the right to ask can make a leader step down.
     EdgeMutation(
         "one ask per lease is obeyed", "ops/registry/_asks.py",
         "ask.since_obeyed_s is None or ask.since_obeyed_s >= lease_s", "True",

@@ -86,7 +86,7 @@ class FaultProfile:
     traps: tuple[str, ...]
     """Before which steps one is likely to be frozen."""
     thaws: float
-    """Of those who are frozen, when another is."""
+    """Of the candidates that are frozen, when another is."""
     kills: float
     jumps: float
     old_listings: float

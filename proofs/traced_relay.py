@@ -204,7 +204,7 @@ async def _serve(*, target: str, folders: list[str], log: str) -> None:
 
 
 class RelayProcess:
-    """The relays, as those who start them see them."""
+    """The relays, as the process that starts them sees them."""
 
     def __init__(self, folder: Path, target: Path, nodes: int) -> None:
         self.folders = [folder / f"relay{node}" for node in range(nodes)]

@@ -1,4 +1,4 @@
-"""Candidates whose leader is killed, asked to go, or frozen and thawed; and what those who wait cost meanwhile."""
+"""Candidates whose leader is killed, asked to go, or frozen and thawed; and what the followers cost meanwhile."""
 
 import contextlib
 import math
@@ -89,7 +89,7 @@ class Crew(Candidates):
         return Freeze((at - began) * 1e3, overlap)
 
     def followers_cost(self, seconds: float) -> Cost:
-        """Look at those who wait, for so long."""
+        """Look at the followers, for so long."""
         waiting = [child for child in self._children if child is not self._leader]
         before = sum(_wakeups(child.pid) for child in waiting)
         time.sleep(seconds)

@@ -51,7 +51,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-# --- A configuration, for those who take part and for the doctor ----------------------------------------------------
+# --- A configuration, for candidates and for the doctor -------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1246,7 +1246,7 @@ async def test_a_term_whose_session_ended_before_it_was_announced_is_not_announc
 
 
 async def test_the_announcement_of_a_term_whose_session_has_ended_is_not_leadership():
-    """The end is seen by is_leader before the engine has read it: who waits then, waits for the next term."""
+    """The end is seen by is_leader before the engine has read it: a caller that waits then waits for the next term."""
     has_ended = False
 
     class Ended(ScriptedBackend):

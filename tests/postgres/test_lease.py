@@ -299,7 +299,7 @@ async def test_a_server_without_former_leaders_is_led_on_at_once(own_server: Ser
 async def test_after_a_restart_no_candidate_leads_before_the_quiet_period_is_over(
     own_server: Server, key: LockKey, how: str
 ):
-    # A server that recovers from a crash ends the first sessions: those who come then come again soon.
+    # A server that recovers from a crash ends the first sessions: candidates that connect then try again soon.
     retry = FixedInterval(0.2)
     lock, _ = make_leased(own_server.dsn, key, settle_s=None, lease_s=3.0, health_interval_s=1.0, retry_strategy=retry)
     if how == "restart":

@@ -129,7 +129,7 @@ DEEDS: dict[str, Callable[[Lock], object]] = {
 def test_candidate_that_dies_at_any_step_is_succeeded_and_its_files_are_removed(
     tmp_path: Path, deed: str, is_local: bool
 ):
-    """With a history of so many epochs that the next but one who locks collects some of them."""
+    """With a history of so many epochs that the holder after the next collects some of them."""
     number = 0
     for is_done in (False, True):
         died, dies_at = True, 0

@@ -202,7 +202,7 @@ def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_se
         process.wait_for("is frozen")
         [folder] = root.iterdir()
         assert _place.remove_orphans(root) == []  # a live process uses it
-        # The kernel wakes those who stand still when their group becomes an orphan, and not who is only told to.
+        # The kernel wakes stopped processes when their group becomes an orphan, and not those only sent the signal.
         eventually(lambda: any(map(stands_still, processes_of(folder / "nodes"))), "a node stands still")
         process.signal(signal.SIGKILL)
         process.wait()

@@ -79,7 +79,7 @@ class Server:
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket itself, for those who pass connections on."""
+        """The Unix socket itself, for a program that passes connections on."""
         return self._socket_folder / f".s.PGSQL.{self._port}"
 
     @property
