@@ -255,7 +255,7 @@ async def bench_idle_statements(dsn: str, number: int, seconds: float) -> None:
         """Compare a long stay with a short one: what it takes to come and go is not idle."""
         return (await commits(follow, 2.0 + seconds) - await commits(follow, 2.0)) / seconds / number
 
-    async def stand_in_line() -> None:
+    async def queue_for_lock() -> None:
         async with LeaderLock(dsn, key=KEY, settle_s=0):
             await asyncio.Event().wait()
 
@@ -265,7 +265,7 @@ async def bench_idle_statements(dsn: str, number: int, seconds: float) -> None:
                 await (await raw.execute(TRY, KEY.numbers)).fetchone()
                 await asyncio.sleep(1.0)
 
-    ours, floor = await rate(stand_in_line), await rate(poll)
+    ours, floor = await rate(queue_for_lock), await rate(poll)
     await observer.close()
     report("statements of an idle follower", ours, floor, "/s", "floor: a poller that asks once a second")
 

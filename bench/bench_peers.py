@@ -5,8 +5,8 @@
     make bench-peers ARGS="--only kazoo --only postgresql"      some rows
     make bench-peers ARGS=--from-results                        the page anew from the figures of the last run
 
-What takes milliseconds is measured alone, one after the other. What takes seconds, because somebody waits for a lease,
-is measured ten at a time: a few milliseconds of disturbance do not show there.
+What takes milliseconds is measured alone, one after the other. What takes seconds, because a candidate waits for a
+lease, is measured ten at a time: a few milliseconds of disturbance do not show there.
 """
 
 import argparse

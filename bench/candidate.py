@@ -1,4 +1,4 @@
-"""One candidate in a process of its own: says "waiting" and "acquired" on its output, and lets go on SIGTERM.
+"""One candidate in a process of its own: prints "waiting" and "acquired", and releases on SIGTERM.
 
 On SIGUSR1 it says how often its threads have waited so far, those that have ended included (``ru_nvcsw``).
 

@@ -1,6 +1,6 @@
 """Candidates in processes of their own, whose leader is ended again and again, and the next one's time taken.
 
-What they say is timed when it is heard here: on one clock for all, whatever language they are written in.
+What they print is timed when it is read here: on one clock for all, whatever language they are written in.
 """
 
 import queue
@@ -34,9 +34,9 @@ Command = Callable[[int], Sequence[str]]
 
 _CANDIDATE = Path(__file__).with_name("candidate.py")
 _BARE_STORES = Path(__file__).with_name("bare_candidate.py")
-_IN_LINE = ("waiting", "attempting to acquire")  # ours, client-go's
+_QUEUED = ("waiting", "attempting to acquire")  # ours, client-go's
 _PATIENCE_S = 30.0  # longer than any lease here
-_PAUSE_S = 0.2  # between a first refusal and standing in line
+_PAUSE_S = 0.2  # between a first refusal and queueing
 
 
 def our_command(url: str, *times_s: float) -> Command:
@@ -57,11 +57,11 @@ def bare_store_command(*arguments: str) -> Command:
 
 
 class SilentError(SystemExit):
-    """No candidate came to lead, or to stand in line, for as long as one was willing to wait."""
+    """No candidate came to lead, or to queue, within the time limit."""
 
 
 class Candidates:
-    """Three processes for one lock, from one end of a block to the other. Every new one is in line before it counts."""
+    """Three processes for one lock, from one end of a block to the other. Every new one is queued before it counts."""
 
     def __init__(
         self, command: Command, number: int = 3, *, leads: str = "acquired", patience_s: float = _PATIENCE_S
@@ -95,12 +95,12 @@ class Candidates:
             child.wait()
 
     def settle(self) -> None:
-        """Return when newcomers stand in line: their start would disturb whatever is timed meanwhile."""
+        """Return when newcomers are queued: their start would disturb whatever is timed meanwhile."""
         if not self._coming:
             return
         while self._coming:
             child, line, _ = self._hear()
-            if any(words in line for words in _IN_LINE):
+            if any(words in line for words in _QUEUED):
                 self._coming.discard(child)
         time.sleep(_PAUSE_S)
 
@@ -163,7 +163,7 @@ class Candidates:
 
 
 def replace_in_turns(sides: Sequence[Candidates], rounds: int, *, by_kill: bool) -> list[list[float]]:
-    """Return each side's times. A noisy moment falls on all of them, and nobody starts while another is timed."""
+    """Return each side's times. A noisy moment affects all of them, and no process starts while another is timed."""
     times: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, taken in zip(sides, times, strict=True):

@@ -18,7 +18,7 @@ __all__ = ["bench_file_locks"]
 
 LIBRARIES = ("pgleaderlock.stores.nfs", "flufl.lock", "filelock")
 
-# A process that does as it is told, and says when it has.
+# A process that executes the commands it reads, and confirms each.
 _WORKER = """
 import json, sys, time
 
@@ -132,7 +132,7 @@ def pairs_per_s(number: int, rounds: int) -> dict[str, float]:
 
 
 def hand_overs_ms(rounds: int) -> dict[str, float]:
-    """From the release to the next one's possession, who waits for it in another process."""
+    """From the release to the acquisition by a process that waits for it."""
     times: dict[str, list[float]] = {library: [] for library in LIBRARIES}
     with ExitStack() as stack:
         crews = {library: stack.enter_context(workers(library, 2)) for library in LIBRARIES}
@@ -141,7 +141,7 @@ def hand_overs_ms(rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             for library, crew in crews.items():
                 crew[1].tell("lock")
-                time.sleep(random.uniform(0.1, 0.2))  # until it waits, and in step with nobody's polling
+                time.sleep(random.uniform(0.1, 0.2))  # until it waits, and in step with no candidate's polling
                 released, _, _ = crew[0].do("unlock")
                 _, had, _ = crew[1].hear()
                 times[library].append((had - released) * 1e3)
@@ -150,7 +150,7 @@ def hand_overs_ms(rounds: int) -> dict[str, float]:
 
 
 def after_death_ms() -> dict[str, float]:
-    """From kill -9 at the holder to the possession of whoever waited for it."""
+    """From kill -9 at the holder to the acquisition by the waiting process."""
     found = {}
     with ExitStack() as stack:
         crews = {library: stack.enter_context(workers(library, 2, lifetime_s=1.0)) for library in LIBRARIES}

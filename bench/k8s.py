@@ -123,7 +123,7 @@ class Bench:
         _report(f"take-over after kill -9, median of {len(times)}", times, "; lease 2 s, renewed every 0.3 s")
 
     def idle(self) -> None:
-        """Count what the server has to do for those who only wait, of both sides on one Lease that is ours."""
+        """Count what the server has to do for followers, of both sides on one Lease that is ours."""
         command = self._peer_command("idle", *PEER_DEFAULTS)
         try:
             ours, theirs = k8s_idle.requests_per_s(Path(self._server), _url("idle"), command, FOLLOWERS, IDLE_S)

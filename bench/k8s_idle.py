@@ -1,4 +1,4 @@
-"""Requests of those who only wait, by the API server's own count.
+"""Requests of the followers, by the API server's own count.
 
 Its metrics know verbs and resources, not clients. So the sides take turns, ours leads for both (what a follower of
 client-go asks does not depend on who leads), and everything but writes is the followers': our leader only writes. A

@@ -129,7 +129,7 @@ def _spread(taken: list[float]) -> str:
 
 
 async def in_memory(rounds: int) -> list[float]:
-    """Three elections on one event loop; whoever hands over comes back as a follower."""
+    """Three elections on one event loop; a leader that hands over comes back as a follower."""
     acquired: asyncio.Queue[tuple[Election, float]] = asyncio.Queue()
 
     def candidate() -> Election:

@@ -131,7 +131,7 @@ EDGE_MUTATIONS = (
         "or self._term is not term or not self.leads():", "or self._term is not term:",
         (f"{_POD_LABEL}::test_a_leader_that_stood_still_does_not_label_its_pod_before_it_learns_of_its_loss",),
     ),
-    # Only those who may, can ask a leader to step down.
+    # Only a role with the right to ask can make a leader step down.
     EdgeMutation(
         "one ask per lease is obeyed", "ops/registry/_asks.py",
         "ask.since_obeyed_s is None or ask.since_obeyed_s >= lease_s", "True",
@@ -152,7 +152,7 @@ EDGE_MUTATIONS = (
     EdgeMutation(
         "the guardian wakes a stopped command to ask it to end", "work/exec/guardian.py",
         "        self._signal_group(signal.SIGCONT)  # a stopped process handles no other signal\n", "",
-        ("tests/work/test_guardian.py::test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told",),
+        ("tests/work/test_guardian.py::test_stopped_command_is_continued_to_be_asked_and_its_stop_was_reported",),
     ),
     EdgeMutation(
         "a wrapper whose terminal is gone ends", "work/exec/supervisor.py",
@@ -272,6 +272,6 @@ EDGE_MUTATIONS = (
         "            await prepare(ready.session)\n",
         "            await prepare(ready.session)\n"
         "            if self._channel is not None:\n                await ready.session.listen(self._channel)\n",
-        ("tests/postgres/test_group.py::test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session",),
+        ("tests/postgres/test_group.py::test_unread_notifications_do_not_hide_the_end_of_the_lock_session",),
     ),
 )  # fmt: skip

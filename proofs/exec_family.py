@@ -30,11 +30,11 @@ def fork_into(work: Callable[[], None]) -> None:
 def flood() -> None:
     while time.monotonic() < ENDS_AT:
         with contextlib.suppress(OSError):
-            os.write(1, b"more and more\n" * 5000)  # which blocks as soon as nobody reads
+            os.write(1, b"more and more\n" * 5000)  # which blocks as soon as its reader is gone
 
 
 def leave() -> None:
-    """Be in another session, with nobody for a parent."""
+    """Be in another session, without a parent."""
     os.setsid()
     fork_into(sleep)
 
@@ -45,7 +45,7 @@ def sleep() -> None:
 
 
 def comet() -> None:
-    """Be somebody else every few milliseconds, in a group of its own."""
+    """Change the process id every few milliseconds, in a group of its own."""
     while time.monotonic() < ENDS_AT:
         time.sleep(0.005)
         os.setpgid(0, 0)

@@ -2,8 +2,8 @@
 
     python -m proofs.exec_torture --rounds 10
 
-In each round something is done to the leader or to its guardian, and the other wrapper's command must find nobody of
-the former family alive when it starts (:mod:`proofs.exec_family`). The leader's wrapper must have ended where it was
+In each round something is done to the leader or to its guardian, and the other wrapper's command must find no process
+of the former family alive when it starts (:mod:`proofs.exec_family`). The leader's wrapper must have ended where it was
 asked to, and be alive otherwise. Exit code 1 names what overlapped.
 """
 
@@ -79,7 +79,7 @@ class Wrapper:
                     *command,
                 ],
                 stdin=stdin,
-                stdout=subprocess.PIPE,  # which nobody reads
+                stdout=subprocess.PIPE,  # which no process reads
                 stderr=log,
                 start_new_session=on_terminal,
                 preexec_fn=_take_terminal if on_terminal else None,  # noqa: PLW1509 - no thread is here

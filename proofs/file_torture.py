@@ -8,12 +8,12 @@ Four rounds, each of which can be left out (``--only``):
   intervals in which it led into a memory-mapped file, where they outlive a kill -9. Meanwhile processes are killed and
   frozen, and the leader in particular. No two may lead at once, and tokens must grow from leader to leader.
 - ``kills``: a leader that renews without a pause is killed -9 at a random instant, 300 times. The record is never
-  unreadable, nobody leads before the leader is dead, and the take-over is timed.
+  unreadable, no candidate leads before the leader is dead, and the take-over is timed.
 - ``simulate``: candidates in threads that take turns, at random, at every single step on the files and every look at
   the clock, which is virtual. So a candidate can be frozen between any two steps, for any time, and is killed there.
   The disk is full now and then.
 - ``full``: a small group on a file system of a few pages (root mounts it), which is full most of the time. The same is
-  looked for; and whoever leads when it becomes full, and is not harmed, leads until there is room again.
+  looked for; and a process that leads when it becomes full, and is not harmed, leads until there is room again.
 """
 
 import argparse
@@ -308,7 +308,7 @@ class FullDisk(Group):
             self._nursery.close()
 
     def _wait_for_renewal(self, end: float) -> None:
-        """Wait until somebody leads who renews."""
+        """Wait until a leader renews."""
         before = self._term()
         while before == (now := self._term()) or now is None:
             if time.monotonic() > end:
@@ -612,7 +612,7 @@ class Candidate:
 
 
 def simulate(seeds: Iterable[int], steps: int = 1500) -> tuple[int, int, list[str]]:
-    """Return how many terms and renewals in place there were, and the moments at which two believed to lead."""
+    """Return how many terms and renewals in place there were, and the moments at which two acted as leader."""
     terms, overwritten, problems = 0, 0, []
     for seed in seeds:
         with (

@@ -1,6 +1,6 @@
 """The product with one mechanism taken out, and the profile in which the simulation must miss it.
 
-    python -m proofs.mutations [WORD ...]   look for the first seed that finds each, and tell how it ended
+    python -m proofs.mutations [WORD ...]   look for the first seed that finds each, and print how it ended
 
 The exhaustive check has a list of its own (``proofs.exhaustive``): rules of a model. Here it is the real
 code that is mutilated, by patches that exist only in the tests.
@@ -272,7 +272,7 @@ _open_pair = SessionPair.open
 
 
 async def open_and_listen(self: SessionPair, prepare: Any, keys: Any) -> None:
-    """Hear the channel on the lock session too."""
+    """Listen on the channel on the lock session too."""
 
     async def prepare_and_listen(session: Any) -> None:
         await prepare(session)

@@ -100,11 +100,11 @@ def _pause(rng: random.Random) -> None:
 
 
 class LockUser:
-    """Takes a lock, does something to it, and lets go of it, or not; again and again.
+    """Takes a lock, does something to it, and releases it, or not; again and again.
 
-    What is noted is not when it looked whether it still had the lock, but for how long it would have said so: until its
-    trust ends, however long it is frozen, or until it begins to unlock. Nobody dies at once on NFS: whoever is killed
-    is believed in for its whole lifetime, too.
+    What is noted is not when it checked whether it still had the lock, but until when it would have said so: until its
+    validity ends, however long it is frozen, or until it begins to unlock. No process dies at once on NFS: the lock of
+    a killed process counts as held for its whole lifetime, too.
     """
 
     def __init__(self, path: str, notes: Notes, seed: int) -> None:
@@ -144,14 +144,14 @@ class LockUser:
         self._unlock()
 
     def _work_long(self) -> None:
-        """With signs of life, some of which are late, and some of which tell of another lifetime."""
+        """With heartbeats, some of which are late, and some of which announce another lifetime."""
         for _ in range(self._rng.randrange(1, 6)):
             time.sleep(self._rng.uniform(0.1, 0.5) * self._lifetime_s)
             self._refresh(self._rng.choice([None, self._rng.uniform(0.8, 2.0)]))
         self._unlock()
 
     def _overstay(self) -> None:
-        """Be silent for longer than a lifetime. Then perhaps ask whether it is still ours, and let go of it."""
+        """Be silent for longer than a lifetime. Then perhaps ask whether it is still ours, and release it."""
         time.sleep(self._rng.uniform(0.9, 1.6) * self._lifetime_s)
         if self._rng.random() < 0.5:
             self._refresh(None)
@@ -162,7 +162,7 @@ class LockUser:
 
     def _refresh(self, lifetime_s: float | None) -> None:
         token = self._lock.token
-        if lifetime_s is not None:  # a shorter one is believed in at once, also by one who never comes back from this
+        if lifetime_s is not None:  # a shorter one binds the holder at once, even if this call never returns
             self._lifetime_s = lifetime_s
             self._notes.shorten(suspend_aware_clock() + 0.9 * lifetime_s)
         self._lock.refresh(lifetime_s, unconditionally=True)
@@ -201,7 +201,7 @@ class Member:
             await asyncio.sleep(self._rng.uniform(0.0, 0.2))
 
     async def _be_busy(self, seconds: float) -> None:
-        """As an application is: its event loop does not hear of everything at once."""
+        """As an application is: its event loop does not learn of everything at once."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(0.005)  # noqa: ASYNC251 - that is the point
@@ -229,7 +229,7 @@ KINDS: dict[str, Callable[[str, Notes, int], LockUser | Member]] = {"locks": Loc
 
 
 def _live(kind: str, path: str, notes: str, seed: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody outlives the nursery
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no process outlives the nursery
     try:
         KINDS[kind](path, Notes(notes), seed).run()
     except BaseException:

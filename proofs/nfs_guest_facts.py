@@ -3,7 +3,7 @@
     python tools/nfs_hosts.py run -- python -m proofs.nfs_guest_facts           about two minutes
     python tools/nfs_hosts.py run --timeout-s 900 -- python -m proofs.nfs_guest_facts --slow    with the long waits
 
-Each line is a fact, for NFSv3 and for NFSv4.2, with the mount options that nobody chose. Host A changes something, B
+Each line is a fact, for NFSv3 and for NFSv4.2, with the default mount options. Host A changes something, B
 has looked before and looks again. "same tick" says that the server's clock, which stamps files, gave the change the
 same time as the one before, which B had seen: 10 ms with this kernel, 1 to 10 with others. What happened at another
 time happened 50 ms later.

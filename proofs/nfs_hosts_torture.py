@@ -3,12 +3,11 @@
     python -m proofs.nfs_hosts_torture --seconds 30                 each of two rounds, with a minute around them
     python -m proofs.nfs_hosts_torture --seconds 900 --only locks   more than 10,000 possessions
 
-It starts ``tools/nfs_hosts.py`` around itself. Each round has three locks: one is used over NFSv3 by everybody, one
-over NFSv4.2, and one, for longer, over either. Each has candidates on both hosts (``proofs/nfs_candidates.py``).
+It starts ``tools/nfs_hosts.py`` around itself. Each round has three locks: one is used over NFSv3 by all candidates,
+one over NFSv4.2, and one, for longer, over either. Each has candidates on both hosts (``proofs/nfs_candidates.py``).
 
 - ``locks``: :class:`pgleaderlock.stores.nfs.Lock`, taken for a moment, or for several lifetimes of one to two seconds;
-some
-  are never unlocked, some too late.
+  some are never unlocked, some too late.
 - ``elections``: ``nfs://`` in an :class:`~pgleaderlock.Election`; leaders step down after a while.
 
 Meanwhile processes are killed -9 and frozen, those in possession in particular, and a host's cable is pulled for a few
@@ -36,7 +35,7 @@ from proofs.nfs_candidates import KINDS, NOTES_SIZE, read_notes
 from tests.support.nfs_guest import EXPORT, HOSTS, V3, V4, cut, restore
 
 HARNESS = Path(__file__).resolve().parents[1] / "tools" / "nfs_hosts.py"
-CALM_S = 10.0  # within which, without harm, somebody must have had each lock
+CALM_S = 10.0  # within which, without harm, each lock must have been acquired
 LONGEST_CUT_S = 4.0
 HARM_EVERY_S = 0.5  # in each set of locks, in the mean
 _ROOTS = {"v3": (V3, V3), "v4": (V4, V4), "slow": (V3, V4)}
@@ -103,7 +102,7 @@ class Member:
                 os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Without waiting for the end: whoever waits for a file server that is cut off may take its time."""
+        """Without waiting for the end: a process that waits for a file server that is cut off may take its time."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -174,7 +173,7 @@ class Group:
 
     def _harm(self) -> None:
         deeds = ["kill", "freeze", "kill holder", "freeze holder", "cut"]
-        deed = self._rng.choices(deeds, [2, 3, 3, 3, 1 / self._sets])[0]  # a cut is everybody's
+        deed = self._rng.choices(deeds, [2, 3, 3, 3, 1 / self._sets])[0]  # a cut affects all locks
         if deed == "cut":
             self._cut()
             return
@@ -211,7 +210,7 @@ class Group:
         return next((member for member in self.members if member.pid == pid), None)
 
     def is_stuck(self) -> bool:
-        """Whether there is a lock that nobody has had since the harm ended."""
+        """Whether there is a lock that has not been acquired since the harm ended."""
         return not all(any(start > self.calm_from for start, *_ in self.intervals(lock)) for lock in self.locks)
 
     def intervals(self, lock: str) -> list[Interval]:

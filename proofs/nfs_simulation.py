@@ -9,11 +9,11 @@ The folder is real, and what a file system may do to its users is done to them b
 - an answer is lost: link(2) and rename(2) are performed, and fail;
 - a listing is torn: what comes or goes while it is read is in it or is not;
 - on a network, a listing is an old one, without limit, until its reader changes the folder itself (NFS version 3);
-- on a network, what was removed is stale rather than gone, and fstat(2) may tell what was true when the file was opened
+- on a network, what was removed is stale rather than gone, and fstat(2) may show what was true when the file was opened
   - and nothing older, which is what all rests on.
 
-After every step at most one may believe in its possession, and a token is greater than all before it. When the profile
-has cleared somebody gets the lock, within three lifetimes, and whoever comes after that finds the folder tidied up.
+After every step at most one holder may be valid, and a token is greater than all before it. When the profile has
+cleared, a candidate gets the lock within three lifetimes, and the next candidate after that finds no leftover files.
 """
 
 import contextlib
@@ -86,13 +86,13 @@ class FaultProfile:
     traps: tuple[str, ...]
     """Before which steps one is likely to be frozen."""
     thaws: float
-    """Of those who are frozen, when another is."""
+    """Of the candidates that are frozen, when another is."""
     kills: float
     jumps: float
     old_listings: float
     """Of the nature of the file system: they do not clear up."""
     perseverance: float
-    """How likely it is that whoever has the lock keeps it a little longer."""
+    """How likely it is that the holder keeps the lock a little longer."""
     pace_s: float
     """How long a step takes at most."""
 
@@ -146,7 +146,7 @@ class Simulation:
 
     @property
     def time_of_server(self) -> float:
-        """What the file server's clock shows, which nobody compares with its own."""
+        """What the file server's clock shows, which no host compares with its own."""
         return self.now - 500.0
 
     def run(self, steps: int) -> None:
@@ -231,21 +231,21 @@ class Simulation:
         self._complain(f"{actor.number} cannot {deed}: {error!r}")
 
     def _clear_up(self) -> None:
-        """When the profile is fine, somebody gets the lock within three lifetimes."""
+        """When the profile is fine, a candidate gets the lock within three lifetimes."""
         self.profile.clear()
         self._frozen.clear()
         newest, deadline = max(self.owners, default=-1), self.now + 3 * max(LIFETIMES_S)
         while max(self.owners, default=-1) == newest:
             if self.now > deadline:
-                self._complain("nobody gets the lock")
+                self._complain("no candidate gets the lock")
                 return
             self._give_a_turn()
 
     def _tidy_up(self) -> None:
-        """Whoever comes after all of them has died leaves the folder as it should be."""
+        """A candidate that comes after all of them have died leaves the folder as it should be."""
         actor = self._new_actor()
         newest = -1
-        self.profile.pace_s = 0.02  # where steps take long, it tidies up a little at a time
+        self.profile.pace_s = 0.02  # where steps take long, it removes leftovers a little at a time
         with actor.at_work():
             for _ in range(_ROUNDS):
                 self.now += _LEFTOVER_S + max(LIFETIMES_S)
@@ -356,7 +356,7 @@ class Host:
 
 @dataclass(eq=False)
 class Actor:
-    """One who wants the lock, has it for a while, and lets go of it in one way or another."""
+    """A candidate that acquires the lock, holds it for a while, and gives it up in one way or another."""
 
     simulation: Simulation
     number: int
@@ -384,7 +384,7 @@ class Actor:
 
     @property
     def believes(self) -> bool:
-        """What is_trusted says, without a look at the clock for which somebody else would get a turn."""
+        """What is_trusted says, without a reading of the clock for which another actor would get a turn."""
         held = self._candidate._possession
         if held is None or self.is_killed or self._is_leaving or not self._candidate._has_claim:
             return False
@@ -440,7 +440,7 @@ class Actor:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """In the thread of whoever asks, and without anybody else."""
+        """In the thread of the caller, and without any other actor."""
         _here.actor, self._steps_left = self, sys.maxsize
         try:
             yield
@@ -533,7 +533,7 @@ class Actor:
         with contextlib.suppress(FileNotFoundError):
             inodes = {_REAL.stat(path).st_ino for path in (self.host.unanswered, self._candidate._claimfile)}
             if len(inodes) == 1 and self.host.unanswered != f"{self.simulation.path}/epoch.{self._candidate.epoch}":
-                self.simulation.note_error(self, deed, OSError("a lost answer was believed"))
+                self.simulation.note_error(self, deed, OSError("a lost answer was accepted"))
 
 
 def _taking_turns(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -555,7 +555,7 @@ def _stepwise() -> Iterator[None]:
             patches.enter_context(mock.patch.object(os, name, _taking_turns(name, getattr(_REAL, name))))
         patches.enter_context(mock.patch.object(fcntl, "flock", _taking_turns("flock", _REAL.flock)))
         patches.enter_context(mock.patch.object(_folder, "_LEFTOVER_S", _LEFTOVER_S))
-        # Held while a file is opened: here that is a turn of its own, and whoever comes next may want it too.
+        # Held while a file is opened: here that is a turn of its own, and the next actor may want it too.
         patches.enter_context(mock.patch.object(descriptor, "_guard", contextlib.nullcontext()))
         yield
 

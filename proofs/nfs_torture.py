@@ -8,9 +8,9 @@ Four rounds, each of which can be had alone (``--only``):
 - ``simulate``: candidates in threads that take turns at every single step; see ``proofs/nfs_simulation.py``.
 - ``local``: so many processes, a few for each of some locks, which live for 0.3 to 1 s. Each locks, does next to
   nothing, and unlocks; now and then it overstays, drops its lock without a word, or naps between any two steps.
-  Meanwhile processes are frozen and killed -9, those in possession in particular. No two may believe at once that they
-  have a lock, and tokens must grow in the order of time, over all possessions. At the end somebody else gets each lock.
-- ``shared``: the same, but nobody asks the kernel whether a holder lives, and nobody is told of anything by inotify, as
+  Meanwhile processes are frozen and killed -9, those in possession in particular. No two may be valid holders of one
+  lock at once, and tokens must grow in the order of time, over all possessions. In the end another process gets each.
+- ``shared``: the same, but no process asks the kernel whether a holder is alive, and inotify notifies no process, as
   on a network's file system.
 - ``flufl``: the same with flufl.lock instead, whose breaking of stale locks is not atomic. Here two **must** be found
   that have one lock: otherwise the other rounds prove nothing.
@@ -208,7 +208,7 @@ class Group:
         self._harm_done[deed] = self._harm_done.get(deed, 0) + 1
 
     def _holder_of(self, lockfile: Path) -> int:
-        """Return its number; -1 when it cannot be told, or there is none."""
+        """Return its number; -1 when it is unknown, or there is none."""
         if self._kind == "ours":
             seen = Folder(lockfile).look()[1]
             return -1 if seen is None or seen.claimant is None else seen.claimant.pid
@@ -231,7 +231,7 @@ class Group:
         return verdict
 
     def _errors_of_the_next(self, lockfile: Path, notes: list[tuple[str, Note]]) -> list[str]:
-        """When all of them are dead, somebody gets the lock, under a greater number."""
+        """When all of them are dead, a new candidate gets the lock, under a greater number."""
         lock, newest = Lock(lockfile, lifetime=600), max((note.token for _, note in notes), default=-1)
         lock.lock(timeout=_CALM_S)
         assert lock.token is not None
@@ -264,7 +264,7 @@ def torture(options: argparse.Namespace, round_: str) -> None:
     if round_ != "flufl":
         verdict = one_round(options, round_, options.seed)
         if not verdict.possessions or verdict.overlaps or verdict.disordered or verdict.errors:
-            what = "two had one lock at once" if verdict.overlaps else "nobody had a lock, or something went wrong"
+            what = "two had one lock at once" if verdict.overlaps else "no process had a lock, or an error occurred"
             sys.exit("\n".join([what, *verdict.errors[:3]]))
         return
     for turn in range(_TURNS_TO_FALL):

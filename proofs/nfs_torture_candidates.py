@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Note:
-    """One possession, in the words of whoever had it."""
+    """One possession, as its holder recorded it."""
 
     before: float
     after: float
@@ -129,12 +129,12 @@ class User(ABC):
     @property
     @abstractmethod
     def is_trusted(self) -> bool:
-        """Whether it is believed to be had."""
+        """Whether the process considers itself the holder."""
 
     @property
     @abstractmethod
     def held(self) -> tuple[int, float] | None:
-        """Its token, and until when it is believed in unless something is done."""
+        """Its token, and until when it is valid unless it is renewed."""
 
     @abstractmethod
     def lock(self) -> None:
@@ -146,7 +146,7 @@ class User(ABC):
 
     @abstractmethod
     def unlock(self) -> None:
-        """Let go of it, if it is still to be let go of."""
+        """Release it, if it is still held."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -190,7 +190,7 @@ class _QuickFluflLock(flufl.lock.Lock):
 
 
 class FluflUser(User):
-    """Of :class:`flufl.lock.Lock`, which has no tokens. Each believes in it for as long as its own claim says."""
+    """Of :class:`flufl.lock.Lock`, which has no tokens. Each counts as valid for as long as its own claim says."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -239,7 +239,7 @@ _USERS: dict[str, Callable[[Task], User]] = {"ours": OurUser, "flufl": FluflUser
 
 
 class Candidate:
-    """Takes a lock, does something with it, and lets go of it or not; again and again."""
+    """Takes a lock, does something with it, and releases it or not; again and again."""
 
     def __init__(self, task: Task) -> None:
         self._rng = random.Random(task.seed)
@@ -301,7 +301,7 @@ def make_hesitant(task: Task) -> None:
 
 
 def make_hasty() -> None:
-    """Have happen in seconds what takes minutes: the living are sometimes taken for dead, and tidied up."""
+    """Have happen in seconds what takes minutes: claims of living processes are sometimes removed as those of dead."""
     vars(_folder)["_LEFTOVER_S"] = 3.0
     vars(_acquiring)["_TOUCH_EVERY_S"] = 1.0
     vars(_candidate)["_TIDY_EVERY_S"] = 1.0
@@ -309,7 +309,7 @@ def make_hasty() -> None:
 
 
 def live(task: Task) -> NoReturn:
-    """Contend until killed. flufl.lock fails in ways of its own, which are not what is looked for here."""
+    """Try to lock until killed. flufl.lock fails in ways of its own, which are not what is looked for here."""
     make_hesitant(task)
     if not task.is_local:
         vars(place)["is_local"] = lambda _: False
@@ -333,7 +333,7 @@ def main() -> None:
         if child == 0:
             try:
                 if sys.platform == "linux":
-                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody outlives the nursery
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no process outlives the nursery
                 live(task)
             except BaseException:
                 Path(f"{task.notes}.error").write_text(traceback.format_exc())

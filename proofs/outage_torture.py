@@ -5,9 +5,9 @@
 
 Three candidates, as processes, on each of three stores at the same time: PostgreSQL, lease rows in PostgreSQL, and
 Kubernetes (a real API server where $PGLEADERLOCK_K8S_SERVER names its kubeconfig, else the one of the tests). Each
-store is behind a relay that falls silent: what is sent is lost, new connections get no answer, neither side hears of
-the other, and what was silent stays so after the network is back. The stores themselves go on: a restart of PostgreSQL
-costs a quiet period of one lease more, which is another matter.
+store is behind a relay that falls silent: what is sent is lost, new connections get no answer, neither side receives
+from the other, and what was silent stays so after the network is back. The stores themselves go on: a restart of
+PostgreSQL costs a quiet period of one lease more, which is another matter.
 
 Exit code 1 when a leader led later than a third of the lease and one second after the return. No allowance is made for
 a busy machine; the load is printed beside the figures. In virtual time: ``tests/postgres/test_outages.py``.
@@ -236,7 +236,7 @@ def tell(returns: list[Return], lease_s: float) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Let the stores be away, tell, and return the exit code."""
+    """Cut the stores off, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, nargs="+", default=[5.0, 34.0, 120.0], help="how long the outages are")
     parser.add_argument("--lease", type=float, default=3.0)

@@ -156,7 +156,7 @@ def _read_request(request: Path) -> list[int]:
 
 
 async def _step_down_on_request(elections: list[Election], request: Path) -> None:
-    """Whoever wants roles released writes their numbers into a file."""
+    """A process that wants roles released writes their numbers into a file."""
     while True:
         await asyncio.sleep(0.05)
         numbers = _read_request(request)

@@ -441,7 +441,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Attack, tell, and return the exit code."""
+    """Attack, print the result, and return the exit code."""
     options = parse(arguments)
     return tell((attack_roles if options.mode == "many" else attack_rounds)(options), options)
 

@@ -1,4 +1,4 @@
-"""Soak: minutes of faults on three configured nodes with 12 roles and open pages; then what tells of it is compared.
+"""Soak: minutes of faults on three configured nodes with 12 roles and open pages; then their reports are compared.
 
     python -m proofs.soak --minutes 15 --pages 50 --rows 1000000
 
@@ -409,7 +409,7 @@ async def soak_and_compare(soak: Soak, options: argparse.Namespace) -> list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Soak, tell, and return the exit code."""
+    """Soak, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--pages", type=int, default=50)

@@ -4,7 +4,7 @@
 
 Each member runs four jobs, and each run writes a line when it begins and one when it ends into a file that is only ever
 appended to, so that it outlives a kill: what was really run, whatever the ledger says. One job marks its slots as done
-in the transaction of its effect. Whoever leads is killed again and again at random moments; now and then it is frozen
+in the transaction of its effect. The leader is killed again and again at random moments; now and then it is frozen
 for longer than its lease, and comes back to find out.
 
 Afterwards the ledger is compared with the files. What must hold:
@@ -13,7 +13,7 @@ Afterwards the ledger is compared with the files. What must hold:
 - every slot of every job, from the first to the last, has a row: none is unclaimed;
 - every run that began and did not end is in the ledger as killed or repeated; every end that the ledger shows was one;
 - no two runs of one job overlapped in a process, and none began after one of a newer term (unless its process was
-  frozen just then, which nobody can notice);
+  frozen just then, which it cannot notice);
 - an effect is there exactly once for every slot that is done, and for no other.
 """
 
@@ -250,7 +250,7 @@ def _unaccounted(runs: list[Begun], rows: list[Row]) -> Iterator[str]:
             yield f"done in the ledger, and never ended: {row}"
     for row in rows:
         if row.state == "running":
-            yield f"left running by everybody: {row}"
+            yield f"left running by all processes: {row}"
         if row.state == "done" and row.identity not in by_run:
             yield f"done in the ledger, and never run: {row}"
         if row.state == "skipped" and row.identity in by_run:
@@ -260,7 +260,7 @@ def _unaccounted(runs: list[Begun], rows: list[Row]) -> Iterator[str]:
 
 
 def _overlapping(runs: list[Begun]) -> Iterator[str]:
-    """Of runs in one process, and of terms: whoever was not frozen knows when its term is over."""
+    """Of runs in one process, and of terms: a process that was not frozen knows when its term is over."""
     for job in _INTERVAL:
         mine = sorted((run for run in runs if run.job == job), key=lambda run: run.began_at)
         for run, later in pairwise(mine):
@@ -282,7 +282,7 @@ def _wrong_effects(rows: list[Row], effects: list[datetime]) -> Iterator[str]:
 
 
 class Torture:
-    """Does harm to whoever leads, and counts it."""
+    """Harms the leader, and counts it."""
 
     def __init__(self, dsn: str, folder: Path, seed: int, members: int = 4) -> None:
         self._rng = random.Random(seed)
@@ -328,7 +328,7 @@ class Torture:
                 if member.process is not None and member.process.pid == pid and not member.frozen_until:
                     return member
             time.sleep(0.01)
-        raise RuntimeError("nobody led and claimed anything for a minute")
+        raise RuntimeError("no process led and claimed anything for a minute")
 
     def _let_one_lead_in_peace(self, connection: psycopg.Connection[Any]) -> None:
         """Until everything that was killed has been found, and a round of slots was run."""

@@ -2,7 +2,7 @@
 
     python -m proofs.torture --mode fast --seconds 300
 
-``pgleaderlock torture`` is the same for everybody; here are the modes that must fail, or that only we need. Each member
+``pgleaderlock torture`` is the same for all users; here are the modes that must fail, or that only we need. Each member
 records when it claims to lead (``pgleaderlock/testing/_claim.py``), and the judge of that command reads it.
 
 Modes:
@@ -294,7 +294,7 @@ def main() -> None:
     options = parser.parse_args()
     group = torture(options.mode, options.seconds, options.seed)
     if not group.terms_seen:
-        sys.exit("nobody ever led: the torture tortured nothing")
+        sys.exit("no process ever led: nothing was tortured")
     if options.mode == "alone" and not group.overlaps_seen:
         sys.exit("no overlap without a witness: this harness cannot see one")
     if options.mode != "alone" and group.unexplained_seen:

@@ -7,7 +7,7 @@ in the same step in which it sees it, runs with a raised priority where it may, 
 clock: when the server closed a session and when that was at the candidate's socket (:class:`Ending`), and how long a
 request was under way where that was long (:class:`SlowAnswer`).
 
-It is told by lines on its input (``{"node": 0, "connect_delay_s": 1.5}``), answers each with ``done``, and ends with
+It is controlled by input lines (``{"node": 0, "connect_delay_s": 1.5}``), answers each with ``done``, and ends with
 its input.
 """
 
@@ -37,7 +37,7 @@ _LAST_WORDS = b"VFATAL\0"  # a field of an ErrorResponse, in no language
 class Ending:
     """A session that the server ended: when the relay saw that, and when the candidate could.
 
-    A candidate that has read the server's last words may close its socket before the server does; then both times are
+    A candidate that has read the server's last message may close its socket before the server does; then both times are
     those of its own close.
     """
 
@@ -47,7 +47,7 @@ class Ending:
     closed_at: float
     forwarded_at: float
     said_at: float = float("inf")
-    """When the last words of the server (a FATAL error) were at the candidate's socket; infinite if there were none."""
+    """When the last message of the server (a FATAL error) was at the candidate's socket; infinite if there was none."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _ServerSide(_Side):
         super().connection_lost(error)
 
     def _end(self) -> None:
-        """Pass the end on, unless the candidate ended it without having been told to."""
+        """Pass the end on, unless the candidate ended the connection without being asked to."""
         if self._has_ended:
             return
         self._has_ended, closed_at = True, clock()
@@ -204,7 +204,7 @@ async def _serve(*, target: str, folders: list[str], log: str) -> None:
 
 
 class RelayProcess:
-    """The relays, as those who start them see them."""
+    """The relays, as the process that starts them sees them."""
 
     def __init__(self, folder: Path, target: Path, nodes: int) -> None:
         self.folders = [folder / f"relay{node}" for node in range(nodes)]

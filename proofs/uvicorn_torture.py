@@ -2,7 +2,7 @@
 
     python -m proofs.uvicorn_torture --seconds 30
 
-The gated job of the example writes a stamped line when it begins and at each beat. Afterwards the stints of all workers
+The leader task of the example writes a stamped line when it begins and at each beat. Afterwards the runs of all workers
 are laid over each other: no two may overlap, and from the last beat of one to the first line of the next it must be
 less than 100 ms in the median.
 """
@@ -81,7 +81,7 @@ class Verdict:
 
 
 def read_stints(journal: Path) -> list[tuple[float, float, str]]:
-    """Return when each stint of the job began, when it was last heard of, and whose it was."""
+    """Return when each run of the task began, when it last wrote a line, and which worker ran it."""
     stints: list[list[float]] = []
     names: list[str] = []
     open_stint: dict[str, int] = {}
@@ -166,7 +166,7 @@ async def torture(dsn: str, folder: Path, seconds: float) -> Verdict:
 
 
 def _leader(workers: list[Worker], journal: Path) -> Worker:
-    """Return who wrote last. They stand in line, so that this takes them in turn."""
+    """Return the worker that wrote last. The workers queue, so that this takes them in turn."""
     pid = int(journal.read_text(encoding="ascii").splitlines()[-1].split()[1])
     return next((worker for worker in workers if worker.pid == pid), workers[0])
 

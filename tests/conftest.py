@@ -157,7 +157,7 @@ def _loop_of_the_tested_program(request: pytest.FixtureRequest) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
-    """The command line takes the library's logger for itself, which in this process is everybody's."""
+    """The command line takes the library's logger for itself, which in this process is shared by all tests."""
     logger = logging.getLogger("pgleaderlock")
     before = logger.handlers, logger.propagate, logger.level
     yield

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 __all__ = ["median", "overlap_ms", "percentile", "ratio", "worst"]
 
 _STILL_ACTING_S = 0.25
-"""Whoever acted this shortly before we stopped looking would have gone on."""
+"""A leader that acted this shortly before we stopped looking would have gone on."""
 
 
 def overlap_ms(stamps: Sequence[float], *, successor_at: float, thawed_at: float, watched_until: float) -> float:

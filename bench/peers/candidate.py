@@ -1,12 +1,12 @@
-"""One candidate of any kind in a process of its own: says "waiting", "acquired", and "acting" while it believes.
+"""One candidate of any kind in a process of its own: prints "waiting", "acquired", and "acting" while it is leader.
 
     python bench/peers/candidate.py KIND '{"port": 6379, "name": "x", "folder": "/tmp/y", "lease_s": 4, "act": true}'
 
 Each kind is used as its own documentation shows it, with its defaults where ``lease_s`` is null. It imports only what
 it needs, so that its memory is its own. With ``act`` a leader says every 5 ms that it acts, if the cheapest thing that
-its library documents for "do I still hold it" says yes; where there is no such thing, it acts until it is told to stop,
+its library documents for "do I still hold it" says yes; where there is no such thing, it acts until told to stop,
 as its users' code does. The time in that line was read *before* asking: a process that is frozen between asking and
-printing is not counted, which favours everybody alike.
+printing is not counted, which favours all candidates alike.
 """
 
 import contextlib
@@ -197,7 +197,7 @@ def our_folder_lock(options: Options) -> None:
 
 
 def _folder_lock(options: Options, make: Callable[..., Any]) -> None:
-    """The two have one API. Whoever asks whether it has the lock renews it; whoever does not ask has to refresh it."""
+    """The two have one API. A caller that asks whether it has the lock renews it; one that does not must refresh it."""
     tuned = {} if options.lease_s is None else {"lifetime": int(options.lease_s)}
     lock = make(str(Path(options.folder) / "lock"), **tuned)
     say("waiting")
@@ -280,7 +280,7 @@ def _act_if_elected(believes: Callable[[], bool], elected: threading.Event) -> N
     while not stop.wait(ACT_EVERY_S):
         try:
             act(believes)
-        except Exception as error:  # noqa: BLE001 - cannot tell, so it does not act
+        except Exception as error:  # noqa: BLE001 - ownership is unknown, so it does not act
             say(f"cannot tell: {type(error).__name__}")
 
 

@@ -1,4 +1,4 @@
-"""Candidates whose leader is killed, asked to go, or frozen and thawed; and what those who wait cost meanwhile."""
+"""Candidates whose leader is killed, asked to go, or frozen and thawed; and what the followers cost meanwhile."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from peers.arithmetic import overlap_ms
 
 __all__ = ["Cost", "Crew", "Freeze"]
 
-_THAW_AFTER_S = 0.3  # so that the successor leads beyond doubt
+_THAW_AFTER_S = 0.3  # so that the successor leads with certainty
 _WATCH_S = 3.0
 _SILENT_START_S = 1.0
 _ACTING = re.compile(r"acting ([0-9]+\.[0-9]+)")
@@ -30,7 +30,7 @@ class Freeze:
 
     took_ms: float
     overlap_ms: float | None
-    """For how long after its thaw the old leader went on; None where nobody had taken over."""
+    """For how long after its thaw the old leader went on; None where no other candidate had taken over."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Cost:
 
 
 class Crew(Candidates):
-    """As `Candidates`, with programs too that say nothing when they stand in line, or when they cease to lead."""
+    """As `Candidates`, with programs too that print nothing when they are queued, or when they cease to lead."""
 
     def __init__(self, command: Command, *, leads: str, patience_s: float, says_waiting: bool) -> None:
         super().__init__(command, leads=leads, patience_s=patience_s)
@@ -56,12 +56,12 @@ class Crew(Candidates):
             self._coming.clear()
 
     def _settle_out_of_step(self) -> None:
-        """Be in step with nobody's polling: those who poll began to when they came, which is what was waited for."""
+        """Be in step with no candidate's polling: those that poll began at their start, and that was waited for."""
         self.settle()
         time.sleep(random.uniform(0, _OUT_OF_STEP_S))
 
     def replace(self, *, by_kill: bool) -> float:
-        """Return the milliseconds until another led; infinite if nobody did."""
+        """Return the milliseconds until another led; infinite if no other did."""
         self._settle_out_of_step()
         try:
             return self.replace_leader(by_kill=by_kill)
@@ -89,7 +89,7 @@ class Crew(Candidates):
         return Freeze((at - began) * 1e3, overlap)
 
     def followers_cost(self, seconds: float) -> Cost:
-        """Look at those who wait, for so long."""
+        """Look at the followers, for so long."""
         waiting = [child for child in self._children if child is not self._leader]
         before = sum(_wakeups(child.pid) for child in waiting)
         time.sleep(seconds)
@@ -106,7 +106,7 @@ class Crew(Candidates):
                 continue
             if line.startswith(self._leads) and child is not old:
                 return child, at
-        raise SilentError("nobody took over")
+        raise SilentError("no other candidate took over")
 
     def _watch(self, old: subprocess.Popen[str]) -> list[float]:
         stamps, deadline = [], time.monotonic() + _WATCH_S
@@ -127,7 +127,7 @@ class Crew(Candidates):
 
 
 def _exit_time(old: subprocess.Popen[str]) -> float:
-    """Return when it ended; a program that says nothing more believes for as long as it runs."""
+    """Return when it ended; a program that prints nothing more counts as leader for as long as it runs."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         old.wait(_WATCH_S)
     return time.monotonic()

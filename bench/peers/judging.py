@@ -1,7 +1,7 @@
 """Where a peer is better than ours, or as good: pure, because the page must not leave out such a row.
 
 A peer is compared with that store of ours which its user would take instead, with the same setting. Times that hang on
-a lease are even by luck: whoever fell silent just before its next renewal loses it after two thirds of the lease, just
+a lease are even by luck: a leader silent just before its next renewal loses it after two thirds of the lease, just
 after it, after the whole. So with one lease, figures within a third of each other are a tie; others within a tenth.
 """
 
@@ -64,7 +64,7 @@ def verdicts(peer: Figures, ours: Figures) -> list[Verdict]:
 def unexplained(
     entries: Sequence[Entry], figures: Mapping[str, Figures], why: Callable[[str, str], str | None]
 ) -> list[str]:
-    """Return the rows and columns that a reader would have to be told about, and is not."""
+    """Return the rows and columns that a reader should be warned of, and is not."""
     missing = []
     for entry in entries:
         ours = figures.get(f"{entry.compared_with} ({entry.setting})")

@@ -56,7 +56,7 @@ class Bench:
         return self._stores.missing[entry.store]
 
     def replacements_ms(self, entry: Entry, rounds: int, *, by_kill: bool) -> list[float]:
-        """Time one leader's end after the other; the first that nobody follows ends it."""
+        """Time one leader's end after the other; the first that has no successor ends it."""
         times: list[float] = []
         with self._place(entry) as place, self._crew(entry, place) as crew:
             for _ in range(rounds):

@@ -27,7 +27,7 @@ _JARS = (
 
 
 class NotHereError(Exception):
-    """A program cannot be had on this machine; the text goes into the row of those who need it."""
+    """A program cannot be had on this machine; the text goes into the row of the peers that need it."""
 
 
 def etcd() -> Path:

@@ -25,7 +25,7 @@ _SHORT = {"crash": "kill -9", "leader": "connections", "follower": "follower's c
 
 
 def write_page(run: Run) -> None:
-    """Write the page and its picture; refuse where a reader would not be told why ours is not in front."""
+    """Write the page and its picture; refuse where the page would not explain why ours is not in front."""
     entries = all_entries()
     missing = unexplained(entries, run.figures, why)
     if missing:

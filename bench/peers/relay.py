@@ -75,7 +75,7 @@ class Relay:
 
 
 class _Turn:
-    """Whose turn it was to speak, on one connection."""
+    """Which side spoke last, on one connection."""
 
     def __init__(self) -> None:
         self._client_spoke = False

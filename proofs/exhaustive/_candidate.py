@@ -80,13 +80,13 @@ class Candidate(Facts):
 
     def _ask_for_lock(self) -> Iterator[Move]:
         node = self.node
-        lined_up = put(self.world, self.index, node._replace(step=Step.IN_LINE))
+        queued = put(self.world, self.index, node._replace(step=Step.QUEUED))
         if node.state == _FOLLOWER and self.game.scope.places:
             # To try for the lock is part of this, where it is not the same as a wait slice that ends at once.
-            yield self.index, _IN_PLACE[node.place], ask_in_place(self.game, lined_up, self.index), None
+            yield self.index, _IN_PLACE[node.place], ask_in_place(self.game, queued, self.index), None
             return
         if node.state == _FOLLOWER and node.lock.status != WAITS:
-            yield self.index, "{} queues for the lock.", ask(lined_up, self.index, "lock", waits=True), None
+            yield self.index, "{} queues for the lock.", ask(queued, self.index, "lock", waits=True), None
         if node.state == _FOLLOWER:
             trying = self._fed("", self.world, Input.ACQUIRE_ATTEMPT, step=Step.TRYING)[2]
         else:
@@ -139,7 +139,7 @@ class Candidate(Facts):
             yield self._gives_up()
 
     def _is_queued_for_place(self) -> bool:
-        return self.node.step == Step.IN_LINE and self.node.lock.status == OPEN
+        return self.node.step == Step.QUEUED and self.node.lock.status == OPEN
 
     def _unlocks_witness(self) -> bool:
         """Whether the release of the witness lock is not answered yet, while its session has not ended."""
@@ -173,7 +173,7 @@ class Candidate(Facts):
     def _answered(self) -> Move:
         node = self.node
         match node.step:
-            case Step.TRYING | Step.IN_LINE:
+            case Step.TRYING | Step.QUEUED:
                 return self._won() if node.answer == YES else self._refused()
             case Step.WITNESS:
                 return self._has_witness("{} reads that it holds the witness lock")

@@ -70,7 +70,7 @@ class Facts:
 
     def _is_valid_by_clock(self) -> bool:
         return self.node.state == _LEADER and (
-            not self.rules.belief_by_clock or self.game.trusted[self.node.rate][self.node.grant_age]
+            not self.rules.validity_by_clock or self.game.trusted[self.node.rate][self.node.grant_age]
         )
 
     # --- The table ---------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Facts:
         return node.state == _LEADER and node.step == Step.PING_WITNESS and node.witness.status == HOLDS
 
     def _gives_up(self) -> Move:
-        if not self.rules.close_on_doubt and self.node.step == Step.IN_LINE:
+        if not self.rules.close_on_doubt and self.node.step == Step.QUEUED:
             return self._moved("{} leaves the queue, and keeps its session.", self.node._replace(
                 step=Step.IDLE, answer=NOT_YET))  # fmt: skip
         return self._failed("{} times out waiting for an answer.", LossCause.RENEW_TIMEOUT)

@@ -33,9 +33,9 @@ def _led(game: Game, world: World) -> World:
     witness = held if game.rules.witness else first.witness
     leads = first._replace(state=_LEADER, lock=held, witness=witness, token=1, term=1, grant_age=0)
     if others:
-        others[0] = others[0]._replace(step=Step.IN_LINE, lock=Session(WAITS), place=HEIR if scope.places else 0)
+        others[0] = others[0]._replace(step=Step.QUEUED, lock=Session(WAITS), place=HEIR if scope.places else 0)
     if others[1:] and scope.places:
-        others[1] = others[1]._replace(step=Step.IN_LINE, lock=Session(OPEN), place=NEXT_HEIR)
+        others[1] = others[1]._replace(step=Step.QUEUED, lock=Session(OPEN), place=NEXT_HEIR)
     return world._replace(nodes=(leads, *others), counter=1, last_led=1, row=Row(int(has_row)))
 
 

@@ -44,7 +44,7 @@ def _without(name: str, scope: Scope, finds: str = _TWO_LEADERS, *, witness: boo
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    _without("belief_by_clock", _LED),
+    _without("validity_by_clock", _LED),
     _without("trust_from_sending", _LED),
     _without("trust_ends_early", _LED),  # the nodes' clocks go 10 % slower than the server's
     _without("loss_is_final", _LED, "now it is back"),

@@ -30,7 +30,7 @@ def free(world: World, place: int) -> World:
 
 def _is_queued(node: Node) -> bool:
     """Whether it is queued for the heir's place."""
-    has_asked = node.step == Step.IN_LINE and node.answer == NOT_YET
+    has_asked = node.step == Step.QUEUED and node.answer == NOT_YET
     return has_asked and node.place == NEXT_HEIR and node.lock.status == OPEN
 
 

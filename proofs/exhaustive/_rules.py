@@ -26,7 +26,7 @@ class Rules:
     """Off: validity counts from when the answer came."""
     trust_ends_early: bool = True
     """Off: a grant is valid for the whole lease, not for 0.9 of it."""
-    belief_by_clock: bool = True
+    validity_by_clock: bool = True
     """Off: a node in the state LEADER claims to lead, whatever the clock says."""
     looks_at_sockets: bool = True
     """Off: neither ``is_leader`` nor the engine, before it announces a term, checks whether that session has ended."""

@@ -72,7 +72,7 @@ def _grant(world: World, index: int, lock: str) -> World:
     node = world.nodes[index]
     if lock == "witness":
         return put(world, index, node._replace(second=YES, witness=HELD_NOW))
-    answer = YES if node.step in (Step.TRYING, Step.IN_LINE) else NOT_YET  # otherwise no request waits for it
+    answer = YES if node.step in (Step.TRYING, Step.QUEUED) else NOT_YET  # otherwise no request waits for it
     return put(world, index, node._replace(answer=answer, lock=HELD_NOW))
 
 

@@ -74,7 +74,7 @@ class Step:
     IDLE: Final = 0
     OPENING: Final = 1
     TRYING: Final = 2
-    IN_LINE: Final = 3
+    QUEUED: Final = 3
     BEGINNING: Final = 4
     """The try for the witness lock is on its way; sent with it, on the lock session, the first request of the term."""
     WITNESS: Final = 5

@@ -22,7 +22,7 @@ def test_the_clock_goes_on() -> None:
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that counts a suspend")
 def test_time_suspended_counts_where_the_system_can_count_it() -> None:
-    """CLOCK_MONOTONIC stands still meanwhile: a leader would wake up believing that no time had passed."""
+    """CLOCK_MONOTONIC stands still meanwhile: a leader would wake up as if no time had passed."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     reading = suspend_aware_clock()
     assert before <= reading <= time.clock_gettime(time.CLOCK_BOOTTIME)

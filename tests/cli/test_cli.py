@@ -165,7 +165,7 @@ def test_the_log_shows_every_transition_with_its_keys_and_no_escape_codes(postgr
     assert "\x1b" not in "".join(process.lines)
 
 
-def test_a_quiet_follower_tells_who_leads_and_does_not_list_its_attempts(postgres: Postgres, role: LockKey) -> None:
+def test_quiet_follower_prints_who_leads_and_does_not_list_its_attempts(postgres: Postgres, role: LockKey) -> None:
     with held(postgres.dsn, role) as pid, started(*run_words(postgres.dsn, role), "--quiet") as process:
         line = process.wait_for(WAITS)
         assert f"(somebody else, session pid {pid})" in line
@@ -218,9 +218,7 @@ def test_json_is_one_object_per_line_on_stdout_and_nothing_else_is(postgres: Pos
     assert all(event.items() >= same.items() for event in events)
 
 
-def test_when_nobody_reads_the_events_any_more_the_process_leaves_the_election(
-    postgres: Postgres, role: LockKey
-) -> None:
+def test_process_leaves_the_election_when_the_reader_of_its_events_is_gone(postgres: Postgres, role: LockKey) -> None:
     command = [*CLI, *run_words(postgres.dsn, role), "--json"]
     with (
         held(postgres.dsn, role),  # a follower has an event at every attempt, so it notices soon
@@ -289,7 +287,7 @@ def test_colour_is_for_terminals_that_want_it(
 
 
 @pytest.mark.slow
-def test_acquire_tells_by_its_exit_code_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
+def test_exit_code_of_acquire_shows_whether_the_lock_was_free(postgres: Postgres, key: LockKey) -> None:
     began_s = time.monotonic()
     free = cli("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", "--hold", "0.5")
     assert time.monotonic() - began_s >= 0.5
@@ -355,7 +353,7 @@ def status(dsn: str, key: LockKey, *options: str) -> str:
 @pytest.mark.slow
 def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert status(postgres.dsn, key) == f"{key} is free\n"
-    with held(postgres.dsn, key) as pid, _in_line(postgres.dsn, key) as waiter_pid:
+    with held(postgres.dsn, key) as pid, _queued(postgres.dsn, key) as waiter_pid:
         first, second, third = status(postgres.dsn, key).splitlines()
     assert first.startswith(f"{key} is held by pid {pid}, somebody else, user ")
     assert second.startswith(f"  queued: pid {waiter_pid}, in line, user ")
@@ -392,14 +390,14 @@ def test_status_of_a_lock_without_a_queue_says_that_quiet_followers_do_not_show(
 
 def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:
     """It waits in slices, and the server knows only when the last of them began."""
-    with held(postgres.dsn, key), _in_line(postgres.dsn, key):
+    with held(postgres.dsn, key), _queued(postgres.dsn, key):
         assert "waiting since" not in status(postgres.dsn, key)
         assert "waiting_since" not in status(postgres.dsn, key, "--json")
 
 
 @pytest.mark.slow
 def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgres: Postgres, role: LockKey) -> None:
-    with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role):
+    with held(postgres.dsn, role) as pid, _queued(postgres.dsn, role):
         piped = status(postgres.dsn, role)
         terminal = Terminal(*CLI, "status", "--dsn", postgres.dsn, *words(role), columns=80)
         try:
@@ -416,7 +414,7 @@ def test_status_fits_into_eighty_columns_of_a_terminal_and_splits_no_word(postgr
 def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> None:
     free = json.loads(status(postgres.dsn, role, "--json"))
     assert free == {"key": str(role), "role": role.name, "state": "free", "holder": None, "waiting": []}
-    with held(postgres.dsn, role) as pid, _in_line(postgres.dsn, role) as waiter_pid:
+    with held(postgres.dsn, role) as pid, _queued(postgres.dsn, role) as waiter_pid:
         record = json.loads(status(postgres.dsn, role, "--json"))
     assert record["state"] == "held"
     assert record["holder"].items() >= {"pid": pid, "application_name": "somebody else"}.items()
@@ -426,7 +424,7 @@ def test_status_for_programs_of_a_role(postgres: Postgres, role: LockKey) -> Non
 
 
 @contextlib.contextmanager
-def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
+def _queued(dsn: str, key: LockKey) -> Iterator[int]:
     """A session that is blocked waiting for the lock; yields its pid."""
     marks = ", ".join(["%s"] * len(key.numbers))
     with psycopg.connect(dsn, autocommit=True, application_name="in line") as waiter, ThreadPoolExecutor(1) as pool:
@@ -434,7 +432,7 @@ def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
         try:
             deadline_s = time.monotonic() + TIMEOUT_S
             while all(candidate.granted for candidate in look(dsn, key)):
-                assert time.monotonic() < deadline_s, "the waiter never stood in line"
+                assert time.monotonic() < deadline_s, "the waiter was never queued"
             yield waiter.info.backend_pid
         finally:
             terminate(dsn, waiter.info.backend_pid)
@@ -443,7 +441,7 @@ def _in_line(dsn: str, key: LockKey) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_status_tells_a_bigint_from_the_pair_with_the_same_bits(postgres: Postgres, role: LockKey) -> None:
+def test_status_distinguishes_a_bigint_from_the_pair_with_the_same_bits(postgres: Postgres, role: LockKey) -> None:
     (number,) = role.numbers
     halves = (number >> 32, number & 0xFFFFFFFF)
     twin = LockKey.pair(*(half - 2**32 if half >= 2**31 else half for half in halves))

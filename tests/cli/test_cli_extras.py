@@ -39,7 +39,7 @@ def test_the_demo_needs_no_embedded_extra_beside_programs_of_postgresql(
     assert "'pgleaderlock[dashboard]'" in capsys.readouterr().err
 
 
-def test_a_configured_node_without_the_dashboards_extra_is_not_told_to_choose_another_port(
+def test_error_of_a_node_without_the_dashboard_extra_does_not_advise_another_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     async def serve_dashboard(_node: object) -> None:

@@ -43,7 +43,7 @@ def test_the_leader_is_shown_with_its_address_and_token(url: str):
     assert f"is led by web-1 at {ADDRESS}, token {token}, since " in shown
 
 
-def test_without_a_leader_that_is_said_and_is_the_exit_code(url: str):
+def test_leader_command_reports_a_missing_leader_also_by_its_exit_code(url: str):
     result = run("leader", "--url", url)
     assert result.exit_code == exit_codes.NOT_ACQUIRED
     assert result.stdout == f"{url} has no leader\n"

@@ -1,4 +1,4 @@
-"""What somebody new to the command line is told: that it is true, and that it helps."""
+"""What the command line prints for a newcomer: that it is true, and that it helps."""
 
 import re
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-# --- A configuration, for those who take part and for the doctor ----------------------------------------------------
+# --- A configuration, for candidates and for the doctor -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ CHECK = "that the server is up"
 
 
 @pytest.mark.parametrize("command", ["status", "history", "audit", "watch", "ticks", "step-down"])
-def test_where_there_is_no_registry_nobody_is_sent_to_look_whether_the_server_is_up(
+def test_error_about_a_missing_registry_does_not_ask_the_operator_to_check_whether_the_server_is_up(
     command: str, postgres: Postgres, error: Callable[..., str]
 ):
     role = ["--role", "x"] if command == "step-down" else []
@@ -249,7 +249,9 @@ def test_where_no_server_answers_the_address_is_to_be_checked(error: Callable[..
 
 
 @pytest.mark.parametrize("words", [["status"], ["acquire", "--role", "x"], ["doctor"]], ids=" ".join)
-def test_a_server_that_lets_nobody_in_has_answered(words: list[str], postgres: Postgres, error: Callable[..., str]):
+def test_server_that_refuses_a_connection_is_reported_as_answering(
+    words: list[str], postgres: Postgres, error: Callable[..., str]
+):
     said = error(*words, "--dsn", make_conninfo(postgres.dsn, dbname="not_there"), code=exit_codes.UNREACHABLE)
     assert "not_there" in said
     assert "the server answered" in said

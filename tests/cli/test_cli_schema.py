@@ -68,7 +68,9 @@ def test_programs_get_json(own_server: Server, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out) == {**expected, "from_version": known_version()}
 
 
-def test_a_user_who_may_not_is_told_so_without_a_traceback(own_server: Server, capsys: pytest.CaptureFixture[str]):
+def test_user_without_permission_gets_an_error_without_a_traceback(
+    own_server: Server, capsys: pytest.CaptureFixture[str]
+):
     import psycopg
 
     with psycopg.connect(own_server.dsn, autocommit=True) as owner:
@@ -87,7 +89,7 @@ def test_a_name_that_cannot_be_a_schema_s_is_wrong_usage(name: str, capsys: pyte
         assert "plain name" in capsys.readouterr().err
 
 
-def test_a_database_that_is_not_there_is_said_to_be_unreachable(postgres: Postgres, capsys: pytest.CaptureFixture[str]):
+def test_missing_database_is_reported_as_unreachable(postgres: Postgres, capsys: pytest.CaptureFixture[str]):
     assert invoke(["schema", "apply", "--dsn", "postgresql://u@127.0.0.1:1/db"]) == exit_codes.UNREACHABLE
     assert "cannot connect for schema pgleaderlock" in capsys.readouterr().err
 

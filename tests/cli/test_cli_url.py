@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_wrong_usage(words: list[str], complaint: str, ca
     assert complaint in capsys.readouterr().err
 
 
-def test_a_store_that_cannot_be_reached_is_said_so(capsys: pytest.CaptureFixture[str]):
+def test_store_that_cannot_be_reached_is_reported_as_unreachable(capsys: pytest.CaptureFixture[str]):
     assert invoke(["status", "--url", "postgresql+lease://u:a-secret@127.0.0.1:1/d", "--role", "x"]) == (
         exit_codes.UNREACHABLE
     )
@@ -171,7 +171,7 @@ def test_a_schema_is_not_made_in_another_database_than_was_asked_for():
         process.wait_for("No such option")
 
 
-def test_a_folder_that_is_missing_is_said_at_the_pace_of_the_back_off_and_a_stop_is_heard(tmp_path: Path):
+def test_missing_folder_is_reported_at_the_pace_of_the_back_off_and_sigterm_ends_the_process(tmp_path: Path):
     url = f"file://{tmp_path}/missing/lock"
     with Process(sys.executable, "-m", "pgleaderlock.cli", "run", "--url", url) as process:
         process.wait_for("does not exist")
@@ -198,7 +198,7 @@ def test_a_schema_is_passed_on_to_lease_rows_and_refused_elsewhere(url: str, cap
 
 
 @pytest.mark.slow
-def test_a_lease_of_the_dead_can_be_waited_for(url: str, capsys: pytest.CaptureFixture[str]):
+def test_acquire_can_wait_for_the_lease_of_a_dead_holder(url: str, capsys: pytest.CaptureFixture[str]):
     role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
     options = ("--url", url, "--role", role, "--lease", "2", "--health-interval", "0.5")
     with Process(sys.executable, "-m", "pgleaderlock.cli", "acquire", *options, "--hold", "60") as holder:
@@ -211,7 +211,7 @@ def test_a_lease_of_the_dead_can_be_waited_for(url: str, capsys: pytest.CaptureF
     assert invoke(["acquire", *options, "--wait", "20"]) == exit_codes.CLEAN
 
 
-def test_memory_is_said_to_be_of_one_process(capsys: pytest.CaptureFixture[str]):
+def test_acquire_warns_that_memory_is_shared_within_one_process_only(capsys: pytest.CaptureFixture[str]):
     assert invoke(["acquire", "--url", "memory://x"]) == exit_codes.CLEAN
     assert "every process leads" in capsys.readouterr().err
 
@@ -234,7 +234,9 @@ def test_a_file_that_is_no_lock_is_left_alone(tmp_path: Path, capsys: pytest.Cap
     assert notes.read_text() == "my precious notes"
 
 
-def test_whoever_may_only_read_a_folder_may_look(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_user_who_may_only_read_a_folder_may_run_status(
+    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     assert invoke(["status", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.CLEAN
     assert invoke(["acquire", "--url", (tmp_path / "lock").as_uri()]) == exit_codes.UNREACHABLE

@@ -47,7 +47,7 @@ WITH_JSON = [name for name, command in commands() if any("--json" in option.opts
 
 
 class Scene:
-    """A database, a registry in it, a folder, and a name that nobody else has."""
+    """A database, a registry in it, a folder, and a name that is used nowhere else."""
 
     def __init__(self, hand: Hand, folder: Path, role: str) -> None:
         self.hand, self.folder, self.role = hand, folder, role
@@ -118,7 +118,7 @@ def _status_of_a_lock(scene: Scene) -> Records:
     with scene.held_by_another(), Process(*CLI, "run", *scene.lock, "--settle", "0", "--json") as waiting:
         waiting.wait_for('"event": "on_acquire_failed"')
         found: Records = [{"waiting": []}]
-        while not found[0]["waiting"]:  # it stands in line soon after
+        while not found[0]["waiting"]:  # it queues soon after
             found = records(run("status", *scene.lock, "--json"))
         return found
 

@@ -92,7 +92,7 @@ async def test_status_without_a_lock_shows_all_roles(postgres: Postgres, schema:
     assert records(by_url)[0]["lock"] == str(key)
 
 
-def test_status_shows_a_role_that_nobody_leads(hand: Hand):
+def test_status_shows_a_role_without_a_leader(hand: Hand):
     hand.node("web-1")
     hand.candidate("web-1")
     hand.node("web-2", seen_ago_s=5000)
@@ -153,7 +153,7 @@ def test_status_says_of_a_leader_that_it_is_silent(hand: Hand):
     shown = run("status", *hand.options).stdout
     assert re.search(r"web-1 \(silent for 12 s\) +1 ", shown)
     assert re.search(r"no leader \(web-2 silent for 12 s\) +- ", shown)
-    assert "scheduler (pair:1/100)" in shown  # two have this role: their locks tell them apart
+    assert "scheduler (pair:1/100)" in shown  # two have this role: their locks distinguish them
 
 
 def test_status_of_an_empty_registry_says_so(hand: Hand):
@@ -170,7 +170,7 @@ def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
 
 
 @pytest.mark.parametrize("command", ["status", "history", "watch", "audit", "step-down"])
-def test_where_there_is_no_registry_it_is_said_how_to_get_one(postgres: Postgres, command: str):
+def test_error_about_a_missing_registry_says_how_to_create_one(postgres: Postgres, command: str):
     more = ("--role", "x") if command == "step-down" else ()
     result = subprocess.run(
         [*CLI, command, "--dsn", postgres.dsn, "--schema", "nowhere", *more],
@@ -244,7 +244,7 @@ def test_a_configuration_says_where_the_registry_is_and_which_roles_matter(
     assert shown("--config", path, "--schema", hand.options[3]) == ["a", "b"]
     assert run(command, "--config", path, "--schema", "nowhere").exit_code == exit_codes.UNREACHABLE  # flags win
     assert run(command, "--config", path, "--dsn", "postgresql://127.0.0.1:1/x").exit_code == exit_codes.UNREACHABLE
-    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")  # the file wins over what is meant for everybody
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")  # the file wins over what is meant for all programs
     assert shown("--config", path) == ["a", "b"]
     monkeypatch.setenv("PGLEADERLOCK_CONFIG", path)
     assert shown() == ["a", "b"]
@@ -283,7 +283,7 @@ def test_status_of_one_lock_finds_its_key_and_its_store_in_a_configuration(
     assert "this configuration has no registry" in result.stderr
 
 
-def test_a_configuration_that_is_wrong_is_said_with_its_place(file_of: Callable[..., str]):
+def test_error_in_a_configuration_is_reported_with_its_place(file_of: Callable[..., str]):
     result = run("history", "--config", file_of('["a"]', registry='rolls = "x"'))
     assert result.exit_code == exit_codes.USAGE
     assert "node.toml: registry.rolls: unknown key" in result.stderr
@@ -445,7 +445,9 @@ def test_an_empty_registry_knows_no_role(hand: Hand):
 
 
 @pytest.mark.slow
-async def test_the_leader_hands_over_and_it_is_said_to_whom_and_how_fast(postgres: Postgres, schema: str, key: LockKey):
+async def test_step_down_reports_the_new_leader_and_how_fast_the_hand_over_was(
+    postgres: Postgres, schema: str, key: LockKey
+):
     options = ("step-down", "--dsn", postgres.dsn, "--schema", schema, "--role", "scheduler")
     async with one_leads_two_follows(postgres.dsn, schema, key) as (one, two):
         first = one.lock.token
@@ -523,7 +525,7 @@ def test_another_node_than_the_one_that_was_named_is_no_success(postgres: Postgr
     assert result.stderr.startswith("web-1 handed over to web-2, not to the node that --to names, in ")
 
 
-def test_a_nominee_that_is_not_heard_of_or_has_a_name_twice_is_refused(hand: Hand):
+def test_nominee_that_is_silent_or_whose_name_is_not_unique_is_refused(hand: Hand):
     hand.node("web-1")
     hand.leader("web-1", token=7)
     hand.node("web-2", seen_ago_s=100, heartbeat_s=1)
@@ -565,7 +567,7 @@ def test_a_leader_that_may_wait_for_its_lease_after_the_last_step_down_is_not_wa
 
 
 @pytest.mark.slow
-async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_over(
+async def test_leader_without_a_successor_leads_again_and_that_is_no_hand_over(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with Node(postgres.dsn, schema, key, "one") as one:
@@ -583,7 +585,7 @@ async def test_a_leader_that_nobody_relieves_leads_again_and_that_is_no_hand_ove
 
 
 @pytest.mark.slow
-async def test_a_leader_that_is_deaf_goes_on_and_it_is_said_what_to_look_at(
+async def test_step_down_of_a_leader_that_does_not_listen_reports_what_to_check(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with one_leads_two_follows(postgres.dsn, schema, key, accept_asks=False) as (one, _):
@@ -598,7 +600,7 @@ async def test_a_leader_that_is_deaf_goes_on_and_it_is_said_what_to_look_at(
     assert (record["outcome"], record["to"], record["seconds"]) == ("not_heard", None, None)
 
 
-def test_where_nobody_leads_there_is_nobody_to_ask(hand: Hand):
+def test_step_down_without_a_leader_reports_that_there_is_no_leader_to_ask(hand: Hand):
     hand.line("acquired", 50)
     shown = run("step-down", *hand.options, "--role", "scheduler")
     result = run("step-down", *hand.options, "--role", "scheduler", "--json")
@@ -614,7 +616,7 @@ def test_where_nobody_leads_there_is_nobody_to_ask(hand: Hand):
 
 @contextlib.contextmanager
 def answering(dsn: str, hand: Hand, *lines: tuple[Any, ...]) -> Iterator[None]:
-    """Whoever leads writes these lines when it is asked."""
+    """The leader writes these lines when it is asked."""
     is_listening = threading.Event()
 
     def answer() -> None:
@@ -683,7 +685,9 @@ def test_it_says_what_was_seen(
     assert shown.exit_code == result.exit_code == (exit_codes.CLEAN if is_done else exit_codes.NOT_HANDED_OVER)
 
 
-def test_whoever_has_no_name_asks_by_number(hand: Hand, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+def test_user_without_a_name_is_recorded_by_number_in_a_step_down_request(
+    hand: Hand, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
     def nameless() -> str:
         raise KeyError("uid not found")
 
@@ -785,7 +789,7 @@ def test_time_before_the_first_term_counts_where_the_history_was_there_already(h
     assert young["availability"] == 0
 
 
-def test_a_role_that_somebody_stands_for_and_nobody_leads_is_leaderless(hand: Hand):
+def test_role_with_a_candidate_and_no_leader_is_leaderless(hand: Hand):
     hand.line("acquired", 5000)
     hand.line("released", 4000)
     hand.line("acquired", 5000, lock="pair:1/101", role="given-up")
@@ -805,7 +809,7 @@ def test_a_role_is_found_by_each_name_that_its_lock_ever_had(hand: Hand):
         assert len(records(run("history", *hand.options, "--role", role, "--json"))) == 6
 
 
-def test_where_there_is_nothing_to_judge_it_is_said(hand: Hand):
+def test_audit_without_any_history_reports_that_there_is_nothing_to_audit(hand: Hand):
     result = run("audit", *hand.options)
     assert result.exit_code == exit_codes.CLEAN
     assert "nothing to audit" in result.stderr
@@ -930,7 +934,7 @@ def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: 
     assert piped is None or (role in piped.stdout and "no room" not in piped.stdout)
 
 
-def test_time_of_which_nobody_can_tell_is_shown_as_such(hand: Hand):
+def test_time_without_records_is_shown_as_unknown(hand: Hand):
     hand.line("acquired", 50)
     hand.line("unwatched", 40)
     hand.line("acquired", 20, "web-2", 2)
@@ -964,10 +968,10 @@ def test_the_history_of_two_roles_over_two_days_fits_into_eighty_columns_with_al
     assert "no room" not in shown
     words = ["743", "744", "session_terminated:", "scheduler", "billing/mails", "step_down_asked", "missing"]
     assert [word for word in words if word not in shown.split()] == []
-    assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is told once"
+    assert len(re.findall(r"(?m)^\d{4}-\d\d-\d\d *$", "\n".join(lines))) == 2, "each day is printed once"
 
 
-def test_a_column_that_is_the_same_on_every_line_is_told_once_before_another_is_left_out():
+def test_column_that_is_the_same_on_every_line_is_printed_once_before_another_is_left_out():
     rows = [[Text("scheduler"), Text(f"web-{number}" * 4), Text(), Text("743")] for number in range(2)]
     shown = io.StringIO()
     headings = ("Role", "Leader", "Empty column", "Token")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Plain:
-    """Three verbs over a dictionary, as somebody would write them in ten minutes."""
+    """Three verbs over a dictionary, as a user would write them in ten minutes."""
 
     def __init__(self, shelf: dict[str, Any]) -> None:
         self.shelf = shelf
@@ -282,7 +282,7 @@ async def test_two_processes_of_one_pod_name_are_two_candidates():
 
 
 class Late(Plain):
-    """Whatever was sent arrives, ``delay_s`` later, whether anybody still waits for it or not."""
+    """Each message that was sent arrives, ``delay_s`` later, whether its sender still waits for it or not."""
 
     delay_s = 0.0
 

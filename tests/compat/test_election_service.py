@@ -272,7 +272,7 @@ def test_a_leader_whose_session_ends_knows_and_only_who_stands_leads_again(
         assert try_lock(plain, lock_id)
 
 
-def test_leadership_is_not_believed_in_past_its_time(node):
+def test_leadership_is_not_valid_after_its_deadline(node):
     now = [1000.0]
     service = node(clock=lambda: now[0])
     assert service.try_acquire_leadership()
@@ -306,7 +306,7 @@ def test_a_node_that_starts_while_it_leads_goes_on_leading(node):
     assert service.token == token
 
 
-def test_the_end_of_a_term_is_told_once_and_before_anybody_else_can_lead(node, plain, lock_id: int):
+def test_on_lost_is_called_once_and_before_another_candidate_can_lead(node, plain, lock_id: int):
     service, heard = node(), []
 
     @service.on_lost
@@ -352,7 +352,7 @@ def test_a_callback_that_fails_keeps_no_other_from_being_called(node, caplog: py
         service.on_lost(3)
 
 
-def test_a_forked_child_is_told_what_to_do(node):
+def test_forked_child_gets_an_error_that_says_what_to_do(node):
     service = node()
     assert service.try_acquire_leadership()
     reading, writing = os.pipe()
@@ -426,7 +426,7 @@ def test_what_the_url_says_wins(node, postgres: Postgres, opened):
     assert show(service, connection, "statement_timeout") == "700ms"
 
 
-def test_a_node_in_line_is_not_cut_short_by_a_small_statement_timeout(node, postgres: Postgres, caplog):
+def test_queued_node_is_not_cut_short_by_a_small_statement_timeout(node, postgres: Postgres, caplog):
     first, second = node(), node(make_conninfo(postgres.dsn, options="-c statement_timeout=100"))
     assert first.try_acquire_leadership()
     with caplog.at_level(logging.WARNING), second:

@@ -56,7 +56,7 @@ async def test_before_release_is_called_after_on_acquired_has_returned(ask: str)
     await election.shutdown()
 
 
-async def test_plain_functions_are_told_too_and_all_of_them_at_once():
+async def test_plain_functions_are_called_too_and_all_of_them_at_once():
     election, backend, _ = await leading()
     told: list[str] = []
     election.before_release(lambda: told.append("plain"))
@@ -121,7 +121,7 @@ async def test_a_loss_meanwhile_ends_the_waiting():
     assert asyncio.get_running_loop().time() < 3
 
 
-async def test_nobody_is_told_of_a_release_that_releases_nothing():
+async def test_before_release_is_not_called_when_no_lock_is_held():
     backend = ScriptedBackend(try_acquire=[None] * 100)
     election, _, _ = make_election(backend)
     told: list[str] = []
@@ -164,7 +164,7 @@ async def test_the_event_that_shuts_down_lets_work_finish_too():
     assert backend.times("release") == pytest.approx([2.0], abs=0.2)
 
 
-async def test_whoever_loses_patience_has_asked_all_the_same():
+async def test_shutdown_goes_on_after_its_caller_stopped_waiting():
     election, backend, _ = await leading(drain_s=1000)
 
     ended: list[bool] = []
@@ -197,7 +197,7 @@ async def test_two_who_ask_wait_for_the_same_work():
     assert isinstance(heard, Witness)
 
 
-async def test_work_that_refuses_to_end_keeps_nobody_from_releasing():
+async def test_work_that_refuses_to_end_does_not_prevent_the_release():
     election, _, _ = await leading()
     ended = asyncio.Event()
 

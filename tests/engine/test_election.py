@@ -100,7 +100,7 @@ async def test_a_renewal_extends_the_trust():
         assert election.is_leader
 
 
-async def test_whoever_measures_hears_of_each_renewal_and_how_long_it_took():
+async def test_observer_is_notified_of_each_renewal_and_its_duration():
     async def slowly() -> Grant:
         await asyncio.sleep(0.25)
         return Grant(token=7)
@@ -135,7 +135,7 @@ async def test_a_lock_held_by_another_is_asked_for_again_after_the_delay():
     assert heard.words[:4] == ["on_acquire_failed"] * 3 + ["on_acquired"]
 
 
-async def test_the_strategy_is_told_what_happened():
+async def test_strategy_receives_what_happened():
     asked: list[RetryContext] = []
 
     class Noting:
@@ -298,7 +298,7 @@ async def test_without_auto_reacquire_a_loss_is_the_end():
     assert not backend.is_open
 
 
-async def test_leadership_ends_for_is_leader_before_any_callback_hears_of_it():
+async def test_leadership_ends_for_is_leader_before_any_callback_is_notified():
     seen = []
     election, _, _ = make_election(ScriptedBackend(renew=[DOWN]))
     election.on_state_change(lambda before, after: seen.append((after, election.is_leader)))
@@ -308,7 +308,7 @@ async def test_leadership_ends_for_is_leader_before_any_callback_hears_of_it():
     assert ("lost", False) in seen
 
 
-async def test_on_lost_is_heard_before_the_session_is_closed():
+async def test_on_lost_has_returned_before_the_session_is_closed():
     election, backend, _ = make_election(ScriptedBackend(renew=[DOWN]))
     closed_when_lost = []
 
@@ -322,7 +322,7 @@ async def test_on_lost_is_heard_before_the_session_is_closed():
     assert closed_when_lost == [False]
 
 
-async def test_on_stopped_is_heard_after_the_session_is_closed():
+async def test_on_stopped_is_called_after_the_session_is_closed():
     election, backend, _ = make_election()
     open_when_stopped = []
     election.on_stopped(lambda: open_when_stopped.append(backend.is_open))
@@ -355,7 +355,7 @@ async def test_a_recovered_leader_has_a_new_grant():
     assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [2]
 
 
-async def test_failed_attempts_to_reconnect_close_nothing_before_the_loss_is_told():
+async def test_failed_attempts_to_reconnect_close_nothing_before_the_loss_is_reported():
     """What a backend still holds then keeps a successor waiting, so that on_lost comes before its on_acquired."""
     backend = ScriptedBackend(renew=[DOWN])
     election, _, heard = make_election(backend, reconnect_grace_s=7.0)
@@ -593,23 +593,23 @@ async def test_a_release_that_fails_says_what_broke_the_session_in_the_first_pla
     assert [str(error) for error in heard.errors] == ["no answer" if renewal_fails else "the session is closed"]
 
 
-async def test_a_renewal_that_hangs_is_cut_short_only_once_nobody_believes_any_more():
+async def test_renewal_that_hangs_is_cancelled_only_after_validity_has_ended():
     """Cutting it short closes a session, which frees what keeps a successor waiting."""
-    believed = []
+    valid = []
 
     class Hanging(ScriptedBackend):
         async def renew(self, grant: Grant) -> Grant:
             try:
                 return await super().renew(grant)
             finally:
-                believed.append(election.is_leader)
+                valid.append(election.is_leader)
 
     backend = Hanging(renew=[HANG], try_acquire=[Grant(1, trusted_until=20.0, lost_at=15.0), None])
     election, _, heard = make_election(backend)
     backend.defaults["try_acquire"] = None
     async with election:
-        await until(lambda: bool(believed))
-        assert believed == [False]
+        await until(lambda: bool(valid))
+        assert valid == [False]
         assert asyncio.get_running_loop().time() == pytest.approx(15.0, abs=0.1)
         await until(lambda: "on_lost" in heard.words)
     # The store did not say that the lock is another's, and a session with a time limit of its own reports the same.
@@ -641,7 +641,7 @@ async def test_a_renewal_that_fails_while_a_stop_is_asked_for_does_not_keep_it_f
     assert heard.words == ["on_acquired", "on_error", "on_stopped"]
 
 
-async def test_a_loss_while_stepping_down_is_asked_for_is_a_loss_and_nobody_waits_for_ever():
+async def test_loss_during_a_step_down_is_reported_as_a_loss_and_the_caller_does_not_wait_for_ever():
     election, backend, heard = make_election()
     async with election:
         await election.wait_for_leadership()
@@ -1028,7 +1028,7 @@ async def test_a_failing_callback_is_reported_and_the_election_goes_on():
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_callback_that_exits_the_program_neither_hangs_it_nor_leaves_the_lock_held_nor_others_untold(
+def test_callback_that_exits_the_program_neither_hangs_it_nor_keeps_the_lock_nor_skips_other_callbacks(
     is_async: bool, end: BaseException
 ):
     backend, told = ScriptedBackend(), list[str]()
@@ -1083,7 +1083,7 @@ def test_a_callback_that_exits_while_the_program_exits_does_not_cut_its_end_shor
 
 
 def test_an_event_loop_that_survives_an_exit_has_an_election_that_still_notifies():
-    """As in a notebook, whose loop goes on: a leader without listeners would never tell its work to stop."""
+    """As in a notebook, whose loop goes on: a leader without listeners would never ask its work to stop."""
     loop, told = asyncio.new_event_loop(), list[str]()
 
     async def begin() -> Election:
@@ -1177,7 +1177,7 @@ async def test_a_renewal_that_does_not_answer_is_a_loss_when_the_grant_says_so_a
 
 
 async def test_a_renewal_whose_answer_is_read_too_late_is_called_that():
-    """Whether the answer came late or was read late, nobody can tell: that the process stood still may be untrue."""
+    """Whether the answer came late or was read late is unknown: that the process stood still may be untrue."""
     now = [0.0]
 
     async def answer_and_sleep() -> Grant:
@@ -1207,8 +1207,8 @@ async def test_an_election_that_stood_still_past_its_grant_does_not_even_ask():
     assert "renew" not in backend.verbs
 
 
-async def test_a_grant_that_is_read_too_late_is_none_and_nobody_is_told_of_a_term():
-    """Found by the exhaustive check: whoever slept through it would announce a term that is older than another's."""
+async def test_grant_that_is_read_after_it_expired_starts_no_term_and_notifies_no_callback():
+    """Found by the exhaustive check: a node that slept through it would announce a term older than another's."""
     now = [0.0]
 
     async def won_and_fell_asleep() -> Grant:
@@ -1246,7 +1246,7 @@ async def test_a_term_whose_session_ended_before_it_was_announced_is_not_announc
 
 
 async def test_the_announcement_of_a_term_whose_session_has_ended_is_not_leadership():
-    """The end is seen by is_leader before the engine has read it: who waits then, waits for the next term."""
+    """The end is seen by is_leader before the engine has read it: a caller that waits then waits for the next term."""
     has_ended = False
 
     class Ended(ScriptedBackend):
@@ -1322,7 +1322,7 @@ async def test_a_recovery_that_is_read_too_late_is_tried_again():
     assert [event.token for event in heard.events if event.kind is EventKind.RECOVERED] == [3]
 
 
-async def test_a_slow_on_lost_keeps_the_session_open_no_longer_than_anyone_could_believe_in_it():
+async def test_slow_on_lost_keeps_the_session_open_no_longer_than_the_lease_is_valid():
     election, backend, heard = make_election(ScriptedBackend(try_acquire=[leased_grant()], renew=[DOWN]))
     election.on_lost(lambda: asyncio.sleep(1000))
     await election.start()
@@ -1575,7 +1575,7 @@ async def test_any_storm_of_calls_ends_in_a_sane_state(seed):
     assert all(not isinstance(error, LockError) or "failed and was stopped" not in str(error) for error in heard.errors)
 
 
-async def test_a_stop_is_heard_although_every_call_fails_at_once():
+async def test_stop_request_is_obeyed_although_every_call_fails_at_once():
     class AtOnce:
         def next_delay_s(self, ctx: RetryContext) -> float:
             return 0.0
@@ -1584,7 +1584,7 @@ async def test_a_stop_is_heard_although_every_call_fails_at_once():
     backend.defaults["open"] = ConnectionError("no")
     election, _, heard = make_election(backend, retry_strategy=AtOnce())
     await election.start()
-    for _ in range(200):  # the clock stands still here, because somebody is always busy
+    for _ in range(200):  # the clock stands still here, because some task is always busy
         await asyncio.sleep(0)
     assert len(heard.errors) > 3
     await election.shutdown()
@@ -1630,7 +1630,7 @@ class Odd(BaseException):
     """Something that no backend should raise."""
 
 
-async def test_whatever_a_backend_raises_is_told_and_tried_again():
+async def test_any_exception_of_a_backend_is_reported_and_the_call_is_retried():
     election, _, heard = make_election(ScriptedBackend(try_acquire=[Odd("?"), None]))
     async with election:
         assert await election.wait_for_leadership(30)

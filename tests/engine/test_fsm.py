@@ -219,9 +219,7 @@ def test_a_machine_brought_there_by_inputs_alone_keeps_the_claim(claim: Claim) -
 
 
 @pytest.mark.parametrize(("state", "fact"), PAIRS, ids=pair_id)
-def test_exactly_one_claim_speaks_for_a_pair_in_each_situation_or_none_does_in_any(
-    state: LockState, fact: Input
-) -> None:
+def test_exactly_one_claim_covers_a_pair_in_each_situation_or_none_does_in_any(state: LockState, fact: Input) -> None:
     """Guard the hand-written table itself: a gap in it would be taken for an illegal pair."""
     speakers = [
         sum(claim.pair == (state, fact) and claim.covers(policy, stopping=stopping) for claim in CLAIMS)
@@ -292,7 +290,7 @@ def every_transition() -> Iterator[Transition]:
         yield from table_for(policy, stopping=stopping).values()
 
 
-def test_a_change_of_state_is_told_first_and_only_a_change_is() -> None:
+def test_change_of_state_is_reported_first_and_only_a_change_is() -> None:
     for transition in every_transition():
         told = [place for place, kind in enumerate(transition.emits) if kind is EventKind.STATE_CHANGE]
         assert told == ([0] if transition.to is not transition.source else []), transition
@@ -343,7 +341,7 @@ def test_every_state_can_reach_stopped(start: LockState, policy: Policy) -> None
 
 
 @pytest.mark.parametrize("state", [s for s in LockState if s is not LockState.STOPPED], ids=lambda s: s.name)
-def test_every_running_state_hears_a_stop_and_can_be_aborted(state: LockState) -> None:
+def test_every_running_state_accepts_a_stop_request_and_can_be_aborted(state: LockState) -> None:
     for policy, stopping in SITUATIONS:
         table = table_for(policy, stopping=stopping)
         assert (state, Input.STOP_REQUESTED) in table
@@ -562,7 +560,7 @@ def test_listeners_ask_what_an_event_or_a_state_says_and_do_not_list_states():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_only_a_term_is_lost_and_only_outside_of_one_an_attempt_fails(policy: Policy):
-    """So that no listener has to look at the states to tell one from the other."""
+    """So that no listener has to look at the states to distinguish them."""
     for made in table_for(policy).values():
         assert made.ends_term or EventKind.LOST not in made.emits
         assert made.source.is_following or EventKind.ATTEMPT_FAILED not in made.emits

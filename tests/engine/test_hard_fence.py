@@ -1,4 +1,4 @@
-"""The hard fence: a process that cannot be told is ended when its leadership runs out, and no other."""
+"""The hard fence: a process that cannot be notified is ended when its leadership runs out, and no other."""
 
 import asyncio
 import faulthandler
@@ -154,7 +154,7 @@ async def test_a_grant_without_an_end_has_no_fence(watchdog):
 
 
 @pytest.mark.virtual_time
-async def test_it_stays_armed_while_reconnecting_of_which_no_callback_is_told(watchdog):
+async def test_hard_fence_stays_armed_while_reconnecting_of_which_no_callback_is_notified(watchdog):
     clock = asyncio.get_running_loop().time
     grant = Grant(1, trusted_until=clock() + 90, lost_at=clock() + 60)
     later = Grant(2, trusted_until=clock() + 900, lost_at=clock() + 600)

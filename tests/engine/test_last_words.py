@@ -84,7 +84,7 @@ def test_a_look_never_waits_whatever_the_default_timeout_of_sockets_is(monkeypat
             probe = HangupProbe(ours.fileno())
             monkeypatch.setattr(_hangup, "_poll", lambda: READABLE)
             began = time.monotonic()
-            assert not probe.has_ended  # it was told that there is something to read, and there is nothing
+            assert not probe.has_ended  # it was notified that there is something to read, and there is nothing
             assert time.monotonic() - began < 30
             probe.close()
     finally:

@@ -133,7 +133,7 @@ async def test_an_error_of_the_block_wins_over_a_loss():
     assert task.cancelling() == 0
 
 
-async def test_a_block_that_swallows_its_cancellation_is_still_told_at_its_end():
+async def test_block_that_swallows_its_cancellation_still_raises_leadership_lost_at_its_end():
     election, backend, _ = leased()
     with pytest.raises(LeadershipLost):
         async with election.leading():
@@ -160,7 +160,7 @@ async def test_a_block_that_outlives_its_term_is_an_overrun_and_the_lock_is_kept
     assert witness.kinds.count(EventKind.OVERRUN) == 1
 
 
-async def test_a_block_that_ends_at_the_instant_of_the_loss_is_told():
+async def test_block_that_ends_at_the_instant_of_the_loss_raises_leadership_lost():
     election, backend, _ = leased()
     with pytest.raises(LeadershipLost):
         async with election.leading() as term:
@@ -169,7 +169,7 @@ async def test_a_block_that_ends_at_the_instant_of_the_loss_is_told():
                 await asyncio.sleep(0)  # the step in which the loss is declared, and before the cancellation comes
 
 
-async def test_a_block_that_blocked_the_event_loop_for_too_long_is_told():
+async def test_block_that_blocked_the_event_loop_for_too_long_raises_leadership_lost():
     election, backend, _ = make_election(health_interval_s=1.0)
     backend.defaults["try_acquire"] = Grant(1, trusted_until=1e9, lost_at=1e9)
     seen = Grant(1, trusted_until=0.0, lost_at=0.0)

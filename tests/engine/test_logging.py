@@ -304,7 +304,7 @@ def test_each_method_logs_at_the_level_of_its_name(recorder: Recorder, level: st
 def test_a_level_that_is_off_costs_no_formatting(recorder: Recorder) -> None:
     class Costly:
         def __str__(self) -> str:
-            raise AssertionError("formatted for nobody")
+            raise AssertionError("formatted without a reader")
 
     logging.getLogger("pgleaderlock").setLevel(logging.INFO)
     get_logger().debug("said", value=Costly())

@@ -1,4 +1,4 @@
-"""What seldom happens, or happens in a child where nobody counts the lines: each once, where it can be seen."""
+"""What seldom happens, or happens in a child whose lines coverage does not count: each once, where it can be seen."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ def listener(dsn: str) -> Listener:
     return Listener(Connector(LockKey.pair(1, 2), dsn=dsn, connect_fn=None), "rare", "me")
 
 
-async def test_a_listener_without_a_server_hears_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture):
+async def test_listener_without_a_server_receives_nothing_and_logs_that_once(caplog: pytest.LogCaptureFixture):
     deaf = listener("postgresql://u@127.0.0.1:1/d")
     for _ in range(3):
         assert not await deaf.listen()
@@ -30,7 +30,7 @@ async def test_a_listener_without_a_server_hears_nothing_and_says_so_once(caplog
     assert sum("Connection refused" in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_a_listener_hears_what_is_meant_for_it_and_nothing_else(postgres: Postgres):
+async def test_listener_receives_its_own_notifications_and_no_others(postgres: Postgres):
     ours = listener(postgres.dsn)
     assert await ours.listen()
     hearing = asyncio.create_task(ours.wait(20))
@@ -41,7 +41,7 @@ async def test_a_listener_hears_what_is_meant_for_it_and_nothing_else(postgres: 
     await ours.close()
 
 
-def test_a_forked_child_lets_go_of_the_locks_in_files(tmp_path: Path):
+def test_forked_child_closes_the_file_locks(tmp_path: Path):
     """What runs in a child, run here."""
     descriptor = descriptors.Descriptor(lambda: os.open(tmp_path / "x", os.O_CREAT | os.O_RDWR))
     descriptors._after_fork_in_child()

@@ -147,7 +147,7 @@ def test_jitter_begins_at_base_even_after_a_shorter_delay() -> None:
     assert all(2 <= strategy.next_delay_s(after(2, previous_delay_s=0.0)) <= 6 for _ in range(100))
 
 
-def test_two_jitters_do_not_share_their_randomness_unless_told_to() -> None:
+def test_two_jitters_do_not_share_their_randomness_by_default() -> None:
     assert DecorrelatedJitter().rng is not DecorrelatedJitter().rng
 
 
@@ -270,7 +270,7 @@ class Noting:
         return answer
 
 
-def test_the_first_attempt_waits_for_nothing_and_asks_nobody() -> None:
+def test_first_attempt_has_no_delay_and_does_not_ask_the_strategy() -> None:
     strategy = Noting()
     cycle = RetryCycle(strategy, Clock())
     assert cycle.next_delay_s() == 0.0
@@ -279,7 +279,7 @@ def test_the_first_attempt_waits_for_nothing_and_asks_nobody() -> None:
     assert strategy.asked == []
 
 
-def test_the_strategy_is_told_what_happened_in_this_cycle() -> None:
+def test_strategy_receives_what_happened_in_this_cycle() -> None:
     strategy, clock = Noting(2, 4.5, 8.0), Clock()
     cycle = RetryCycle(strategy, clock)
     down = OSError("down")
@@ -318,7 +318,7 @@ def test_no_time_has_passed_before_the_first_attempt() -> None:
     assert cycle.attempt == 1
 
 
-def test_a_strategy_that_gives_up_is_believed() -> None:
+def test_retry_cycle_ends_when_the_strategy_gives_up() -> None:
     cycle = RetryCycle(Noting(None), Clock())
     cycle.begin_attempt()
     cycle.fail_attempt()
@@ -417,7 +417,7 @@ def test_a_strategy_that_gives_up_gives_up_while_the_store_is_away() -> None:
     assert failed(Noting(None), ConnectionError("away")) is None
 
 
-def test_a_strategy_is_told_its_own_last_delay_and_not_the_one_that_was_waited() -> None:
+def test_strategy_receives_its_own_last_delay_and_not_the_one_that_was_waited() -> None:
     strategy = Noting(30.0, 60.0)
     cycle = RetryCycle(strategy, Clock(), away_ceiling_s=2.0)
     for _ in range(2):

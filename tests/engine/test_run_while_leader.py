@@ -96,7 +96,7 @@ async def test_run_while_leader_does_not_raise_what_only_ended_a_term():
     await running
 
 
-async def test_a_thread_whose_run_while_leader_is_cancelled_is_told_though_its_term_goes_on():
+async def test_thread_whose_run_while_leader_is_cancelled_is_notified_although_its_term_goes_on():
     election = leased(health_interval_s=0.05)[0]
     begun, told = threading.Event(), threading.Event()
 

@@ -24,14 +24,14 @@ def event(kind: EventKind = EventKind.ACQUIRED, *, cause: str = "acquire_succeed
 
 
 class Stage:
-    """Callbacks, the stream that they hear, and what was delivered to the end."""
+    """Callbacks, the stream that notifies them, and what was delivered to the end."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.delivered: list[Event] = []
         self.stream = EventStream(callbacks._listeners, self.delivered.append, get_logger("pgleaderlock.stream_test"))
 
     async def say(self, *events: Event) -> None:
-        """Say it, and wait until it was heard."""
+        """Put it, and wait until it was delivered."""
         for happened in events:
             self.stream.put(happened)
         await self.stream.drained()
@@ -62,7 +62,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 # --- Delivery --------------------------------------------------------------------------------------------------
 
 
-async def test_events_are_heard_in_the_order_in_which_they_were_said() -> None:
+async def test_listeners_are_notified_of_events_in_the_order_in_which_they_were_put() -> None:
     callbacks, heard = Callbacks(), list[int | None]()
     callbacks.subscribe(lambda happened: heard.append(happened.attempt))
     async with stage_for(callbacks) as stage:
@@ -110,7 +110,7 @@ async def test_the_next_event_waits_until_the_slowest_callback_of_this_one_is_do
     assert ran == [("acquired", 10.0), ("lost", 10.0)]
 
 
-async def test_saying_something_returns_before_it_is_heard() -> None:
+async def test_putting_an_event_returns_before_listeners_are_notified() -> None:
     callbacks, heard = Callbacks(), list[Event]()
     callbacks.subscribe(heard.append)
     async with stage_for(callbacks) as stage:
@@ -135,7 +135,7 @@ async def test_an_event_counts_as_delivered_only_after_its_last_callback() -> No
         assert len(stage.delivered) == 1
 
 
-async def test_a_callback_registered_during_delivery_hears_the_next_event_first() -> None:
+async def test_callback_registered_during_delivery_is_first_notified_of_the_next_event() -> None:
     callbacks, heard = Callbacks(), list[int | None]()
 
     def late(happened: Event) -> None:
@@ -166,7 +166,7 @@ async def test_finishing_delivers_what_is_left() -> None:
     assert heard == [0, 1, 2]
 
 
-# --- Who hears what --------------------------------------------------------------------------------------------
+# --- Who is notified of what -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_finishing_delivers_what_is_left() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_decorated_function_hears_its_own_events_with_their_arguments_and_no_other(
+async def test_decorated_function_is_called_for_its_own_events_with_their_arguments_and_no_other(
     decorator: str, kinds: list[EventKind], arguments: tuple[object, ...]
 ) -> None:
     callbacks, calls = Callbacks(), list[tuple[object, ...]]()
@@ -299,12 +299,12 @@ async def test_on_lost_with_empty_parentheses_is_on_lost() -> None:
     assert heard == [EventKind.ATTEMPT_FAILED, EventKind.LOST]
 
 
-async def test_whether_on_lost_hears_of_attempts_is_true_or_false() -> None:
+async def test_attempts_option_of_on_lost_is_true_or_false() -> None:
     with pytest.raises(TypeError, match="attempts must be"):
         Callbacks().on_lost(lambda: None, attempts="no")  # type: ignore[call-overload]
 
 
-async def test_a_recovery_is_heard_by_listeners_and_by_no_callback() -> None:
+async def test_listeners_are_notified_of_a_recovery_and_callbacks_are_not() -> None:
     callbacks, called, heard = Callbacks(), Mock(), list[EventKind]()
     for decorator in DECORATORS[1:]:
         getattr(callbacks, decorator)(called)
@@ -413,7 +413,7 @@ def raising(error: BaseException, *, in_coroutine: bool) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("in_coroutine", [False, True], ids=["plain", "async"])
-async def test_what_a_callback_raises_is_logged_and_told_and_the_others_still_run(
+async def test_exception_of_a_callback_is_logged_and_reported_and_the_others_still_run(
     caplog: pytest.LogCaptureFixture, in_coroutine: bool
 ) -> None:
     callbacks, order, error = Callbacks(), list[str](), ZeroDivisionError("mine")
@@ -489,7 +489,7 @@ async def test_a_listener_that_always_raises_does_not_loop_for_ever(caplog: pyte
     async with stage_for(callbacks) as stage:
         await stage.say(event(), event())
         assert len(stage.delivered) == 2
-    assert len(failures(caplog)) == 4  # each event, and what its failure was told as
+    assert len(failures(caplog)) == 4  # each event, and the event that reported its failure
 
 
 async def test_an_exception_that_cannot_be_printed_does_not_end_the_stream() -> None:

@@ -61,7 +61,7 @@ async def test_it_begins_before_a_slow_on_acquired_has_run():
     await election.shutdown(200)
 
 
-async def test_it_is_told_of_a_loss_at_once_whatever_callbacks_do():
+async def test_leader_task_is_cancelled_at_once_on_a_loss_whatever_callbacks_do():
     election, backend, _ = leased()
     diary = Diary()
     election.while_leader(diary.work)
@@ -117,7 +117,7 @@ async def test_work_that_does_not_stop_is_an_overrun_when_trust_has_run_out(how:
     assert backend.loss is not None
     backend.loss.set_result(ConnectionError("gone"))
     await until(lambda: "close" in backend.verbs)
-    assert backend.times("close") == pytest.approx([10.0], abs=0.1), "no longer than anybody may rely on it"
+    assert backend.times("close") == pytest.approx([10.0], abs=0.1), "no longer than the lease is valid"
     await until(lambda: bool(told) or "work_overrun" in caplog.text)
     assert "deaf did not stop in time" in caplog.text
     if told:
@@ -218,7 +218,7 @@ async def test_reconnecting_ends_the_work_and_recovery_begins_it_anew():
     await election.shutdown()
 
 
-async def test_what_overruns_while_we_lead_again_is_nobodys_overrun():
+async def test_task_that_overruns_while_the_process_leads_again_is_not_counted_as_an_overrun():
     election, backend, heard = leased(reconnect_grace_s=5.0)
     free = asyncio.Event()
 
@@ -397,7 +397,7 @@ async def test_after_a_long_run_the_pauses_begin_anew():
     await election.shutdown()
 
 
-async def test_a_failure_is_logged_with_its_name_and_told_once(caplog):
+async def test_failure_of_a_leader_task_is_logged_with_its_name_and_reported_once(caplog):
     election, _, heard = leased()
 
     @election.while_leader(name="mails", on_failure="stop")
@@ -467,7 +467,7 @@ async def test_work_that_cancels_itself_is_a_failure_and_not_the_end():
     await election.shutdown()
 
 
-async def test_work_that_fails_while_it_stops_is_told_and_the_lock_is_released():
+async def test_failure_of_work_while_it_stops_is_reported_and_the_lock_is_released():
     election, backend, heard = leased()
 
     @election.while_leader
@@ -518,7 +518,7 @@ async def test_a_start_waits_for_a_shutdown_that_finishes_work_first():
     await election.shutdown()
 
 
-async def test_an_election_that_has_stopped_tells_of_an_overrun_in_its_log_and_has_nothing_to_leave(caplog):
+async def test_election_that_has_stopped_logs_an_overrun_and_has_nothing_to_leave(caplog):
     election, _, heard = leased()
     election._report(EventKind.OVERRUN, WorkOverrun("late", names=("w",)))
     election._report(EventKind.WORK_FAILED, LockError("was logged where it happened"))
@@ -660,7 +660,7 @@ async def test_in_an_election_that_runs_already_it_takes_only_its_work_away():
 # --- The term ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_term_tells_the_time_and_keeps_its_last_trust_when_it_is_over():
+async def test_term_shows_its_remaining_time_and_keeps_its_last_deadline_when_it_is_over():
     election, backend, _ = leased(auto_reacquire=False)
     await election.start()
     await election.wait_for_leadership()
@@ -698,7 +698,7 @@ async def test_a_term_that_is_over_knows_nothing_of_the_next():
 
 
 async def test_a_term_is_ending_by_the_clock_alone():
-    """The loop stands still, nothing can be renewed and nobody told: whoever asks is told by the clock."""
+    """The loop stands still, no renewal and no notification is possible: a caller that asks gets the clock's answer."""
     clock = [0.0]
     backend = ScriptedBackend()
     backend.defaults["try_acquire"] = Grant(1, trusted_until=10.0, lost_at=8.0)

@@ -19,7 +19,7 @@ from tests.support.doubles import ScriptedBackend, make_election, until, until_s
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST", default="nobody's")
 
 
-async def test_a_thread_is_told_by_its_term_and_waited_for(postgres, key):
+async def test_thread_is_notified_by_its_term_and_waited_for(postgres, key):
     lock = LeaderLock(postgres.dsn, key=key, settle_s=0)
     begun, ended = threading.Event(), threading.Event()
 
@@ -37,8 +37,8 @@ async def test_a_thread_is_told_by_its_term_and_waited_for(postgres, key):
     assert ended.is_set()
 
 
-async def test_a_thread_hears_of_its_end_although_the_loop_stands_still():
-    """The loop is blocked for as long as the test looks: only the clock can tell the thread."""
+async def test_thread_is_notified_of_the_end_of_its_term_although_the_loop_stands_still():
+    """The loop is blocked for as long as the test looks: only the clock can notify the thread."""
     backend = ScriptedBackend()
     loop = asyncio.get_running_loop()
     backend.defaults["try_acquire"] = Grant(1, loop.time() + 0.6, loop.time() + 0.4)
@@ -71,7 +71,7 @@ async def test_a_wait_that_is_over_before_the_term_is_says_so():
     assert answers == [False, False]
 
 
-async def test_a_thread_has_the_context_of_its_registration_and_its_failure_is_told():
+async def test_thread_has_the_context_of_its_registration_and_its_failure_is_reported():
     election, _, heard = make_election(health_interval_s=60.0)
     seen: list[str] = []
 
@@ -87,7 +87,7 @@ async def test_a_thread_has_the_context_of_its_registration_and_its_failure_is_t
     assert isinstance(heard.errors[0], RuntimeError)
 
 
-async def test_a_thread_that_fails_after_its_term_is_told_too():
+async def test_failure_of_a_thread_after_its_term_is_reported_too():
     election, _, heard = make_election(health_interval_s=60.0, drain_s=20)
 
     @election.while_leader
@@ -102,7 +102,7 @@ async def test_a_thread_that_fails_after_its_term_is_told_too():
     await election.shutdown()
 
 
-async def test_a_cancelled_stint_reports_what_its_thread_raises_later():
+async def test_cancelled_leader_task_reports_what_its_thread_raises_later():
     election, _, heard = make_election(health_interval_s=60.0, drain_s=0.05, auto_reacquire=False)
     free = threading.Event()
 
@@ -239,7 +239,7 @@ HARD = """
 
 
 def test_the_hard_fence_ends_a_process_whose_work_does_not_stop(postgres, key):
-    """Without leader tasks a hand-over disarms it at once: here everybody was told, and the work runs on."""
+    """Without leader tasks a hand-over disarms it at once: here all callbacks were notified, and the work runs on."""
     command = [sys.executable, "-c", textwrap.dedent(HARD), postgres.dsn, str(key)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

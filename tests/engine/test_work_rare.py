@@ -72,7 +72,7 @@ async def test_work_that_swallowed_a_cancellation_of_its_own_is_still_cancelled_
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().call_later(1, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):  # somebody's idea of a time-out
+        with contextlib.suppress(asyncio.CancelledError):  # as an application's time-out would do
             await asyncio.sleep(5)
         await diary.work(term)
 
@@ -85,7 +85,7 @@ async def test_work_that_swallowed_a_cancellation_of_its_own_is_still_cancelled_
 
 
 @pytest.mark.virtual_time
-async def test_a_renewal_that_comes_after_work_was_told_to_stop_is_too_late():
+async def test_renewal_that_comes_after_work_was_asked_to_stop_is_too_late():
     """Otherwise work that has looked at the clock would have ended for good, in a term that goes on."""
     stood_still_s = 0.0
     election, backend, witness = leased(clock=lambda: now() + stood_still_s)
@@ -119,7 +119,7 @@ async def _grant(at: float) -> Grant:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("when", ["at work", "in a pause"])
-async def test_a_cancellation_by_somebody_else_does_not_leave_a_leader_without_work(when: str):
+async def test_cancellation_by_other_code_does_not_leave_a_leader_without_work(when: str):
     election, _, witness = leased()
     tasks: list[asyncio.Task[None]] = []
 

@@ -102,7 +102,9 @@ def test_without_a_manage_py_it_is_django_s_own(became: list[Any], monkeypatch: 
         (["--database", "other", "run_scheduler"], {}, "no database 'other'"),
     ],
 )
-def test_what_cannot_work_is_said_before_anybody_waits(became: list[Any], words, changes, text: str):
+def test_wrong_arguments_are_refused_before_the_command_waits_for_leadership(
+    became: list[Any], words, changes, text: str
+):
     with pytest.raises(CommandError, match=text):
         exec_of(became, *words, **changes)
     assert became == []

@@ -31,7 +31,7 @@ def heard(supervisor: socket.socket) -> list[str]:
             return messages
 
 
-def test_what_is_said_arrives(supervisor: socket.socket):
+def test_notification_arrives_at_the_supervisor(supervisor: socket.socket):
     assert notify("READY=1")
     assert heard(supervisor) == ["READY=1"]
 
@@ -62,7 +62,7 @@ def test_pings_are_due_at_half_the_time_allowed(monkeypatch, usec: str, pid: str
 
 
 @pytest.mark.virtual_time
-async def test_an_election_is_told_of_from_its_start_to_its_end(supervisor: socket.socket, monkeypatch):
+async def test_supervisor_is_notified_of_an_election_from_its_start_to_its_end(supervisor: socket.socket, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "4000000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     election, _, words = make_election(ScriptedBackend(renew=[ConnectionError("gone")]), health_interval_s=5.0)

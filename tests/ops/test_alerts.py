@@ -110,7 +110,7 @@ def test_the_specified_example_is_read_as_it_stands():
     assert (second.for_, second.notify, second.as_written) == (None, (Target("slack", "#ops"),), False)
 
 
-def test_other_tables_of_the_file_are_nobody_s_business():
+def test_other_tables_of_the_file_are_ignored():
     assert parsed('[cluster.leader_election]\ncheck_interval = "5s"\n' + ONE).alerts[0].name == "a"
 
 
@@ -124,7 +124,7 @@ def test_receivers_are_read_with_the_paths_of_their_secrets():
     }
 
 
-def test_who_is_named_twice_is_told_once():
+def test_target_that_is_named_twice_is_notified_once():
     found = parsed(ONE + 'notify = ["slack:#a", "webhook:x", "slack:#a"]').alerts[0]
     assert list(map(str, found.notify)) == ["slack:#a", "webhook:x"]
 
@@ -333,7 +333,7 @@ def test_as_written_means_as_written(condition: str):
     assert exported(condition, as_written=True) == (condition, [])
 
 
-def test_a_change_is_told_in_a_sentence_that_says_what_and_why():
+def test_change_of_a_condition_is_described_in_a_sentence_that_says_what_and_why():
     document, (absent, increase) = prometheus_rules(parsed(OF_THE_SPECIFICATION).alerts, "forge")
     assert "\"or sum(absent(forge_leader_is_leader{role='scheduler'}))\" was added: a sum over no series" in absent.text
     assert '"rate(forge_leader_failovers_total[5m])" became "floor(increase(' in increase.text
@@ -370,7 +370,7 @@ def test_a_prefix_that_no_metric_can_have_is_refused_everywhere(prefix: str):
             compile_it()
 
 
-# --- Whom to tell ---------------------------------------------------------------------------------------------------
+# --- Whom to notify -------------------------------------------------------------------------------------------------
 
 
 def test_each_alert_goes_to_whom_it_names_and_all_of_them_at_once():
@@ -386,7 +386,7 @@ def test_each_alert_goes_to_whom_it_names_and_all_of_them_at_once():
     assert receiver["webhook_configs"] == [{"url_file": "/run/secrets/oncall"}, {"url": "http://127.0.0.1:9/x"}]
 
 
-def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_go_to_nobody():
+def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_have_none():
     config = parsed(ONE + 'notify = ["pagerduty"]\n' + ONE.replace('"a"', '"b"') + 'notify = ["pagerduty"]' + RECEIVERS)
     document = alertmanager_config(config.alerts, config.receivers)
     assert [receiver["name"] for receiver in document["receivers"]] == ["none", "pagerduty"]
@@ -401,7 +401,7 @@ def test_two_alerts_for_the_same_people_share_a_receiver_and_unknown_alerts_go_t
         ("webhook:x", "add [receivers.webhook.x] with url ="),
     ],
 )
-def test_someone_who_cannot_be_reached_is_an_error_that_says_what_to_add(target: str, advice: str):
+def test_target_that_is_not_configured_is_an_error_that_says_what_to_add(target: str, advice: str):
     config = parsed(f'{ONE}notify = ["{target}"]')
     with pytest.raises(ValueError, match="which is not configured") as caught:
         alertmanager_config(config.alerts, config.receivers, "forge.toml")
@@ -439,7 +439,7 @@ def test_each_role_is_missed_by_name_and_once():
     assert '{role="q\\""}' in alerts[1].condition
 
 
-def test_the_default_set_tells_whom_the_file_names_for_each_severity():
+def test_default_alerts_notify_the_targets_that_the_file_names_for_each_severity():
     tell = {"critical": (Target("pagerduty"),)}
     assert {alert.notify for alert in default_alerts(notify=tell) if alert.severity == "critical"} == {tell["critical"]}
     assert {alert.notify for alert in default_alerts(notify=tell) if alert.severity == "warning"} == {()}
@@ -574,7 +574,7 @@ def test_what_we_wrote_is_written_again(config: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["rules.yml", "alertmanager.yml", "grafana.json"])
 @pytest.mark.parametrize("content", [b"groups: []\n", b"{}", b"[]", b'{"description": 5}', b"\xff", b""])
-def test_a_file_of_somebody_else_s_stays_and_then_nothing_is_written(
+def test_file_that_the_command_did_not_write_is_kept_and_then_nothing_is_written(
     config: Path, tmp_path: Path, name: str, content: bytes
 ):
     out = tmp_path / "out"
@@ -609,7 +609,7 @@ def test_a_write_that_fails_leaves_the_file_of_before_and_no_other(tmp_path: Pat
     assert yaml.safe_load((tmp_path / "rules.yml").read_text()) == {"a": 1}
 
 
-def test_a_file_without_alerts_gets_the_default_ones_and_is_told_so(config: Path, tmp_path: Path):
+def test_file_without_alerts_gets_the_default_ones_and_a_message_says_so(config: Path, tmp_path: Path):
     config.write_text(RECEIVERS)
     result = run("--config", config, "--out", tmp_path / "out", "--role", "scheduler")
     assert result.exit_code == exit_codes.CLEAN
@@ -620,7 +620,7 @@ def test_a_file_without_alerts_gets_the_default_ones_and_is_told_so(config: Path
     assert by_name['alertname="slow_renewals"'] == "slack:#ops + webhook:plain"
 
 
-def test_the_default_alerts_need_no_file_and_say_that_nobody_hears_them(tmp_path: Path):
+def test_default_alerts_need_no_file_and_warn_that_they_have_no_receiver(tmp_path: Path):
     result = run("--defaults", "--out", tmp_path, "--prefix", "forge", "--lease-s", "30")
     assert result.exit_code == exit_codes.CLEAN
     assert "> 10" in (tmp_path / "rules.yml").read_text()
@@ -636,7 +636,7 @@ def test_an_alert_of_the_file_takes_the_place_of_the_default_one_of_its_name(con
     assert kept["condition"] == "floor(increase(forge_leader_failovers_total[5m])) > 5"
 
 
-def test_an_alert_that_names_nobody_goes_to_those_of_its_severity(config: Path, tmp_path: Path):
+def test_alert_without_notify_goes_to_the_receivers_of_its_severity(config: Path, tmp_path: Path):
     config.write_text(ONE.replace("info", "critical") + RECEIVERS)
     run("--config", config, "--out", tmp_path)
     assert yaml.safe_load((tmp_path / "alertmanager.yml").read_text())["route"]["routes"][0]["receiver"] == "pagerduty"

@@ -267,7 +267,7 @@ def test_failovers_between_many_nodes_add_up(tmp_path: Path):
     Unit(tmp_path, alerts).firing(series, {599: [], 800: ['{alertname="frequent_failovers", role="x"}']})
 
 
-def test_as_written_six_failovers_stay_unheard(tmp_path: Path):
+def test_as_written_the_alert_misses_six_failovers(tmp_path: Path):
     alerts = [alert for alert in specified(as_written=True) if alert.name == "frequent_failovers"]
     series = {'forge_leader_failovers_total{role="x", node="a"}': steps(6, interval_s=1)}
     Unit(tmp_path, alerts).firing(series, {825: []})
@@ -331,7 +331,7 @@ def node(dsn: str, key: LockKey, name: str) -> Process:
 
 @contextlib.contextmanager
 def webhook() -> Iterator[tuple[int, "queue.Queue[dict[str, Any]]"]]:
-    """A server that somebody on call would have: it keeps what it is told."""
+    """A server that an operator on call would have: it keeps what it receives."""
     told: queue.Queue[dict[str, Any]] = queue.Queue()
 
     class Hook(BaseHTTPRequestHandler):
@@ -361,7 +361,7 @@ def answer(url: str) -> Any:
 
 
 def wait_until(condition: Callable[[], bool], what: str, *processes: Process) -> None:
-    """Ask again and again. A program that ended, or that does not come to it, is shown with its last words."""
+    """Ask again and again. A program that ended, or that does not come to it, is shown with its last output."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and all(process.is_alive for process in processes):
         with contextlib.suppress(OSError):
@@ -385,7 +385,7 @@ notify = ["webhook:http://127.0.0.1:{port}/page"]
 
 
 def configure(folder: Path, hook_port: int, alertmanager_port: int, node_ports: list[str]) -> None:
-    """Write what an operator would export, and what they would tell their Prometheus."""
+    """Write what an operator would export, and how they would configure their Prometheus."""
     config = parse(tomllib.loads(LIVE.format(port=hook_port)))
     write_rules(folder, list(config.alerts))
     told = alertmanager_config(config.alerts, config.receivers)

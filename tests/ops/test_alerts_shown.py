@@ -109,7 +109,7 @@ def test_what_an_alert_waits_for_is_building_up_until_then():
     assert (found["state"], found["since"]) == ("pending", 960.0)
 
 
-def test_a_stale_picture_is_said_beside_the_alerts_of_a_configuration():
+def test_unreachable_store_is_an_alert_beside_those_of_a_configuration():
     alert = Alert("mine", "up == 0", "info")
     names = [each["name"] for each in alert_records([], [], at=AT, error="gone", watched=Watched([alert]))]
     assert names == ["mine", "store_unreachable"]
@@ -172,7 +172,7 @@ def test_a_check_warns_of_what_an_export_would_warn_of(tmp_path: Path, condition
     assert kind in told["warnings"][0]["text"]
 
 
-def test_a_check_warns_of_an_alert_that_nobody_is_told_of(tmp_path: Path):
+def test_check_warns_of_an_alert_without_a_receiver(tmp_path: Path):
     assert "no receiver" in check(tmp_path, FINE, [])[1]["warnings"][0]["text"]
 
 

@@ -100,7 +100,7 @@ async def granted_by_an_earlier_version(postgres: Postgres, schema: str, roles: 
 
 
 def forged(schema: str, key: LockKey, **more: Any) -> str:
-    """What 0.1.0 obeyed, whoever sent it."""
+    """What 0.1.0 obeyed, from any sender."""
     return json.dumps({"ask": "step_down", "schema": schema, "lock": str(key), "by": "the boss", **more})
 
 
@@ -137,7 +137,9 @@ async def answer_of(dsn: str, schema: str, key: LockKey, **more: Any) -> tuple[s
 # --- With the table ---------------------------------------------------------------------------------------------------
 
 
-async def test_stranger_who_can_only_notify_deposes_nobody(postgres: Postgres, schema: str, key: LockKey, roles: Roles):
+async def test_stranger_who_can_only_notify_cannot_depose_a_leader(
+    postgres: Postgres, schema: str, key: LockKey, roles: Roles
+):
     stranger = roles.make("stranger")
     async with leading(postgres.dsn, schema, key, lease_s=UNDISTURBED_S) as (one, reader):
         token = one.lock.token
@@ -214,7 +216,7 @@ async def test_row_that_was_inserted_by_hand_is_an_ask_too(postgres: Postgres, s
         await eventually(lambda: asked_in(reader))
 
 
-async def test_role_that_may_only_read_is_told_what_it_lacks(
+async def test_error_names_the_right_that_a_read_only_role_lacks(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):
     watcher = roles.make("watcher")
@@ -233,7 +235,7 @@ async def test_role_that_may_only_read_is_told_what_it_lacks(
 
 
 @pytest.mark.parametrize("command", ["status", "step-down", "history"])
-async def test_stranger_is_told_of_the_right_to_look_and_ask_and_a_node_of_the_right_to_take_part(
+async def test_error_names_the_right_to_look_and_ask_for_a_stranger_and_the_right_to_take_part_for_a_node(
     postgres: Postgres, schema: str, roles: Roles, command: str
 ):
     stranger = roles.make("stranger")
@@ -394,7 +396,7 @@ async def test_flood_of_notifications_costs_one_look_a_second_and_one_line_a_min
                 await notify(connection, forged(schema, key, n=number))
                 await asyncio.sleep(0.3)
             assert one.lock.token == token
-            assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed  # among them, who may is heard
+            assert (await answer_of(postgres.dsn, schema, key))[1].is_obeyed  # a permitted request is among them
         await until(lambda: one.lock.token not in (None, token))
         await beaten(reader)
     assert all(later - earlier >= 0.99 for earlier, later in itertools.pairwise(looks)), looks
@@ -471,7 +473,7 @@ async def test_without_a_table_own_role_and_members_are_obeyed_and_strangers_are
 
 
 @pytest.mark.slow
-async def test_without_a_table_forged_notifications_depose_nobody(
+async def test_without_a_table_forged_notifications_cannot_depose_a_leader(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles
 ):
     app = await granted_by_an_earlier_version(postgres, schema, roles)

@@ -101,7 +101,7 @@ def test_the_file_of_the_specification(write):
     assert (election.check_interval, election.lock_timeout) == (5.0, 10.0)
     assert (election.lease_s, election.health_interval_s) == (60.0, 30.0)
     assert election.retry_strategy() == FixedInterval(5.0)
-    assert election.slice_s == 0.9  # ten seconds are longer than anybody stands in line at a time
+    assert election.slice_s == 0.9  # ten seconds are longer than any wait slice
 
 
 def test_the_example_is_complete_and_right():
@@ -114,7 +114,7 @@ def test_the_example_is_complete_and_right():
     assert missing == []
 
 
-def test_what_the_example_has_commented_out_can_be_said_too(write):
+def test_commented_out_settings_of_the_example_are_valid_too(write):
     text = (ROOT / "examples" / "pgleaderlock.toml").read_text(encoding="utf-8")
     config = load_config(write(re.sub(r"(?m)^# (?!max_roles)(\w+ = )", r"\1", text)), environ={})
     assert config.cluster.node == "web-1"
@@ -463,7 +463,7 @@ def test_by_default_the_environment_is_the_process_s(monkeypatch):
         ("roles = [{ name = 'a', nme = 1 }]", f"node.toml: {ELECTION}.roles[0].nme: unknown key; did you mean name?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_the_election_is_said_with_file_and_key(write, text, line):
+def test_error_in_the_election_is_reported_with_file_and_key(write, text, line):
     (found,) = refusal(write(election(text)))
     assert found.startswith(line)
 
@@ -492,7 +492,7 @@ def test_what_is_wrong_in_the_election_is_said_with_file_and_key(write, text, li
         ("alert = 1", "node.toml: alert: unknown key; did you mean alerts?"),
     ],
 )
-def test_what_is_wrong_elsewhere_is_said_too(write, text, line):
+def test_error_in_other_tables_is_reported_too(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -519,7 +519,7 @@ ALERT = '[[alerts]]\nname = "{}"\ncondition = "up == 0"\nseverity = "{}"\n'
         ("[receivers.webhook.'a b']\nurl = 'https://h'", "node.toml: receivers.webhook: 'a b' is not a name"),
     ],
 )
-def test_what_alerts_refuse_is_said_with_its_key(write, text, line):
+def test_error_in_the_alerts_is_reported_with_its_key(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -591,7 +591,7 @@ def test_ports_that_do_not_meet_may_be_the_same(write):
     load(write(BOTH.format(80, "", 80, "").replace("true", "false", 1)), environ={})
 
 
-def test_places_are_of_the_source_that_said_it(write):
+def test_error_names_the_source_of_each_setting(write):
     file = write(election('lease_duration = "60s"'))
     (found,) = refusal(file, {"PGLEADERLOCK_REFRESH_INTERVAL": "50s"})
     assert found.startswith("$PGLEADERLOCK_REFRESH_INTERVAL: refresh_interval = 50s must be less than two thirds of")
@@ -622,7 +622,7 @@ def test_flags_that_are_wrong(written, line):
     assert found.startswith(line)
 
 
-def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file(write):
+def test_all_errors_are_reported_at_once_in_the_order_of_the_file(write):
     text = election('wake = "x"\nlease_duration = "6s"\nrefresh_interval = "5s"\nfoo = 1') + ALERT.format("a", "bad")
     text += BOTH.format(80, "", 80, "") + "prt = 5\n"
     found = refusal(write(text), {"PGLEADERLOCK_NODE": ""}, "metrics.host=")
@@ -658,7 +658,7 @@ def test_the_error_is_a_value_error_of_ours_and_programs_can_read_it(write):
         ("x = " + "[" * 5000, "node.toml: is nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_is_no_toml_is_said_with_its_line(write, text, line):
+def test_invalid_toml_is_reported_with_its_line(write, text, line):
     (found,) = refusal(write(text))
     assert found.startswith(line)
 
@@ -747,7 +747,7 @@ FUZZED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], d
 
 @FUZZED
 @given(st.sampled_from(SETTINGS), values)
-def test_any_value_of_toml_anywhere_is_taken_or_refused_in_words(write, setting, value):
+def test_any_value_of_toml_anywhere_is_accepted_or_refused_with_a_message(write, setting, value):
     table = f"[{'.'.join(setting.path[:-1])}]\n" if setting.path[:-1] else ""
     path = write(f"{table}{setting.path[-1]} = {toml_of(value)}\n")
     try:
@@ -763,7 +763,7 @@ def test_any_value_of_toml_anywhere_is_taken_or_refused_in_words(write, setting,
 
 @FUZZED
 @given(st.dictionaries(st.sampled_from(["cluster", "registry", "metrics", "alerts", "receivers", "x"]), values))
-def test_any_file_at_all_is_taken_or_refused_in_words(write, content):
+def test_any_file_at_all_is_accepted_or_refused_with_a_message(write, content):
     path = write("".join(f"{key} = {toml_of(value)}\n" for key, value in content.items()))
     try:
         load(path, environ={})
@@ -773,7 +773,7 @@ def test_any_file_at_all_is_taken_or_refused_in_words(write, content):
 
 @FUZZED
 @given(st.sampled_from(SETTINGS), words, words)
-def test_any_text_of_a_variable_or_a_flag_is_taken_or_refused_in_words(setting, in_environ, in_flag):
+def test_any_text_of_a_variable_or_a_flag_is_accepted_or_refused_with_a_message(setting, in_environ, in_flag):
     sources: list[dict[str, Any]] = [
         {"environ": {setting.variable: in_environ}},
         {"sets": [f"{setting.key}={in_flag}"]},
@@ -825,7 +825,9 @@ def elections_of(lock: LeaderLock) -> list[str]:
     return found
 
 
-async def test_in_line_a_release_is_noticed_at_once_however_long_the_check_interval(postgres: Postgres, key: LockKey):
+async def test_queued_follower_notices_a_release_at_once_however_long_the_check_interval(
+    postgres: Postgres, key: LockKey
+):
     first, second = (a_lock(postgres, key, check_interval="1h", lock_timeout="10s") for _ in range(2))
     elections = elections_of(second)
     async with first:
@@ -837,7 +839,7 @@ async def test_in_line_a_release_is_noticed_at_once_however_long_the_check_inter
     assert elections == ["follower", "leader"]
 
 
-async def test_in_line_one_round_is_one_election_and_a_slice_is_none(postgres: Postgres, key: LockKey):
+async def test_one_round_in_the_queue_is_one_election_and_a_wait_slice_is_none(postgres: Postgres, key: LockKey):
     first = a_lock(postgres, key)
     second = a_lock(postgres, key, check_interval="700ms", lock_timeout="100ms")
     elections = elections_of(second)
@@ -864,7 +866,7 @@ async def test_who_polls_asks_once_in_a_check_interval(postgres: Postgres, key: 
             await until(lambda: len(often) >= 3 and bool(rarely))
             await first.shutdown()
             assert await second.wait_for_leadership(20)
-            assert rarely == ["follower"]  # it sleeps, and hears of nothing
+            assert rarely == ["follower"]  # it sleeps, and receives no notification
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -935,7 +937,7 @@ def test_check_exits_with_0_or_2(write, run):
 
 
 @pytest.mark.parametrize("url", WITH_SECRET[:3])
-def test_a_password_is_refused_where_everybody_can_read_it(run, url):
+def test_password_is_refused_where_all_users_can_read_it(run, url):
     found = run("show", "--set", f"{ELECTION}.backend={url}")
     assert found.exit_code == exit_codes.USAGE
     assert "$PGLEADERLOCK_BACKEND" in found.output
@@ -1004,7 +1006,7 @@ url = 3
 """
 
 
-def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_path):
+def test_all_errors_are_reported_at_once_alerts_and_receivers_included(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text(ALL_WRONG.lstrip())
     with pytest.raises(ConfigError) as caught:
@@ -1030,7 +1032,7 @@ def test_all_that_is_wrong_is_said_at_once_alerts_and_receivers_included(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["alerts = [3]", "[[alerts]]", "[receivers]\nslack = 3", "[receivers.x]"])
-def test_alerts_that_cannot_be_read_at_all_are_said_once(tmp_path, content: str):
+def test_alerts_that_cannot_be_read_at_all_are_reported_once(tmp_path, content: str):
     path = tmp_path / "x.toml"
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:

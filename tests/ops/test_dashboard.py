@@ -1,4 +1,4 @@
-"""The dashboard's server: what it shows, to whom, and that nobody who listens can harm another."""
+"""The dashboard's server: what it shows, to whom, and that no client can harm another."""
 
 import asyncio
 import json
@@ -155,7 +155,7 @@ def parsed_text(message: Sequence[str] | None) -> str:
     return "".join(message).partition("data: ")[2]
 
 
-async def test_whoever_comes_is_told_everything_and_then_what_changes():
+async def test_new_client_receives_a_snapshot_and_then_the_changes():
     board = make_board()
     lines: dict[str, list[Line]] = {"l": [line("acquired", 100.0)]}
     roles = [RoleStatus("l", "role", leader(), [candidate("a", "leader")]), RoleStatus("m", "other")]
@@ -193,7 +193,7 @@ async def test_of_two_events_at_the_same_time_the_one_that_was_written_later_is_
     assert [each["event"] for each in change["events"]] == ["released", "step_down_asked"]
 
 
-async def test_what_the_demo_noted_is_told_to_those_who_listen_and_to_those_who_come_later():
+async def test_notes_of_the_demo_are_sent_to_connected_clients_and_to_later_ones():
     board = make_board()
     board.show(Look(200.0, 0.0, []))
     early = board.streams.open()
@@ -206,7 +206,7 @@ async def test_what_the_demo_noted_is_told_to_those_who_listen_and_to_those_who_
     assert parsed(await late.get())[1]["demo"] == [note]
 
 
-async def test_the_window_does_not_grow_while_nobody_looks(monkeypatch: pytest.MonkeyPatch):
+async def test_window_does_not_grow_while_no_client_is_connected(monkeypatch: pytest.MonkeyPatch):
     """Or the page would offer "10 min 1 s", and half an hour more after half an hour without a store."""
     board = make_board()
     board.show(Look(1000.0, 400.0, []))
@@ -283,7 +283,7 @@ async def test_a_store_that_goes_away_makes_the_picture_stale_once_and_fresh_aga
     assert beat["at"] == pytest.approx(210.0, abs=5)
 
 
-async def test_a_slow_listener_is_told_anew_and_its_queue_stays_short():
+async def test_slow_client_gets_a_new_snapshot_and_its_queue_stays_short():
     streams = Streams(lambda: ("every", "thing"), most=2)
     slow, quick = streams.open(), streams.open()
     assert [await slow.get(), await quick.get()] == [("every", "thing"), ("every", "thing")]
@@ -482,7 +482,7 @@ async def test_nonsense_on_the_wire_writes_no_lines_into_the_log(caplog):
     assert not caplog.records
 
 
-async def test_asking_needs_the_token_a_json_body_and_somebody_to_ask():
+async def test_step_down_request_needs_the_token_a_json_body_and_a_leader():
     led = (RoleStatus(name, name, leader()) for name in ("l", "broken", "unwilling"))
     source = FixedSource(*led, RoleStatus("free", "free"))
     async with serving(source, token=TOKEN) as (_, client):
@@ -580,7 +580,7 @@ async def test_metrics_of_the_process_are_there_too():
         assert 'pgleaderlock_dashboard_led{role="role"} 1.0' in text
 
 
-async def test_a_source_that_fails_is_said_and_followed_anew(caplog):
+async def test_failure_of_the_source_is_shown_and_the_source_is_followed_anew(caplog):
     source = FixedSource()
     async with serving(source) as (dashboard, client):
         source.looks.put_nowait(ZeroDivisionError("a bug"))
@@ -620,7 +620,7 @@ async def open_stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 @pytest.mark.slow
-async def test_five_hundred_streams_hold_and_one_that_does_not_read_harms_nobody():
+async def test_dashboard_serves_five_hundred_streams_and_one_client_that_does_not_read_harms_no_other():
     source = FixedSource(RoleStatus("l", "role", leader()))
     async with serving(source) as (dashboard, client):
         port = int(dashboard.url.rstrip("/").rpartition(":")[2])

@@ -318,7 +318,7 @@ def test_an_operators_page_is_live_where_anonymous_pages_have_no_place_left(serv
     visitor.forgive("503")
 
 
-def test_a_store_that_cannot_be_read_is_told_from_a_server_that_is_gone(server, visitor):
+def test_page_distinguishes_a_store_that_cannot_be_read_from_a_server_that_is_gone(server, visitor):
     show(server, one_role())
     page = visitor.open(server.url)
     server.look_again(broken=True)
@@ -581,7 +581,7 @@ def test_a_killed_sole_leader_is_shown_as_no_leader(server, visitor, screenshots
 # --- What happened, in its order ---
 
 
-def test_a_late_word_of_a_leader_replaces_when_others_saw_it_last(server, visitor):
+def test_late_report_of_a_leader_replaces_the_time_when_others_saw_it_last(server, visitor):
     stage = one_role()
     show(server, stage)
     page = visitor.open(server.url)
@@ -768,7 +768,7 @@ def test_on_a_phone_nothing_reaches_out_of_its_card_or_lies_on_something_else(se
             action, "measured", "node-c leads 2.96 s after node-b froze: its lease, 3 s, had to end", measured_ms
         )
     server.note("cut", "begun", "node-b is cut off from PostgreSQL")
-    # The page hears them one by one: before the fourth figure, a button that runs is one of those that end again.
+    # The page receives them one by one: before the fourth figure, a button that runs is one of those that end again.
     expect(page.locator("#demo-table tr")).to_have_count(4)
     expect(page.locator(".demo-button.running i")).to_contain_text("s")
     page.evaluate("() => { document.querySelector('.demo-button.running i').textContent = '12,965 ms'; }")

@@ -31,7 +31,7 @@ OPERATOR = {"X-Pgleaderlock-Token": TOKEN}
 
 
 class LeadingNode:
-    """``pgleaderlock run --config`` as a process of its own, and all that it tells."""
+    """``pgleaderlock run --config`` as a process of its own, and all that it prints."""
 
     def __init__(self, dsn: str, schema: str, folder: Path, lease_s: float) -> None:
         self.lease_s = lease_s

@@ -223,7 +223,7 @@ async def test_two_elections_are_counted_apart():
 
 
 @pytest.mark.virtual_time
-async def test_whoever_is_watched_late_is_counted_from_then_on():
+async def test_election_that_is_watched_late_is_counted_from_then_on():
     election, backend, _ = make_election(health_interval_s=3.0)
     backend.scripts["renew"] = [Grant(), DOWN]
     registry = CollectorRegistry()
@@ -251,7 +251,7 @@ async def test_a_listener_that_comes_late_does_not_take_the_first_leader_for_a_s
     async with election:
         await until_state(election, LockState.LEADER)
         Metrics(registry=registry).watch(election, **HERE, clock=asyncio.get_running_loop().time)
-        await election.wait_for_leadership()  # only now its on_acquired is heard
+        await election.wait_for_leadership()  # only now its on_acquired is called
         assert Seen(registry)("failovers_total") == 0
         assert Seen(registry)("tenure_seconds") == asyncio.get_running_loop().time()
 
@@ -260,7 +260,7 @@ async def test_a_listener_that_comes_late_does_not_take_the_first_leader_for_a_s
 
 
 @pytest.mark.virtual_time
-async def test_a_leader_is_one_and_everybody_else_zero():
+async def test_is_leader_is_one_on_the_leader_and_zero_on_all_others():
     election, _, seen = watch_one()
     assert seen("is_leader") == 0
     async with election:
@@ -298,7 +298,7 @@ async def test_tenure_is_the_age_of_the_term_and_a_new_term_is_young():
 
 
 @pytest.mark.virtual_time
-async def test_tenure_counts_from_the_term_and_not_from_when_the_news_was_heard():
+async def test_tenure_counts_from_the_begin_of_the_term_and_not_from_the_delivery_of_the_event():
     election, _, _ = make_election()
     registry = CollectorRegistry()
 
@@ -309,7 +309,7 @@ async def test_tenure_counts_from_the_term_and_not_from_when_the_news_was_heard(
     Metrics(registry=registry).watch(election, **HERE, clock=asyncio.get_running_loop().time)
     async with election:
         await asyncio.sleep(5)
-        assert Seen(registry)("leaderless_seconds_total") == 0  # it leads, whatever was not heard yet
+        assert Seen(registry)("leaderless_seconds_total") == 0  # it leads, whatever was not delivered yet
         await asyncio.sleep(10)
         assert Seen(registry)("tenure_seconds") == 15
         assert Seen(registry)("leaderless_seconds_total") == 0
@@ -358,7 +358,7 @@ async def test_a_frozen_event_loop_does_not_show_a_leader_past_its_trust():
             await election.wait_for_leadership()
             scraper = threading.Thread(target=scrape, args=(server.port,))
             scraper.start()
-            scraper.join()  # on purpose: the loop stands still, and nobody can tell anybody anything
+            scraper.join()  # on purpose: the loop stands still, and no event can be delivered
             assert election.state is LockState.LEADER
     assert shown == [(1, pytest.approx(0.1), pytest.approx(13.4)), (0, 0, 0), (0, 0, 0)]
 
@@ -391,7 +391,7 @@ async def test_the_first_leader_is_no_failover():
 
 
 @pytest.mark.virtual_time
-async def test_following_somebody_else_is_a_failover_however_often_one_was_refused():
+async def test_first_term_after_another_leader_is_one_failover_however_often_the_follower_was_refused():
     election, _, seen = watch_one(ScriptedBackend(try_acquire=[None, None, None]))
     async with election:
         await asyncio.sleep(3)
@@ -514,14 +514,14 @@ async def test_an_election_that_is_started_again_goes_on_counting():
         (EventKind.STOPPED, "stop_requested"),
     ],
 )
-def test_a_new_term_that_was_not_heard_of_yet_has_not_the_age_of_the_last(end, cause):
+def test_new_term_whose_event_is_not_delivered_yet_has_not_the_age_of_the_last(end, cause):
     tally = Tally(LockState.STOPPED, 0.0)
     tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
     tally.hear(Event(end, LockState.RELEASING, LockState.FOLLOWER, cause, 5.0))
     assert tally.read(9.0, leads=True).tenure_s == 0
 
 
-def test_a_term_whose_end_nobody_could_tell_is_over_with_the_next_start():
+def test_term_whose_end_was_not_reported_is_over_with_the_next_start():
     """As when an event loop was closed under a leader."""
     tally = Tally(LockState.STOPPED, 0.0)
     tally.hear(Event(EventKind.ACQUIRED, LockState.ACQUIRING, LockState.LEADER, "acquire_succeeded", 1.0))
@@ -592,7 +592,7 @@ async def test_reconnecting_is_leaderless_until_the_lock_is_back():
 
 
 @pytest.mark.virtual_time
-async def test_whoever_lost_to_another_knows_who_leads():
+async def test_candidate_that_lost_the_lock_to_another_counts_no_leaderless_time():
     election, backend, seen = watch_one(health_interval_s=3.0)
     backend.scripts.update(renew=[TAKEN], try_acquire=[Grant(), HANG])
     async with election:
@@ -619,7 +619,7 @@ def test_a_counter_that_was_shown_is_not_taken_back_by_news_that_comes_late():
     assert tally.read(20.0, leads=False).leaderless_s == 10
 
 
-def test_late_news_that_nobody_leads_counts_no_second_twice():
+def test_late_event_about_a_missing_leader_counts_no_second_twice():
     tally = Tally(LockState.FOLLOWER, 0.0)
     assert tally.read(10.0, leads=False).leaderless_s == 10
     tally.hear(Event(EventKind.ERROR, LockState.ACQUIRING, LockState.FOLLOWER, "db_error", 4.0))
@@ -632,7 +632,7 @@ def test_an_attempt_that_failed_is_no_loss():
     assert set(tally.read(20.0, leads=False).losses.values()) == {0}
 
 
-def test_a_callback_that_fails_while_following_does_not_make_anybody_leaderless():
+def test_failing_callback_of_a_follower_does_not_count_as_leaderless_time():
     tally = Tally(LockState.FOLLOWER, 0.0)
     tally.hear(Event(EventKind.ACQUIRE_FAILED, LockState.ACQUIRING, LockState.FOLLOWER, "acquire_failed", 0.0))
     tally.hear(Event(EventKind.CALLBACK_FAILED, LockState.FOLLOWER, LockState.ACQUIRING, "callback_failed", 1.0))
@@ -717,7 +717,7 @@ async def test_work_that_fails_or_overruns_is_counted():
     assert tally.read(2.0, leads=False).work_overruns == 1
 
 
-def test_no_event_makes_the_listener_raise_and_every_one_is_heard_in_microseconds():
+def test_no_event_makes_the_listener_raise_and_each_is_handled_in_microseconds():
     tally = Tally(LockState.STOPPED, 0.0)
     events = [
         Event(kind, source, to, cause, at)
@@ -800,7 +800,7 @@ def test_without_a_registry_the_global_one_is_served():
         assert "python_info" in get(server.port)
 
 
-def test_it_listens_on_this_machine_alone_unless_told_otherwise():
+def test_metrics_server_listens_on_the_loopback_interface_by_default():
     with serve_metrics(0) as server:
         assert get(server.port)
         with pytest.raises(OSError, match="refused"):

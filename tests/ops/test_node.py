@@ -106,7 +106,7 @@ def test_keys_are_those_of_the_configuration():
         ({"roles": "a"}, "backend: is missing, and no store"),
     ],
 )
-def test_what_a_node_cannot_do_without_is_said(keys: dict[str, Any], words: str):
+def test_setting_that_a_node_cannot_do_without_is_an_error(keys: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         Node(configured(**in_election(**keys), registry__enabled="false"), dsn="x" if "backend" not in words else None)
 
@@ -164,7 +164,9 @@ def test_run_with_a_file_leads_all_roles_serves_metrics_and_hands_over(postgres:
     ],
 )
 @pytest.mark.slow
-def test_what_is_wrong_with_it_is_said_before_anything_starts(postgres: Postgres, arguments: list[str], words: str):
+def test_error_in_the_arguments_is_reported_before_anything_starts(
+    postgres: Postgres, arguments: list[str], words: str
+):
     command = [sys.executable, "-m", "pgleaderlock.cli", "run", *arguments]
     with Process(*command, env={"PG_DSN": postgres.dsn}) as process:
         process.wait_for(words)
@@ -219,7 +221,7 @@ def end_sessions(dsn: str, role: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_said_before_anybody_stands_for_anything(postgres: Postgres):
+def test_occupied_port_is_reported_before_any_candidate_starts(postgres: Postgres):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -245,7 +247,7 @@ def test_without_the_extra_a_metrics_port_names_it():
         pass
 
 
-def test_when_nobody_reads_its_events_any_more_a_node_hands_over(postgres: Postgres, schema: str):
+def test_node_hands_over_when_the_reader_of_its_events_is_gone(postgres: Postgres, schema: str):
     arguments = ["--set", f"registry.schema={schema}", "--set", f"cluster.leader_election.roles={NAME}/pipe"]
     command = [sys.executable, "-m", "pgleaderlock.cli", "run", "--json", *arguments]
     environment = {**os.environ, "PG_DSN": postgres.dsn}

@@ -275,7 +275,7 @@ async def test_an_election_that_is_attached_while_it_leads_is_written_as_it_is(
 
 
 @pytest.mark.slow
-async def test_a_database_that_is_away_costs_nobody_the_election_and_is_caught_up_on(
+async def test_election_goes_on_while_the_registry_database_is_down_and_the_events_are_written_later(
     postgres: Postgres, own_server: Server, schema: str, key: LockKey, caplog
 ):
     caplog.set_level(logging.INFO, logger="pgleaderlock")
@@ -318,7 +318,7 @@ async def test_tables_that_were_dropped_are_made_again(postgres: Postgres, schem
         assert one.lock.is_leader
 
 
-async def test_a_registry_that_never_answers_does_not_keep_anybody_from_stopping(postgres: Postgres, key: LockKey):
+async def test_registry_that_never_answers_does_not_keep_an_election_from_stopping(postgres: Postgres, key: LockKey):
     registry = Registry("postgresql://nobody@127.0.0.1:1/x", node="one")
     lock = LeaderLock(postgres.dsn, key=key, lease_s=LEASE_S, health_interval_s=0.3, settle_s=0)
     registry.attach(lock)
@@ -361,7 +361,7 @@ async def test_a_leader_that_is_asked_to_hands_over(postgres: Postgres, schema: 
                 await reader.ask_to_step_down("bigint:5", "ops")
 
 
-async def test_a_leader_that_says_good_bye_at_this_moment_has_not_vanished_and_stays_a_candidate(
+async def test_leader_that_signs_off_at_this_moment_has_not_vanished_and_stays_a_candidate(
     postgres: Postgres, schema: str, key: LockKey
 ):
     async with Node(postgres.dsn, schema, key, "one") as one, reading(postgres.dsn, schema) as reader:
@@ -482,7 +482,9 @@ async def test_an_ask_that_comes_during_a_write_does_not_wait_for_the_next_heart
     "payload",
     ["", "{", "[]", "7", '{"ask": "step_down"}', '{"ask": 1, "schema": 2, "lock": {}}', "[" * 7990],
 )
-async def test_an_ask_that_cannot_be_read_is_nobody_s(postgres: Postgres, schema: str, key: LockKey, payload: str):
+async def test_step_down_request_that_cannot_be_parsed_is_ignored(
+    postgres: Postgres, schema: str, key: LockKey, payload: str
+):
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
@@ -499,7 +501,9 @@ async def test_an_ask_that_cannot_be_read_is_nobody_s(postgres: Postgres, schema
 
 
 @pytest.mark.parametrize("by", ["\0", "\ud800", "\x1b[31m"])
-async def test_an_ask_in_a_hostile_name_is_heard_and_written(postgres: Postgres, schema: str, key: LockKey, by: str):
+async def test_step_down_request_in_a_hostile_name_is_received_and_recorded(
+    postgres: Postgres, schema: str, key: LockKey, by: str
+):
     async with Node(postgres.dsn, schema, key, "one") as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
@@ -532,9 +536,7 @@ def test_what_could_never_be_written_is_refused_at_once(settings: dict[str, Any]
         Registry("postgresql://x/x", **settings)
 
 
-async def test_a_table_that_somebody_has_locked_is_waited_for_by_one_session_at_most(
-    postgres: Postgres, schema: str, key: LockKey, monkeypatch
-):
+async def test_at_most_one_session_waits_for_a_locked_table(postgres: Postgres, schema: str, key: LockKey, monkeypatch):
     limits = "SELECT set_config('lock_timeout', '200ms', false)"
     monkeypatch.setattr("pgleaderlock.ops.registry._database.Database.LIMITS", limits)
     async with Node(postgres.dsn, schema, key, "one") as one:
@@ -550,7 +552,7 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_by_one_session_at_
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)
 
 
-async def test_a_leader_of_whom_nothing_is_heard_is_replaced_whatever_its_token(
+async def test_silent_leader_is_replaced_in_the_registry_whatever_its_token(
     postgres: Postgres, schema: str, key: LockKey
 ):
     """As when the cluster of the locks was made anew, and tokens began anew with it."""
@@ -569,7 +571,9 @@ async def test_a_leader_of_whom_nothing_is_heard_is_replaced_whatever_its_token(
             await eventually(one_leads)
 
 
-async def test_whoever_does_not_accept_asks_does_not_hear_them(postgres: Postgres, schema: str, key: LockKey):
+async def test_node_that_does_not_accept_step_down_requests_does_not_listen_for_them(
+    postgres: Postgres, schema: str, key: LockKey
+):
     async with Node(postgres.dsn, schema, key, "one", accept_asks=False) as one:
         await one.lock.wait_for_leadership()
         await until(lambda: one.registry.is_up)
@@ -650,13 +654,13 @@ def written(*events: Event) -> list[tuple[str, float]]:
     return [(happening.event, happening.at) for happening in pending.outbox.take(100)]
 
 
-def test_a_leader_that_slept_through_its_end_ended_when_it_stopped_believing_and_not_when_it_woke():
+def test_term_of_a_leader_that_slept_past_its_deadline_ends_at_the_deadline_and_not_at_the_wake_up():
     acquired = told(EventKind.ACQUIRED, 10.0)
     lost = told(EventKind.LOST, 90.0, cause=LossCause.STALLED, trusted_until=23.5)
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 23.5)]
 
 
-def test_a_leader_that_is_told_in_time_ended_when_it_was_told():
+def test_term_of_a_leader_that_was_notified_in_time_ends_at_the_notification():
     acquired = told(EventKind.ACQUIRED, 10.0)
     lost = told(EventKind.LOST, 12.0, cause=LossCause.SESSION_TERMINATED, trusted_until=23.5)
     assert written(acquired, lost) == [("acquired", 10.0), ("lost", 12.0)]
@@ -680,7 +684,7 @@ def test_the_history_keeps_its_words_and_has_no_attempts_that_failed():
     assert rows == [("error", 3.0, "work_failed"), ("error", 5.0, "health_failed"), ("lost", 6.0, "silenced")]
 
 
-def test_a_release_counts_from_when_it_began_because_nobody_believes_from_there_on():
+def test_release_counts_from_when_it_began_because_leadership_is_not_valid_from_then_on():
     events = [
         told(EventKind.ACQUIRED, 10.0),
         told(EventKind.STATE_CHANGE, 20.0, states=(LockState.LEADER, LockState.RELEASING), trusted_until=30.0),
@@ -689,7 +693,7 @@ def test_a_release_counts_from_when_it_began_because_nobody_believes_from_there_
     assert written(*events) == [("acquired", 10.0), ("released", 20.0)]
 
 
-def test_reconnecting_ends_belief_no_later_than_the_trust():
+def test_reconnecting_ends_the_term_no_later_than_its_validity():
     states = (LockState.LEADER, LockState.RECONNECTING)
     events = [told(EventKind.ACQUIRED, 10.0), told(EventKind.STATE_CHANGE, 40.0, states=states, trusted_until=23.5)]
     assert written(*events) == [("acquired", 10.0), ("reconnecting", 23.5)]
@@ -711,14 +715,14 @@ def test_the_shortest_round_trip_knows_best():
     assert clock.within_s(12.2) == pytest.approx(0.1)
 
 
-def test_a_server_s_clock_that_was_set_is_believed():
+def test_server_clock_that_was_set_is_used_as_it_is():
     clock = ServerClock()
     clock.note(10.0, 10.1, 1000.0)
     clock.note(20.0, 21.0, 5000.0)
     assert clock.at(20.5) == 5000.0
 
 
-def test_what_is_known_is_believed_in_less_with_time():
+def test_older_clock_reading_gives_way_to_a_less_precise_newer_one():
     clock = ServerClock()
     clock.note(10.0, 10.1, 1000.0)
     clock.note(5000.0, 5000.3, 5989.95)
@@ -768,7 +772,7 @@ def test_a_leader_that_vanished_is_taken_to_have_ended_when_it_was_seen_last():
     assert found.failovers == {"vanished": 1}
 
 
-def test_its_own_word_counts_for_more_than_that_it_vanished():
+def test_leader_s_own_report_counts_for_more_than_the_report_that_it_vanished():
     lines = [
         line("acquired", 10),
         line("vanished", 14),
@@ -803,7 +807,7 @@ def test_missing_events_are_counted():
     assert found.missing == 7
 
 
-def test_terms_of_a_lock_that_nobody_ever_had_are_none():
+def test_lock_that_was_never_held_has_no_terms():
     assert terms_of([line("error", 3), line("stopped", 4)]) == []
     (found,) = audit([line("stopped", 4)], since=0, until=10)
     assert found.leaderless_s == 10
@@ -820,7 +824,7 @@ async def test_a_registry_that_is_closed_before_its_lock_says_until_when_it_knew
         await until(lambda: one.registry.is_up and not one.registry.waiting_events)
         token = one.lock.token
         await one.registry.close()
-        assert one.lock.is_leader  # nobody's business but the lock's
+        assert one.lock.is_leader  # the registry does not affect the lock
         await asyncio.sleep(0.3)
     async with Node(postgres.dsn, schema, key, "two") as two:
         await two.lock.wait_for_leadership()
@@ -854,7 +858,7 @@ async def test_a_registry_that_is_started_again_says_how_the_term_ended_after_al
     assert found.unknown_s == 0
 
 
-def test_time_of_which_nobody_can_tell_is_neither_led_nor_leaderless():
+def test_unobserved_time_counts_neither_as_led_nor_as_leaderless():
     def line(event: str, at: float, node: str = "a", token: int = 1) -> Line:
         return Line("l", "r", node, node, event, None, token, at)
 

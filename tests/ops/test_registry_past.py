@@ -144,7 +144,7 @@ async def test_the_audit_of_a_node_reads_all_lines_of_the_last_day(
         assert one.registry.overlaps == {"scheduler": 1}
 
 
-async def test_an_audit_that_is_not_finished_in_time_is_said_and_costs_nothing_else(
+async def test_audit_that_is_not_finished_in_time_is_logged_and_costs_nothing_else(
     postgres: Postgres, schema: str, key: LockKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("pgleaderlock.ops.registry.registry._AUDIT_EVERY_S", 0.5)

@@ -76,13 +76,13 @@ class Scene:
 
     def seen(self, role: str) -> list[tuple[str, float, float]]:
         """Return which node led when, by its own account, the earliest first."""
-        beliefs = [
+        intervals = [
             (name, began, ended)
             for name in self.nodes
             for which, began, ended in read_observations(self._folder / f"{name}.seen")
             if which == f"{self.schema}/{role}"[:16]
         ]
-        return sorted(beliefs, key=lambda belief: belief[1])
+        return sorted(intervals, key=lambda interval: interval[1])
 
     def scrape(self, name: str, metric: str) -> dict[str, float]:
         """Return one metric of a node, by role."""
@@ -112,7 +112,7 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def by_role(statuses: list[RoleStatus]) -> dict[str, str]:
-    """Return who leads, where somebody does and is alive."""
+    """Return the leader, where there is one that is alive."""
     return {
         status.role.rpartition("/")[2]: status.leader.node
         for status in statuses
@@ -158,7 +158,7 @@ async def check_agreement(scene: Scene, reader: RegistryReader) -> None:
 
 
 @pytest.mark.slow
-async def test_a_leader_that_crashes_is_replaced_and_everybody_says_so(scene: Scene):
+async def test_leader_that_crashes_is_replaced_and_all_reports_agree(scene: Scene):
     scene.start("one")
     async with open_when_there(scene) as reader:
         await led_by(reader, "one")
@@ -193,9 +193,9 @@ async def test_a_leader_that_is_cut_off_stops_before_another_begins(scene: Scene
             await eventually(lambda: is_noted(reader, "lost"))
             await check_agreement(scene, reader)
             for role in ROLES:
-                terms = scene.seen(role)  # more than two where the host was so slow that one lost it before, too
-                began = min(began for node, began, _ in terms if node == "two")
-                assert max(ended for node, _, ended in terms if node == "one") < began
+                intervals = scene.seen(role)  # more than two where the host was so slow that one lost it before, too
+                began = min(began for node, began, _ in intervals if node == "two")
+                assert max(ended for node, _, ended in intervals if node == "one") < began
                 assert began - cut_at < 10 * LEASE_S
             lost = [line for line in await reader.history() if line.event == "lost" and line.at >= cut_at]
             assert {line.cause for line in lost} == {"renew_timeout"}

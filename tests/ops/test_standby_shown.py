@@ -258,7 +258,7 @@ async def test_schema_apply_names_the_missing_standby_and_leaves_nothing_that_wa
 
 
 class Executed:
-    """``exec`` of a command that never runs, in this process: what it tells while it waits, and how it ends."""
+    """``exec`` of a command that never runs, in this process: what it prints while it waits, and how it ends."""
 
     def __init__(self, dsn: str, key: LockKey, wait_s: float | None) -> None:
         self.told: list[str] = []

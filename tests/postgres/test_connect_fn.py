@@ -130,7 +130,7 @@ async def _hang() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_a_failed_health_check_leaves_the_session_open_until_the_loss_was_told():
+async def test_failed_health_check_leaves_the_session_open_until_the_loss_was_reported():
     """Closed any earlier, it would free the lock while we still say that we lead."""
     connection = DoubleConnection((True,), OSError("a statement failed, the session lives"))
     lock, _ = make_lock(connection)

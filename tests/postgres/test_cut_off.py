@@ -1,6 +1,6 @@
 """Cut off: a pulled cable, a socket that acknowledges and never answers, a frozen process, a server that starts anew.
 
-In all of them two processes believe different things for a while. What is promised is an order of events, and it is
+In all of them two processes know different things for a while. What is promised is an order of events, and it is
 measured here on the one clock that all processes of a machine share.
 """
 
@@ -25,7 +25,7 @@ from pgleaderlock.postgres.lease import witness_key
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.support.doubles import Witness, until
-from tests.support.lease import make_leased, until_in_line
+from tests.support.lease import make_leased, until_queued
 from tests.support.processes import Process
 from tests.support.programs import needs
 from tests.support.silent_proxy import SilentProxy
@@ -38,7 +38,7 @@ AT_ONCE_S = 0.5  # less than any answer is waited for
 
 
 class InLine:
-    """Whoever is refused stands in line from then on: nothing is quick here by polling. After an error, soon again."""
+    """A candidate that is refused queues from then on: nothing is quick here by polling. After an error, soon again."""
 
     def next_delay_s(self, context: RetryContext) -> float:
         return 600.0 if context.last_error is None else 0.05
@@ -265,13 +265,13 @@ async def test_a_witness_that_is_never_answered_is_given_up(proxy: SilentProxy, 
             assert await lock.wait_for_leadership(10)
 
 
-async def test_a_place_in_line_that_is_never_answered_is_given_up(proxy: SilentProxy, postgres: Postgres, key: LockKey):
+async def test_queued_request_that_is_never_answered_is_given_up(proxy: SilentProxy, postgres: Postgres, key: LockKey):
     leader, _ = make_lock(postgres.dsn, key)
     lock, heard = make_lock(proxy.dsn, key)
     async with leader:
         assert await leader.wait_for_leadership(10)
         async with lock:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             proxy.mute()
             muted_at = time.monotonic()
             await until(lambda: bool(heard.errors), timeout_s=5)
@@ -300,13 +300,13 @@ async def test_a_stop_does_not_wait_for_a_question_that_is_never_answered(proxy:
     assert heard.errors == []
 
 
-async def test_a_stop_does_not_wait_for_a_place_in_line(proxy: SilentProxy, postgres: Postgres, key: LockKey):
+async def test_stop_does_not_wait_for_a_queued_request(proxy: SilentProxy, postgres: Postgres, key: LockKey):
     leader, _ = make_lock(postgres.dsn, key)
     lock, heard = make_lock(proxy.dsn, key)
     async with leader:
         assert await leader.wait_for_leadership(10)
         async with lock:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             proxy.mute()
             assert await took_s(lock.shutdown()) < AT_ONCE_S
     assert heard.errors == []
@@ -353,11 +353,11 @@ async def test_a_shutdown_that_is_never_answered_ends_when_asked(proxy: SilentPr
 
 
 async def until_waited_for(holder: psycopg.AsyncConnection[Any]) -> None:
-    """Wait until another session stands in line for what this one holds."""
+    """Wait until another session is queued for the lock that this one holds."""
     statement = "SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
     deadline = time.monotonic() + 20
     while await (await holder.execute(statement)).fetchone() is None:
-        assert time.monotonic() < deadline, "nobody stands in line"
+        assert time.monotonic() < deadline, "no session is queued"
 
 
 def mute_when(lock: LeaderLock, state: LockState, proxy: SilentProxy) -> list[float]:
@@ -410,14 +410,14 @@ def watch(lock, loop):
     before = lock.trusted_until
     while lock.trusted_until == before:
         time.sleep(0.001)
-    believes_until = time.monotonic() + lock.time_left_s
+    valid_until = time.monotonic() + lock.time_left_s
     sys.setswitchinterval(60)
     began = time.monotonic()
     while time.monotonic() < began + 0.05:
         pass  # who waited for the interpreter when it was still shared is given it once more
     last = sample(lock, loop)
-    line = f"alone {believes_until}\\n".encode()
-    ctypes.PyDLL(None).write(1, line, len(line))  # unlike os.write(), it does not let go of the interpreter
+    line = f"alone {valid_until}\\n".encode()
+    ctypes.PyDLL(None).write(1, line, len(line))  # unlike os.write(), it does not release the interpreter
     while (now := sample(lock, loop))["began"] - last["ended"] < GAP_S:
         if now["ended"] - now["began"] < GAP_S:  # or it was frozen within, and the answer may be of either side
             last = now
@@ -459,14 +459,14 @@ def freeze(leader: Process, follower: Process, key: str) -> float:
     follower.say("start")
     hear(follower, "refused", [key])
     leader.say()
-    believes_until = float(leader.wait_for("alone ").split()[1])
+    valid_until = float(leader.wait_for("alone ").split()[1])
     frozen_at = time.monotonic()
     leader.signal(signal.SIGSTOP)
     acquired_at = hear(follower, "acquired", [key])[key]
     leader.signal(signal.SIGCONT)
     last, first, lost_at = json.loads(leader.wait_for("thawed ").removeprefix("thawed "))
     follower.say("stop")
-    assert believes_until < acquired_at < frozen_at + LEASE_S + SLACK_S
+    assert valid_until < acquired_at < frozen_at + LEASE_S + SLACK_S
     assert acquired_at < first["began"]
     assert (last["leads"], first["leads"]) == (True, False)
     assert acquired_at < lost_at
@@ -478,7 +478,7 @@ def freeze(leader: Process, follower: Process, key: str) -> float:
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 @pytest.mark.slow
-async def test_after_a_restart_nobody_leads_while_a_leader_cut_off_from_it_may_believe(
+async def test_after_a_restart_no_candidate_leads_while_a_leader_that_is_cut_off_may_still_be_valid(
     own_server: Server, key: LockKey, how: str
 ):
     async with cut_off_from_a_restart(own_server, key, how, lease_s=2.0) as (_, trusted_until, acquired_at):
@@ -499,7 +499,7 @@ async def test_without_settling_there_would_be_two_leaders(own_server: Server, k
 async def cut_off_from_a_restart(
     server: Server, key: LockKey, how: str, *, lease_s: float, settle_s: float | None = None
 ) -> AsyncIterator[tuple[LeaderLock, float, float]]:
-    """Cut a leader off, start the server anew, and wait for a successor: the leader, what it was sure of, and when."""
+    """Cut a leader off, start the server anew, and wait for a successor: the leader, its validity, and when."""
     timing = {"lease_s": lease_s, "health_interval_s": 0.5}
     with SilentProxy(server.tcp_dsn) as proxy:
         leader, _ = make_lock(proxy.dsn, key, **timing)
@@ -514,7 +514,7 @@ async def cut_off_from_a_restart(
                 assert await follower.wait_for_leadership(20)
                 acquired_at = only(heard, EventKind.ACQUIRED).at
                 yield leader, trusted_until, acquired_at
-                await leader.shutdown(timeout_s=0)  # there is nobody to release it to
+                await leader.shutdown(timeout_s=0)  # there is no candidate to release it to
 
 
 async def start_anew(server: Server, how: str) -> None:

@@ -264,7 +264,7 @@ def silent_pids(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[int]":
 END_SESSION = "SELECT pg_terminate_backend(%s)"
 
 
-async def test_a_silent_session_that_somebody_else_ends_proves_nothing(
+async def test_silent_session_that_another_process_ends_proves_nothing(
     clinic: Server, silent_pids: "asyncio.Queue[int]"
 ):
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as reaper:
@@ -529,7 +529,7 @@ async def test_the_lock_table_is_counted(clinic: Server):
 @pytest.mark.parametrize(
     ("version", "verdict"), [(120022, PROBLEM), (130000, WARNING), (139999, WARNING), (140000, OK)]
 )
-def test_an_old_server_is_told_apart_by_what_it_lacks(version: int, verdict: Verdict):
+def test_old_server_is_recognized_by_what_it_lacks(version: int, verdict: Verdict):
     finding = _pg_doctor_server._judge_version("x", version, "PostgreSQL")
     assert (finding.verdict, "14 or later" in finding.advice) == (verdict, verdict is not OK)
 
@@ -776,7 +776,7 @@ async def test_a_session_that_freezes_in_the_middle_ends_the_examination_in_time
     assert findings["the rest"].found.endswith("term table, lock")
 
 
-async def test_a_session_that_is_ended_in_the_middle_is_told_with_the_servers_words(
+async def test_session_that_is_ended_during_the_examination_is_reported_with_the_server_s_message(
     clinic: Server, silent_pids: "asyncio.Queue[int]"
 ):
     async with await psycopg.AsyncConnection.connect(clinic.dsn, autocommit=True) as reaper:

@@ -294,7 +294,7 @@ def test_the_name_of_a_session_ends_with_what_candidates_must_agree_on(monkeypat
 @pytest.mark.parametrize(
     "name", ["", "psql", "pgleaderlock vm:12", "pgleaderlock vm:12 15s", "a pgleaderlock vm:1 1s wf"]
 )
-def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
+def test_other_application_name_shows_no_agreement(name: str) -> None:
     assert agreement_of(name) is None
 
 
@@ -310,7 +310,7 @@ def test_another_name_tells_nothing_of_an_agreement(name: str) -> None:
         ({}, {"PGUSER": "me"}, False, "me"),
     ],
 )
-def test_a_database_that_nobody_chose_is_told_from_one_that_was(
+def test_default_database_name_is_distinguished_from_a_chosen_one(
     parts: dict[str, str],
     environment: dict[str, str],
     is_named: bool,

@@ -26,7 +26,7 @@ from pgleaderlock.models import LossCause
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
-from tests.support.lease import LEASE_S, QUEUED, make_leased, query, succession_columns, until_in_line
+from tests.support.lease import LEASE_S, QUEUED, make_leased, query, succession_columns, until_queued
 from tests.support.postgres import holders
 from tests.support.processes import Process
 
@@ -105,11 +105,11 @@ class Crowd:
         pid, at, token = self._forker.wait_for("leads ").split()[1:]
         return Term(int(pid), float(at), int(token))
 
-    def until_in_line(self, observer: psycopg.Connection[Any], number: int) -> None:
+    def until_queued(self, observer: psycopg.Connection[Any], number: int) -> None:
         deadline = time.monotonic() + 20
         while observer.execute(QUEUED, succession_columns(self._key)).rowcount < min(number, 2):
-            assert time.monotonic() < deadline, f"no {number} stand in line"
-            time.sleep(0.01)  # the server cannot be asked to tell
+            assert time.monotonic() < deadline, f"fewer than {number} are queued"
+            time.sleep(0.01)  # the server has no notification for this
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ class Succession:
 
     def go_on(self, ending: signal.Signals, observer: psycopg.Connection[Any]) -> None:
         """End the leader, and note how long it took from just before that until another led."""
-        self._crowd.until_in_line(observer, self._followers)
+        self._crowd.until_queued(observer, self._followers)
         began = suspend_aware_clock()
         os.kill(self._leader.pid, ending)
         self._leader = self._crowd.next_leader()
@@ -183,11 +183,11 @@ async def test_the_end_of_a_session_is_noticed_in_milliseconds(postgres: Postgre
     assert {event.cause for event in heard.events if event.kind is EventKind.LOST} == {LossCause.SESSION_TERMINATED}
 
 
-# --- What fifty in line cost ----------------------------------------------------------------------------------------
+# --- What fifty queued followers cost -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_nothing(
+async def test_fifty_queued_followers_write_nothing_into_the_log_and_hold_back_nothing(
     own_server: Server, key: LockKey
 ):
     slice_s = 0.9  # with the usual deadlock_timeout
@@ -197,14 +197,14 @@ async def test_fifty_followers_in_line_write_nothing_into_the_log_and_hold_back_
         for _ in range(51):
             lock, _ = make_leased(own_server.dsn, key, health_interval_s=5, lease_s=15)
             await stack.enter_async_context(lock)
-        await until_in_line(own_server.dsn, key, 50)
+        await until_queued(own_server.dsn, key, 50)
         index = asyncio.create_task(query(own_server.dsn, "CREATE INDEX CONCURRENTLY ON heap (number)"))
         oldest_s = await oldest_snapshot_s(own_server.dsn, 3 * slice_s)
         await asyncio.wait_for(index, 10)
-        await until_in_line(own_server.dsn, key, 50)
-        # Here, because a session that is closed in line has a last word: "connection to client lost".
+        await until_queued(own_server.dsn, key, 50)
+        # Here, because closing a queued session adds a line to the log: "connection to client lost".
         log = own_server.log_path.read_bytes()[written:].decode()
-    assert slice_s / 2 < oldest_s < slice_s + 0.2  # more than nothing, or nobody was looked at
+    assert slice_s / 2 < oldest_s < slice_s + 0.2  # more than nothing, or no session was observed
     assert [line for line in log.splitlines() if "LOG:" not in line] == []
 
 
@@ -235,7 +235,7 @@ async def moments(seconds: float) -> AsyncIterator[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("candidates", [1, 3])
-async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_once_there_is(
+async def test_no_candidate_keeps_the_lock_while_a_witness_session_is_impossible_and_one_leads_once_it_is_possible(
     own_server: Server, key: LockKey, candidates: int
 ):
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")
@@ -251,8 +251,10 @@ async def test_without_room_for_a_witness_nobody_sits_on_the_lock_and_one_leads_
         assert [lock.is_leader for lock in locks].count(True) == 1
 
 
-async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_leads(own_server: Server, key: LockKey):
-    """Each of them has its one connection and none could have a second, until the first that is granted lets go."""
+async def test_of_five_queued_followers_that_fill_their_limit_one_makes_room_and_another_leads(
+    own_server: Server, key: LockKey
+):
+    """Each of them has its one connection and none could have a second, until the first that is granted releases."""
     await query(own_server.dsn, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 5")
     locks, errors = narrow_candidates(own_server, key, 5)
     async with contextlib.AsyncExitStack() as stack:
@@ -260,7 +262,7 @@ async def test_of_five_in_line_who_fill_their_limit_one_makes_room_and_another_l
             await outsider.execute("SELECT pg_advisory_lock(%s, %s)", key.numbers)
             for lock in locks:
                 await stack.enter_async_context(lock)
-            await until_in_line(own_server.dsn, key, 5)
+            await until_queued(own_server.dsn, key, 5)
         assert await idle_hold_s(own_server.dsn, key, locks, 5.0) < LEASE_S / 2
         assert [lock.is_leader for lock in locks].count(True) == 1
         assert_the_limit_is_named(errors)
@@ -277,7 +279,7 @@ def narrow_candidates(server: Server, key: LockKey, number: int) -> tuple[list[L
 
 
 async def idle_hold_s(dsn: str, key: LockKey, locks: list[LeaderLock], timeout_s: float) -> float:
-    """Look on until one leads or the time is up. How long did one session hold the lock while nobody led?"""
+    """Look on until one leads or the time is up. How long did one session hold the lock without leading?"""
     statement = "SELECT pid FROM pg_locks WHERE granted AND (classid, objid, objsubid) = (%s, %s, 2)"
     held_since: dict[int, float] = {}
     longest_s = 0.0
@@ -313,7 +315,7 @@ def test_tokens_grow_over_two_hundred_elections_whatever_ended_the_term_before(o
 def test_without_a_witness_too_a_crash_straight_after_the_grant_does_not_repeat_a_token(
     own_server: Server, key: LockKey
 ):
-    """Granted in line after a step-down, at the first try after a crash. With a witness its commit is flushed last."""
+    """Granted in the queue after a step-down, at the first try after a crash. The witness's commit is flushed last."""
     assert tokens_that_did_not_grow(own_server, key, ["step down", "crash", "recovery"] * 4, witness=False) == []
 
 

@@ -103,7 +103,7 @@ async def test_any_key_is_a_role(postgres: Postgres, key: LockKey, names: list[s
 
 
 @pytest.mark.slow
-async def test_leadership_outlives_many_leases_without_a_word_to_the_elections(postgres: Postgres, names: list[str]):
+async def test_leadership_outlives_many_leases_without_an_event_of_the_elections(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names, lease_s=1.2, health_interval_s=0.3)
     heard: list[EventKind] = []
     group.subscribe(lambda _, event: heard.append(event.kind))
@@ -151,7 +151,7 @@ async def test_a_group_and_a_single_candidate_meet_on_the_same_lock(postgres: Po
         assert await lock.wait_for_leadership(10)
 
 
-async def test_callbacks_are_told_which_role(postgres: Postgres, names: list[str]):
+async def test_callbacks_get_the_role(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     acquired: list[str] = []
     released: list[str] = []
@@ -259,7 +259,7 @@ async def test_a_group_stands_only_for_what_it_names(postgres: Postgres, names: 
         assert [*one] == names[:1]
 
 
-async def test_a_role_that_nobody_has_room_for_is_warned_of_once(
+async def test_each_node_warns_once_of_a_role_for_which_no_node_has_capacity(
     postgres: Postgres, names: list[str], caplog: pytest.LogCaptureFixture
 ):
     def warnings() -> list[str]:
@@ -301,7 +301,7 @@ def test_a_role_is_unclaimed_when_it_was_free_every_time():
 # --- Loss -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_the_session_is_everybody_s_loss_with_its_cause_and_another_group_takes_over(
+async def test_end_of_the_session_is_the_loss_of_every_role_with_its_cause_and_another_group_takes_over(
     postgres: Postgres, names: list[str]
 ):
     said: list[tuple[str, str, str]] = []
@@ -347,7 +347,7 @@ async def test_a_slow_on_lost_keeps_the_successor_waiting_but_no_longer_than_the
 
 
 @pytest.mark.slow
-async def test_a_lost_witness_session_is_replaced_and_nobody_loses_anything(postgres: Postgres, names: list[str]):
+async def test_lost_witness_session_is_replaced_and_no_role_loses_its_term(postgres: Postgres, names: list[str]):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         tokens = [role.token for role in group.values()]
@@ -382,9 +382,7 @@ async def test_a_session_that_falls_silent_is_closed_only_when_no_role_is_valid_
         await until(lambda: leads(group, 3)() and not tokens & {role.token for role in group.values()})
 
 
-async def test_a_silent_session_of_the_locks_leaves_everybody_the_time_to_be_told(
-    postgres: Postgres, names: list[str], monkeypatch
-):
+async def test_silent_lock_session_leaves_time_to_notify_every_role(postgres: Postgres, names: list[str], monkeypatch):
     told, told_before_the_witnesses_went = [], []
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
@@ -513,7 +511,7 @@ async def end_all_sessions(dsn: str) -> None:
 
 
 async def held_on_server(dsn: str, names: list[str]) -> int:
-    """How many of these locks are held by anybody."""
+    """How many of these locks are held by any session."""
     rows = await query(
         dsn, "SELECT classid::text::bigint, objid::text::bigint FROM pg_locks WHERE locktype = 'advisory'"
     )
@@ -523,7 +521,7 @@ async def held_on_server(dsn: str, names: list[str]) -> int:
 async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_ended(
     own_server: Server, names: list[str]
 ):
-    """Whoever it is: a busy machine may stand still for a lease, and the other leads then."""
+    """Either of them: a busy machine may stand still for a lease, and the other leads then."""
     async with make_group(own_server.dsn, names) as first, make_group(own_server.dsn, names) as second:
         await until(lambda: len(first.leading) + len(second.leading) == 3)
         await until(lambda: len(first._group._waiting) + len(second._group._waiting) == 3)
@@ -537,7 +535,9 @@ async def test_a_group_that_leads_nothing_stands_again_after_its_session_has_end
 
 
 @pytest.mark.slow
-async def test_whoever_is_cancelled_while_it_asks_gives_back_what_comes(postgres: Postgres, names: list[str]):
+async def test_role_that_is_cancelled_during_its_request_returns_the_lock_that_is_granted(
+    postgres: Postgres, names: list[str]
+):
     async with make_group(postgres.dsn, names) as group:
         await until(leads(group, 3))
         for _ in range(60):
@@ -670,7 +670,9 @@ async def test_a_witness_session_that_ends_in_the_middle_of_a_release_costs_no_o
         assert lost == []
 
 
-async def test_a_predecessor_that_is_slow_to_let_go_is_not_answered_with_a_storm(postgres: Postgres, names: list[str]):
+async def test_successor_does_not_flood_the_server_when_its_predecessor_is_slow_to_release(
+    postgres: Postgres, names: list[str]
+):
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as slow:
         number = witness_key(LockKey.named(names[0])).numbers[0]
         await slow.execute("SELECT pg_advisory_lock(%s)", (number,))
@@ -709,7 +711,7 @@ async def test_a_lock_table_that_is_full_after_all_is_an_error_that_names_the_se
         await until(leads(group, 3))
 
 
-async def test_without_a_witness_nobody_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
+async def test_without_a_witness_lock_no_role_begins_to_lead(postgres: Postgres, names: list[str], monkeypatch):
     async def never(*_: Any) -> bool:
         return False
 
@@ -778,7 +780,7 @@ async def test_a_group_names_its_locks_and_refuses_to_have_one_twice(postgres: P
     assert list(make_group(postgres.dsn, {"x": LockKey.pair(1, 2)})) == ["x"]
 
 
-async def test_who_asks_where_no_session_is_gets_an_answer_and_the_loop_goes_on(postgres: Postgres, names: list[str]):
+async def test_request_without_a_session_gets_an_error_and_the_loop_goes_on(postgres: Postgres, names: list[str]):
     group = make_group(postgres.dsn, names)
     async with asyncio.timeout(10):
         with pytest.raises(ConnectionError, match="has no session"):
@@ -881,7 +883,7 @@ async def test_a_slow_on_lost_keeps_only_its_own_successor_waiting(postgres: Pos
         await asyncio.wait(stopping)
 
 
-async def test_a_release_that_could_not_be_told_of_is_a_release_all_the_same(
+async def test_release_that_could_not_be_announced_is_a_release_all_the_same(
     postgres: Postgres, names: list[str], monkeypatch
 ):
     group = make_group(postgres.dsn, names)
@@ -1079,7 +1081,7 @@ async def test_orderly_shutdown_that_cuts_a_renewal_short_does_not_warn_of_a_los
     assert not any("witness" in message for message in warned)
 
 
-async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_why_the_last_one_ended(
+async def test_role_that_asks_only_after_the_next_session_was_opened_gets_the_cause_of_the_last_end(
     postgres: Postgres, names: list[str]
 ):
     """With thousands of roles some get to ask so late: their losses had no cause."""
@@ -1096,9 +1098,7 @@ async def test_a_role_that_asks_only_after_the_next_session_was_opened_is_told_w
     assert told.cause is LossCause.SESSION_TERMINATED
 
 
-async def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_the_lock_session(
-    postgres: Postgres, names: list[str]
-):
+async def test_unread_notifications_do_not_hide_the_end_of_the_lock_session(postgres: Postgres, names: list[str]):
     """Any user of the database may notify, and the end lay unread behind what came before."""
     async with make_group(postgres.tcp_dsn, names, lease_s=15, health_interval_s=5) as group:
         await until(leads(group, 3))

@@ -78,7 +78,7 @@ def test_a_block_in_a_thread_leads_and_releases(postgres: Postgres, key: LockKey
         assert lock.state is LockState.FOLLOWER
 
 
-def test_a_block_in_a_thread_that_loses_its_leadership_is_told(postgres: Postgres, key: LockKey):
+def test_block_in_a_thread_is_notified_when_it_loses_leadership(postgres: Postgres, key: LockKey):
     lock = make_blocking(postgres.dsn, key)
     with pytest.raises(LeadershipLost) as raised, lock.leading(PATIENCE_S) as term:
         terminate_leader(postgres.dsn, key)

@@ -20,7 +20,7 @@ from pgleaderlock.postgres.lease import Lease, quiet_period_log_level, witness_k
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.doubles import until
-from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_in_line
+from tests.support.lease import LEASE_S, make_leased, open_descriptors, query, until_answering, until_queued
 from tests.support.postgres import holders, look_at_lock, terminate_holder, until_holders
 from tests.support.processes import Process, candidate
 
@@ -84,7 +84,7 @@ def test_the_witness_of_a_key_never_changes(key, number):
     assert witness_key(key) == LockKey.bigint(number)
 
 
-# --- Standing in line -----------------------------------------------------------------------------------------------
+# --- Queueing -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ async def test_a_short_deadlock_timeout_does_not_fill_the_log_of_the_server(own_
     assert own_server.log_path.read_text().count("still waiting for") < slices
 
 
-async def test_a_follower_in_line_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
+async def test_queued_follower_leads_as_soon_as_the_leader_hands_over(postgres: Postgres, key: LockKey):
     first, _ = make_leased(postgres.dsn, key)
     second, _ = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(600))
     async with first:
         await first.wait_for_leadership(10)
         async with second:
-            await until_in_line(postgres.dsn, key)
+            await until_queued(postgres.dsn, key)
             began = time.monotonic()
             await first.shutdown()
             assert await second.wait_for_leadership(10)
@@ -149,7 +149,7 @@ async def test_a_stop_does_not_wait_for_the_end_of_a_slice(postgres: Postgres, k
     async with first:
         await first.wait_for_leadership(10)
         await second.start()
-        await until_in_line(postgres.dsn, key)
+        await until_queued(postgres.dsn, key)
         began = time.monotonic()
         await second.shutdown()
         assert time.monotonic() - began < 2
@@ -168,7 +168,7 @@ async def test_a_terminated_session_is_noticed_without_a_health_check(postgres: 
     assert lost.cause is LossCause.SESSION_TERMINATED
 
 
-async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Postgres, key: LockKey):
+async def test_terminated_witness_session_is_replaced_and_no_callback_is_notified(postgres: Postgres, key: LockKey):
     lock, heard = make_leased(postgres.dsn, key)
     async with lock:
         await lock.wait_for_leadership(10)
@@ -183,7 +183,7 @@ async def test_a_terminated_witness_is_replaced_and_nobody_is_told(postgres: Pos
 
 
 async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKey):
-    """The lock is free, and yet nobody may lead: whoever holds the witness may still believe."""
+    """The lock is free, and yet no candidate may lead: the holder of the witness lock may still be valid."""
     lock, _ = make_leased(postgres.dsn, key, lease_s=30, health_interval_s=5)
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as predecessor:
         await predecessor.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)
@@ -196,7 +196,7 @@ async def test_a_successor_waits_for_the_witness(postgres: Postgres, key: LockKe
 
 
 @pytest.mark.slow
-async def test_a_witness_that_never_comes_free_does_not_leave_the_lock_held_by_nobody(postgres: Postgres, key: LockKey):
+async def test_candidate_releases_the_lock_when_the_witness_lock_never_comes_free(postgres: Postgres, key: LockKey):
     lock, heard = make_leased(postgres.dsn, key, retry_strategy=FixedInterval(1.0))
     async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as squatter:
         await squatter.execute("SELECT pg_advisory_lock(%s::bigint)", witness_key(key).numbers)
@@ -296,8 +296,10 @@ async def test_a_server_without_former_leaders_is_led_on_at_once(own_server: Ser
 
 @pytest.mark.parametrize("how", ["restart", "crash"])
 @pytest.mark.slow
-async def test_after_a_restart_nobody_leads_before_the_past_is_over(own_server: Server, key: LockKey, how: str):
-    # A server that recovers from a crash ends the first sessions: those who come then come again soon.
+async def test_after_a_restart_no_candidate_leads_before_the_quiet_period_is_over(
+    own_server: Server, key: LockKey, how: str
+):
+    # A server that recovers from a crash ends the first sessions: candidates that connect then try again soon.
     retry = FixedInterval(0.2)
     lock, _ = make_leased(own_server.dsn, key, settle_s=None, lease_s=3.0, health_interval_s=1.0, retry_strategy=retry)
     if how == "restart":
@@ -447,7 +449,7 @@ async def test_attempts_to_connect_that_are_given_up_leave_no_socket_open(key: L
         assert open_descriptors() <= before + 2
 
 
-async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_leads(postgres: Postgres, key: LockKey):
+async def test_on_lost_that_requests_a_stop_ends_before_a_successor_leads(postgres: Postgres, key: LockKey):
     first, _ = make_leased(postgres.dsn, key)
     second, heard = make_leased(postgres.dsn, key)
     times: dict[str, float] = {}
@@ -462,7 +464,7 @@ async def test_an_on_lost_that_asks_for_a_stop_is_heard_out_before_a_successor_l
     await first.start()
     await first.wait_for_leadership(10)
     async with second:
-        await until_in_line(postgres.dsn, key)
+        await until_queued(postgres.dsn, key)
         await terminate_holder(postgres.dsn, key)
         assert await second.wait_for_leadership(10)
     assert times["lost"] < times["acquired"]
@@ -498,7 +500,7 @@ asyncio.run(main(*sys.argv[1:]))
         assert leads == "True"
         try:
             async with successor:
-                await until_in_line(postgres.dsn, key)
+                await until_queued(postgres.dsn, key)
                 leader.signal(signal.SIGKILL)
                 assert await successor.wait_for_leadership(5)  # and not after a lease
         finally:

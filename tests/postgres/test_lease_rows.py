@@ -91,7 +91,7 @@ async def test_a_listener_whose_connection_ends_listens_again(postgres: Postgres
 
 
 async def test_every_write_is_flushed_whatever_the_user_s_default(postgres: Postgres, role: str):
-    """One that a crash forgot would free a lease that somebody believes in."""
+    """One that a crash forgot would free a lease whose holder is still valid."""
     dsn = psycopg.conninfo.make_conninfo(postgres.tcp_dsn, options="-c synchronous_commit=off")
     store = LeaseRowStore(dsn, role)
     record = await store.write(Claim("me", 0, 15.0, is_new_term=True), None)
@@ -122,7 +122,7 @@ async def _lead_once(election: Election) -> None:
     await election.shutdown()
 
 
-async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, role: str):
+async def test_user_who_may_not_create_the_table_gets_an_error_that_names_who_must(own_server: Server, role: str):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     backend = open_backend(f"postgresql+lease://app@127.0.0.1:{own_server._port}/postgres", role=role)
     with pytest.raises(ConnectionError, match="schema apply --schema pgleaderlock --grant-to app"):
@@ -135,7 +135,7 @@ async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Se
 
 @pytest.mark.parametrize("step", ["+3600", "-3600"])
 @pytest.mark.slow
-async def test_a_database_clock_that_steps_by_an_hour_elects_nobody(
+async def test_database_clock_that_steps_by_an_hour_elects_no_second_leader(
     server_with_a_clock: tuple[Server, Path], role: str, step: str
 ):
     server, offset = server_with_a_clock

@@ -26,11 +26,11 @@ async def test_one_round_trip_on_both_sessions_begins_a_term_and_validity_counts
     assert witness.kinds() == ["setup", "take"]
 
 
-async def test_a_restart_is_waited_out_however_long_the_answer_took_that_told_of_it():
+async def test_quiet_period_after_a_restart_is_full_however_long_the_answer_took():
     """The server started at 0. Its answer took 9 s, and the age in it was measured at the end of them.
 
-    Found by the exhaustive check: counted from the question, the past would have been over at 6 s, with a leader that
-    was cut off by the restart believing until 13.5 s.
+    Found by the exhaustive check: counted from the question, the quiet period would have been over at 6 s, with a
+    leader that was cut off by the restart valid until 13.5 s.
     """
     lock, witness = ModelSession(setup=("", 100, False, "12.5", 1.0, 9.0, "just now")), ModelSession(pid=101)
     lock.delay_s = 9.0
@@ -89,7 +89,7 @@ async def test_a_young_server_is_given_time_while_both_sessions_are_renewed():
     assert max(gaps) <= LEASE_S / 3 + 0.001
 
 
-async def test_a_lock_without_its_witness_is_let_go():
+async def test_lock_without_its_witness_lock_is_released():
     lock, witness = ModelSession(), ModelSession(pid=100, slice=("",), take=([], ""))
 
     async def slow(*arguments: Any, **more: Any) -> Any:
@@ -117,7 +117,7 @@ async def test_a_renewal_without_a_witness_adds_no_trust():
 
 
 async def test_a_witness_that_does_not_answer_is_not_replaced_but_ends_the_leadership():
-    """It may be alive: closed while we believe, it would let in whoever has just been given the lock."""
+    """It may be alive: closed while we are valid, it would let the candidate lead that was just granted the lock."""
     silent = ConnectionError("no answer", cause=LossCause.RENEW_TIMEOUT)
     spare = ModelSession(pid=100)
     backend = make(ModelSession(), ModelSession(ping=[silent]), spare)
@@ -167,7 +167,7 @@ async def test_a_witness_that_ends_while_recovering_is_not_kept():
     assert witness.closed
 
 
-async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_was_told():
+async def test_lock_that_another_took_frees_the_witness_lock_only_after_the_loss_was_reported():
     lock, witness = ModelSession(ping=[GONE]), ModelSession()
     backend = make(lock, witness, ModelSession(attempt=(None,), slice=("",)))
     grant = await lead(backend)
@@ -175,7 +175,7 @@ async def test_a_lock_that_another_took_frees_the_witness_only_after_the_loss_wa
         await backend.renew(grant)
     await backend.open()
     assert await backend.try_acquire() is None
-    assert not witness.closed  # the engine tells now, and then goes on
+    assert not witness.closed  # the engine notifies now, and then goes on
     await backend.open()
     assert witness.closed
 
@@ -216,7 +216,7 @@ async def test_without_a_session_waiting_is_only_waiting():
     assert asyncio.get_running_loop().time() == 3.0
 
 
-async def test_an_old_server_is_told_to_notice_a_dead_network_within_the_lease():
+async def test_session_on_an_old_server_is_set_to_notice_a_dead_network_within_the_lease():
     asked: dict[int, str] = {}
 
     class OldSession(ModelSession):

@@ -178,7 +178,7 @@ async def test_a_forged_nomination_is_checked_and_ignored(postgres: Postgres, ke
         async with await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True) as stranger:
             payload = f"{nomination._PREFIX}e"
             while not all(crowd.state_of(name)._checked_at > -math.inf for name in FOLLOWERS):
-                # Again and again: the heir hears nothing before its second session is open.
+                # Again and again: the heir receives nothing before its second session is open.
                 await stranger.execute("SELECT pg_notify(%s, %s)", (place_channel(key), payload))
                 await asyncio.sleep(0.05)
         assert all(crowd.state_of(name).lasts_until == -math.inf for name in FOLLOWERS)
@@ -216,7 +216,7 @@ async def test_what_is_no_name_is_refused_at_once(to: Any, error: type[Exception
         await election.nominate(to)
 
 
-async def test_nobody_is_nominated_by_a_candidate_that_does_not_lead():
+async def test_candidate_that_does_not_lead_nominates_no_successor():
     election = Election(open_backend("memory://idle"))
     await election.nominate("web-2")
     await election.step_down(to="web-2")

@@ -49,7 +49,7 @@ class Outage:
         assert self.simulation.checker.is_led
 
     def pass_time(self, seconds: float) -> None:
-        """Let the outage last; the checker is told that no leader is expected."""
+        """Let the outage last; the checker learns that no leader is expected."""
         for _ in range(round(seconds)):
             self.simulation.checker.disturb()
             self.simulation.run(1.0)

@@ -81,7 +81,7 @@ def server(server_folder_root: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def dsn(server: Server) -> str:
-    """A database for one test, where mallory may create schemas, and has a function that is called by nobody."""
+    """A database for one test, where mallory may create schemas, and has a function that is never called."""
     name = f"owned_{next(_numbers)}"
     execute(server.dsn, f"CREATE DATABASE {name}", f"GRANT CREATE ON DATABASE {name} TO {STRANGER}, dba")
     dsn = server.dsn.replace("/postgres?", f"/{name}?")
@@ -96,7 +96,7 @@ def assert_nothing_ran(server: Server) -> None:
     assert f"LOG:  {CAUGHT}" not in server.log_path.read_text(errors="replace")
 
 
-# --- Whoever uses tables ----------------------------------------------------------------------------------------------
+# --- Any user of the tables -------------------------------------------------------------------------------------------
 
 
 USERS: dict[str, tuple[User, str, str]] = {
@@ -173,7 +173,7 @@ async def test_tables_of_a_named_owner_are_used(dsn: str, use: User):
 
 
 @pytest.mark.parametrize("use", [by_term_table, by_lease_rows, by_registry, by_scheduled_work])
-async def test_tables_of_our_own_are_used_whoever_owns_the_database(dsn: str, use: User):
+async def test_tables_of_our_own_are_used_whichever_role_owns_the_database(dsn: str, use: User):
     await use(make_dsn(dsn, "dba"), None)
 
 

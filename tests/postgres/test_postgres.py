@@ -301,7 +301,7 @@ async def test_a_connection_inside_a_transaction_is_refused_and_closed(postgres:
 
 
 async def test_a_cancelled_call_on_a_server_that_does_not_answer_ends_at_once(own_server: Server, key: LockKey):
-    """The server's side of the session is frozen, and so is whoever could accept a cancel request for it."""
+    """The server's side of the session is frozen, and so is the process that could accept a cancel request for it."""
     backend = PlainLockBackend(key, Connector(key, dsn=own_server.tcp_dsn, connect_fn=None))
     await backend.open()
     connection = backend._connection
@@ -324,7 +324,7 @@ async def test_a_cancelled_call_on_a_server_that_does_not_answer_ends_at_once(ow
 
 
 async def test_shutdown_does_not_wait_for_a_server_that_does_not_answer(own_server: Server, key: LockKey):
-    """The postmaster is frozen: the kernel accepts the connection for it, and nobody ever answers."""
+    """The postmaster is frozen: the kernel accepts the connection for it, and no answer ever comes."""
     pid = own_server.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -457,7 +457,7 @@ async def test_a_storm_of_start_stop_and_step_down_on_a_real_server_ends_with_no
             await asyncio.sleep(rng.random() * 0.03)
 
     watching = asyncio.create_task(watch())
-    while max(together, default=0) == 0:  # on a busy machine a storm may pass before anybody was ready
+    while max(together, default=0) == 0:  # on a busy machine a storm may pass before any candidate was ready
         await asyncio.gather(*(caller(lock) for lock in locks for _ in range(3)))
     watching.cancel()
     await asyncio.gather(*(lock.shutdown() for lock in locks))
@@ -486,9 +486,7 @@ async def test_before_the_first_connection_nothing_can_be_asked_but_everything_c
     await backend.close()
 
 
-async def test_a_factory_that_changes_its_mind_about_the_kind_of_connection_is_told_so(
-    postgres: Postgres, key: LockKey
-):
+async def test_factory_that_changes_the_kind_of_its_connections_is_an_error(postgres: Postgres, key: LockKey):
     real = await psycopg.AsyncConnection.connect(postgres.dsn, autocommit=True)
     double = DoubleConnection()
     lock = LeaderLock("", key=key, connect_fn=connect_to(real, double), settle_s=0, retry_strategy=FixedInterval(5))

@@ -48,7 +48,7 @@ async def assert_refused(dsn: str, observer_dsn: str, key: LockKey, *words: str,
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-async def test_a_lock_behind_a_pooler_is_refused_and_told_what_would_allow_it(
+async def test_lock_behind_a_pooler_is_refused_and_the_error_says_what_would_allow_it(
     own_server: Server, key: LockKey, mode: str
 ):
     with pgbouncer(own_server, mode) as dsn:
@@ -64,7 +64,7 @@ async def test_a_refused_lock_leaves_no_setting_behind_on_the_sessions_of_a_pool
     assert after == before
 
 
-async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_lets_go_if_that_was_allowed(
+async def test_behind_a_pooler_in_session_mode_a_lock_leads_and_releases_if_that_was_allowed(
     own_server: Server, key: LockKey
 ):
     with pgbouncer(own_server, "session") as dsn:
@@ -210,7 +210,7 @@ async def test_a_group_behind_a_pooler_in_session_mode_leads_if_that_was_allowed
         ("REVOKE EXECUTE ON FUNCTION pg_current_xact_id FROM PUBLIC", "GRANT EXECUTE ON this FUNCTION"),
     ],
 )
-async def test_a_user_who_lacks_a_right_is_told_which_statement_gives_it(
+async def test_error_about_a_missing_right_names_the_statement_that_grants_it(
     own_server: Server, key: LockKey, deed: str, words: str
 ):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")

@@ -30,7 +30,7 @@ if has_history():  # in a shallow clone, or in an archive of the sources, there 
         assert not list(source.rglob("succession.py"))
 
 
-def test_a_shallow_clone_is_told_how_to_get_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_error_about_a_shallow_clone_says_how_to_get_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "all there is"]):
         who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True)

@@ -372,7 +372,7 @@ async def test_no_table_is_made_in_a_newer_schema(dsn: str, user: str):
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_a_version_that_a_stranger_wrote_is_not_believed(dsn: str, user: str):
+async def test_schema_version_that_a_stranger_wrote_is_refused(dsn: str, user: str):
     execute(dsn, OLD, "GRANT USAGE, CREATE ON SCHEMA pgleaderlock TO mallory")
     stranger = make_conninfo(dsn, user="mallory")
     execute(stranger, "CREATE TABLE pgleaderlock.schema_version ()", LABEL.format(NEWER.format(99)))

@@ -117,7 +117,7 @@ async def test_a_cancelled_call_closes_the_session(postgres: Postgres, key: Lock
     assert session.closed
 
 
-async def test_a_forked_child_s_copy_of_a_socket_becomes_nothing_and_its_good_bye_reaches_nobody(
+async def test_forked_child_s_copy_of_a_socket_is_closed_and_sends_no_terminate_message(
     postgres: Postgres, key: LockKey
 ):
     """What runs in a child, run here, where it can be seen: the server must see the other end close."""
@@ -161,7 +161,7 @@ async def test_the_end_of_a_session_shows_without_the_event_loop(postgres: Postg
     assert session.has_ended
 
 
-async def test_the_end_shows_behind_what_nobody_has_read(postgres: Postgres, key: LockKey):
+async def test_end_of_a_session_is_detected_behind_unread_notifications(postgres: Postgres, key: LockKey):
     session = await open_session(postgres.dsn, key)
     await session.fetch("LISTEN pgleaderlock_test; SELECT 1", bound_s=5)
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:

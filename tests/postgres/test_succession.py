@@ -145,7 +145,7 @@ async def test_a_quiet_follower_sends_less_than_one_statement_in_two_seconds(
     assert sum(rates) / len(rates) < 0.5, rates
 
 
-# --- Who leads when those who are next are hit too ------------------------------------------------------------------
+# --- Who leads when the next followers are hit too ------------------------------------------------------------------
 
 _GENEROUS_S = 4.0
 _LONG_LEASE_S = 60.0

@@ -123,7 +123,7 @@ async def test_a_recovery_does_not_use_the_lock_session_while_the_place_is_being
 
 
 async def announced_heir(**settings: Any) -> tuple[LeasedLockBackend, Follower, ModelSession]:
-    """An heir with a warm session, which is granted the lock, and hears of it some time before the answer."""
+    """An heir with a warm session, which is granted the lock, and is notified of it some time before the answer."""
     lock, second = Follower("next heir", "heir", "", "", "lock", **settings), ModelSession(pid=101)
     backend = make(lock, second)
     await backend.open()

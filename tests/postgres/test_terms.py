@@ -32,7 +32,7 @@ from tests.support.terms import make_termed
 TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.terms WHERE lock = %s"
 
 
-# --- What the past is worth: the decision alone -----------------------------------------------------------------------
+# --- The quiet period: the decision alone -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ TERM = "SELECT token, role, lease_s, released_at IS NOT NULL FROM pgleaderlock.t
         (Past(7, 2.0, 1, False, 2), "fast", None, 15.0),
     ],
 )
-def test_how_long_the_last_leader_may_still_believe(past, takeover, ours, expected):
+def test_how_long_the_last_leader_may_still_be_valid(past, takeover, ours, expected):
     lease = Lease(15.0, takeover=takeover, term_table=True)
     assert past_s(past, lease, ours=ours) == expected
 
@@ -78,7 +78,7 @@ def test_the_fence_of_a_key_never_changes():
 # --- The row ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_term_is_written_before_anybody_leads_and_marked_when_it_is_released(postgres: Postgres):
+async def test_term_is_written_before_its_leader_leads_and_marked_when_it_is_released(postgres: Postgres):
     key = LockKey.named(f"terms/{time.monotonic_ns()}")
     seen: list[tuple[Any, ...]] = []
     lock, _ = make_termed(postgres.dsn, key)
@@ -126,7 +126,7 @@ async def test_candidates_that_start_at_once_make_the_table_once(own_server: Ser
     assert [heard.errors for _, heard in made] == [[]] * 8
 
 
-async def test_a_user_who_may_not_make_the_table_is_told_who_must(own_server: Server, key: LockKey):
+async def test_user_who_may_not_create_the_table_gets_an_error_that_names_who_must(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     dsn = psycopg.conninfo.make_conninfo(own_server.tcp_dsn, user="app")
     lock, heard = make_termed(dsn, key)
@@ -171,13 +171,13 @@ async def test_a_user_s_defaults_do_not_get_in_the_way(postgres: Postgres, key: 
 # --- Strict take-over -------------------------------------------------------------------------------------------------
 
 
-async def test_a_strict_successor_waits_out_a_leader_that_did_not_say_good_bye(postgres: Postgres, key: LockKey):
+async def test_strict_successor_waits_for_the_lease_of_a_leader_that_did_not_release(postgres: Postgres, key: LockKey):
     first, _ = make_termed(postgres.dsn, key, takeover="strict")
     second, _ = make_termed(postgres.dsn, key, takeover="strict")
     await first.start()
     await first.wait_for_leadership(10)
     trusted_until = first.trusted_until or 0.0
-    await first._backend.close()  # both of its sessions at once; nothing tells it before the next renewal
+    await first._backend.close()  # both of its sessions at once; nothing notifies it before the next renewal
     async with second:
         assert await second.wait_for_leadership(10)
         assert second._clock() > trusted_until
@@ -254,7 +254,7 @@ async def opened(backend: Backend) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_how_old_the_table_is_is_told_by_the_run_that_made_it(own_server: Server, key: LockKey):
+async def test_run_that_creates_the_table_records_its_age(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     assert not await is_whole(own_server, key)  # it has just been made
     await make_tables(own_server.dsn, "pgleaderlock", "app")  # which does not date it anew
@@ -393,7 +393,7 @@ async def test_a_promotion_counts_as_a_restart_whatever_the_row_says(
 
 @contextlib.asynccontextmanager
 async def two_leaders_in_turn(dsn: str, key: LockKey, **settings):
-    """A leader, and one that will follow it as soon as it lets go."""
+    """A leader, and a follower that leads as soon as the leader releases."""
     first, _ = make_termed(dsn, key, **settings)
     second, heard = make_termed(dsn, key, **settings)
     async with first:
@@ -594,7 +594,7 @@ async def test_fenced_transactions_that_overlap_do_not_keep_a_successor_waiting_
 
 
 @pytest.mark.parametrize("how", ["SELECT 1 FROM pgleaderlock.terms FOR UPDATE", "LOCK TABLE pgleaderlock.terms"])
-async def test_somebody_who_sits_on_the_table_does_not_hold_up_a_release(postgres: Postgres, key: LockKey, how: str):
+async def test_session_that_keeps_the_table_locked_does_not_delay_a_release(postgres: Postgres, key: LockKey, how: str):
     rests = FixedInterval(60)  # or it leads again before a busy machine has looked
     lock, heard = make_termed(postgres.dsn, key, lease_s=30, health_interval_s=5, retry_strategy=rests)
     async with lock, await psycopg.AsyncConnection.connect(postgres.dsn) as sitter:
@@ -678,7 +678,7 @@ async def test_a_fence_in_a_pipeline_is_refused_because_it_would_return_unanswer
                 await lock.fence(connection)
 
 
-async def test_a_user_who_may_not_fence_is_told_what_is_missing(own_server: Server, key: LockKey):
+async def test_error_for_a_user_who_may_not_fence_names_the_missing_right(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     lock, _ = make_termed(own_server.dsn, key)
     async with lock:
@@ -689,7 +689,7 @@ async def test_a_user_who_may_not_fence_is_told_what_is_missing(own_server: Serv
                 await lock.fence(connection)
 
 
-async def test_a_prepared_transaction_that_holds_up_a_term_is_told_from_a_session(
+async def test_prepared_transaction_that_delays_a_term_is_distinguished_from_a_session(
     server_folder_root: Path, key: LockKey
 ):
     settings = {"max_prepared_transactions": "5"}

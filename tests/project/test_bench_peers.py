@@ -40,7 +40,7 @@ def test_overlap_is_from_the_thaw_to_the_last_act():
     assert module("arithmetic").overlap_ms([9.9, 10.31, 10.8], **FREEZE) == pytest.approx(500)
 
 
-def test_who_still_acts_when_nobody_looks_any_more_overlaps_without_end():
+def test_leader_that_still_acts_at_the_end_of_the_observation_overlaps_without_end():
     assert module("arithmetic").overlap_ms([10.31, 13.2], **FREEZE) == math.inf
 
 

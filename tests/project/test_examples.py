@@ -202,7 +202,7 @@ async def test_the_manager_hands_over_and_its_lease_is_as_its_config_says(tmp_pa
 
 
 @pytest.mark.proof
-def test_the_backend_of_somebody_else_keeps_the_contract():
+def test_example_of_a_third_party_backend_keeps_the_contract():
     """Its whole suite takes half a minute: here are one holder, growing tokens, and waiting."""
     chosen = "acquires or blocked or from_term_to_term or woken or cut_short_ends"
     words = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", chosen, str(EXAMPLES / "third_party_backend"))

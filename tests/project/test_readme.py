@@ -24,7 +24,7 @@ def first_program(dsn: str) -> str:
     assert found is not None
     shown = '"postgresql://app@db/app"'
     assert shown in found[1]
-    no_past = f"{dsn!r}, settle_s=0.0"  # the tests' server has just started, and nobody has led on it
+    no_past = f"{dsn!r}, settle_s=0.0"  # the tests' server has just started, and no candidate has led on it
     return PRELUDE + found[1].replace(shown, no_past)
 
 

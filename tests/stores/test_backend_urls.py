@@ -1,4 +1,4 @@
-"""From a URL to a backend: the built-in ones, somebody else's, and what cannot be had."""
+"""From a URL to a backend: the built-in ones, third-party ones, and what cannot be had."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -52,9 +52,7 @@ def test_a_lease_of_kubernetes_is_named_by_its_place(tmp_path: Path):
         ("memory://x", {"lease_s": 0}, "lease_s"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_said_before_anything_is_connected(
-    url: str, settings: dict[str, Any], complaint: str
-):
+def test_error_in_a_url_is_reported_before_any_connection_is_opened(url: str, settings: dict[str, Any], complaint: str):
     with pytest.raises(ValueError, match=complaint):
         open_backend(url, **settings)
 
@@ -107,7 +105,7 @@ def test_an_option_that_a_backend_does_not_know_is_refused_with_those_that_it_do
         open_backend(url, role=role, colour="red")
 
 
-def test_somebody_else_s_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):
+def test_third_party_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch):
     found = EntryPoints([EntryPoint("toy", "tests.stores.test_contract:open_toy", "pgleaderlock.stores")])
     monkeypatch.setattr(stores, "entry_points", found.select)
     assert open_backend("toy://x").labels == {"toy": "toy://x"}

@@ -1,4 +1,4 @@
-"""The public contract suite over memory, over sessions, and over a backend that somebody else wrote.
+"""The public contract suite over memory, over sessions, and over a third-party backend.
 
 Over the other stores it runs in the files of their tests.
 """
@@ -37,7 +37,7 @@ class TestPostgresWithTermTable(TestPostgres):
         return open_backend(_url(self.dsn), role=name, settle_s=0, term_table=True, **settings)
 
 
-# --- Somebody else's ------------------------------------------------------------------------------------------------
+# --- A third-party backend ------------------------------------------------------------------------------------------
 
 
 def open_toy(url: str, settings: BackendSettings) -> Backend:

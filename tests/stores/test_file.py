@@ -171,7 +171,7 @@ async def test_an_unreadable_record_is_waited_out_for_a_whole_lease_and_kept(pat
     assert json.loads(path.read_bytes())["token"] == 1
 
 
-async def test_a_record_that_nobody_would_read_is_not_written(path):
+async def test_record_that_is_too_long_for_readers_is_not_written(path):
     backend = open_backend(f"file://{path}", identity="x" * 70_000)
     with pytest.raises(LockError, match="the name of the candidate is too long"):
         await acquired(backend)
@@ -192,7 +192,7 @@ async def test_a_leader_repairs_its_record_and_is_not_replaced_meanwhile(path):
         grant = await acquired(leader)
         path.write_bytes(b"{")
         assert await hasty.try_acquire() is None
-        await hasty.wait(0.7)  # its own lease is over twice; the leader's, which the term's file tells, is not
+        await hasty.wait(0.7)  # its own lease is over twice; the leader's, which is in the term's file, is not
         assert await hasty.try_acquire() is None
         grant = await leader.renew(grant)
         assert json.loads(path.read_bytes())["holder"] == leader.identity
@@ -202,7 +202,7 @@ async def test_a_leader_repairs_its_record_and_is_not_replaced_meanwhile(path):
         assert json.loads(path.read_bytes())["token"] == 0
 
 
-async def test_nobody_ever_reads_half_a_record(path):
+async def test_reader_never_sees_half_a_record(path):
     with process(path, "while True: grant = await backend.renew(grant)", lease_s=15) as leader:
         leader.wait_for("leads")
         texts: set[bytes] = set()
@@ -356,7 +356,7 @@ async def test_a_take_over_that_crosses_a_renewal_does_not_count(path):
         assert names(path.parent) == ["leader.json", "leader.json.live.0"]
 
 
-async def test_whoever_dies_while_taking_over_does_not_speak_for_the_leader(path):
+async def test_candidate_that_dies_during_a_takeover_does_not_count_as_a_sign_of_life_of_the_leader(path):
     async with candidates(path, 3, lease_s=0.4) as (old, new, third):
         grant = await acquired(old)
         assert await new.try_acquire() is None
@@ -366,7 +366,7 @@ async def test_whoever_dies_while_taking_over_does_not_speak_for_the_leader(path
         folder.remove = lambda live: None  # dead before it could take its term back
         assert await new.try_acquire() is None
         assert names(path.parent)[1:] == ["leader.json.live.0", "leader.json.live.1"]
-        assert await third.try_acquire() is None  # the old one has every right to believe
+        assert await third.try_acquire() is None  # the old one may still be valid
         with pytest.raises(LeadershipLost):
             await old.renew(grant)
         await old.close()
@@ -581,7 +581,7 @@ async def test_many_changes_of_leaders_leave_no_watch_behind(path):
         assert len(store_of(watcher)._watch._file_ids) <= 2
 
 
-async def test_noise_in_the_folder_wakes_nobody(path):
+async def test_unrelated_changes_in_the_folder_wake_no_follower(path):
     async with candidates(path, 2, lease_s=60) as (leader, follower):
         await acquired(leader)
         assert await follower.try_acquire() is None
@@ -759,7 +759,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def as_another_user(path: Path) -> str:
-    """Contend as somebody who is not root: for root there is no permission that lacks."""
+    """Try to acquire as a user who is not root: root is not subject to permissions."""
     command = [sys.executable, "-c", _AS_ANOTHER, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The lock in a file where there is no room: a leader renews and releases all the same, and others are told why not."""
+"""The lock in a file on a full disk: a leader renews and releases all the same, and others learn the cause."""
 
 import asyncio
 import contextlib
@@ -167,7 +167,7 @@ async def test_a_record_that_is_not_ours_any_more_is_not_touched_without_room(pa
             await leader.renew(grant)
 
 
-async def test_a_record_that_somebody_made_longer_is_whole_again_without_room(path):
+async def test_leader_repairs_a_record_with_appended_bytes_on_a_full_disk(path):
     async with candidates(path, 1, lease_s=60) as (leader,):
         grant = await acquired(leader)
         with path.open("ab") as file:

@@ -85,7 +85,7 @@ def spec_of(server: FakeKubernetes) -> dict[str, Any]:
 
 
 def edit(server: FakeKubernetes, **spec: Any) -> None:
-    """Change the Lease as somebody else would."""
+    """Change the Lease as another client would."""
     lease = server.api.get("default", "job")
     server.api.replace("default", "job", {**lease, "spec": {**lease["spec"], **spec}})
     server.touch()
@@ -190,7 +190,7 @@ async def test_the_first_lease_a_renewal_a_release_and_a_takeover_are_written_as
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": ""}, {"leaseDurationSeconds": 30}], ids=str)
-async def test_a_lease_that_names_nobody_is_free_at_once(server: FakeKubernetes, spec: dict[str, Any]) -> None:
+async def test_lease_without_a_holder_is_free_at_once(server: FakeKubernetes, spec: dict[str, Any]) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
     backend = candidate(server)
     grant = await backend.try_acquire()
@@ -230,7 +230,9 @@ async def test_holder_says_who_and_since_when(server: FakeKubernetes) -> None:
 
 
 @pytest.mark.parametrize("namespace", ["default", "missing"])
-async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKubernetes, namespace: str) -> None:
+async def test_message_about_a_missing_lease_mentions_that_the_namespace_may_be_missing(
+    server: FakeKubernetes, namespace: str
+) -> None:
     backend = candidate(server, namespace=namespace)
     assert await backend.holder() is None
     assert f"no Lease job in namespace {namespace} (no leader yet, or the namespace does not exist)" in (
@@ -240,7 +242,7 @@ async def test_no_lease_may_mean_no_namespace_and_that_is_said(server: FakeKuber
     await closed(backend)
 
 
-async def test_a_lease_that_was_released_is_free_and_nothing_more_is_said(server: FakeKubernetes) -> None:
+async def test_released_lease_is_free_without_an_explanation(server: FakeKubernetes) -> None:
     server.api.create("default", {"metadata": {"name": "job"}, "spec": {"holderIdentity": ""}})
     backend = candidate(server)
     assert await backend.holder() is None
@@ -310,7 +312,7 @@ async def test_a_leader_whose_lease_was_made_anew_by_another_has_lost(server: Fa
     await closed(backend)
 
 
-async def test_somebody_who_only_labels_the_lease_costs_nothing(server: FakeKubernetes) -> None:
+async def test_leader_renews_without_a_loss_after_a_client_has_labelled_the_lease(server: FakeKubernetes) -> None:
     backend = candidate(server)
     grant = await backend.try_acquire()
     assert grant is not None
@@ -413,7 +415,7 @@ async def test_an_acquisition_whose_answer_was_lost_is_made_again(server: FakeKu
     await closed(backend)
 
 
-async def test_a_throttled_renewal_waits_as_told(server: FakeKubernetes) -> None:
+async def test_throttled_renewal_waits_as_long_as_the_server_asks(server: FakeKubernetes) -> None:
     backend = candidate(server, lease_s=15, client=client_of(server, request_timeout_s=3))
     grant = await backend.try_acquire()
     assert grant is not None
@@ -451,11 +453,11 @@ async def handover_s(server: FakeKubernetes) -> float:
 async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
     assert await handover_s(server) < 1.0  # a poll would take 1.6 s at least
     assert server.asked.count("watch") == 2  # one stream each, kept through the renewal
-    assert server.asked.count("get") == 2  # one look by each at the beginning: the stream tells the rest
+    assert server.asked.count("get") == 2  # one read by each at the beginning: the stream delivers the rest
 
 
 async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> None:
-    """Not before the lease is over that it knew of, because the holder may still believe; and the tokens go on."""
+    """Not before the lease is over that it knew of, because the holder may still be valid; and the tokens go on."""
     await candidate(server, "leader").try_acquire()
     async with running(candidate(server, "follower"), retry_strategy=FixedInterval(25)) as (follower, _):
         await until(lambda: "watch" in server.asked, 5)
@@ -516,7 +518,7 @@ async def test_a_change_between_looking_and_watching_is_not_missed(server: FakeK
     await store.changed(seen, 0.3)
     assert time.monotonic() - began >= 0.29
     edit(server, holderIdentity="third")
-    await asyncio.sleep(0.1)  # the event goes by while nobody waits
+    await asyncio.sleep(0.1)  # the event goes by while no follower waits
     await asyncio.wait_for(store.changed(seen, 30), 2)
     assert server.asked.count("watch") == 1
     await store.close()
@@ -629,7 +631,7 @@ async def test_a_leader_learns_of_its_loss_while_a_renewal_gets_no_answer(server
 
 
 @pytest.mark.slow
-async def test_a_leader_keeps_its_lease_when_somebody_else_only_labels_it(server: FakeKubernetes) -> None:
+async def test_leader_keeps_its_lease_when_another_client_only_labels_it(server: FakeKubernetes) -> None:
     async with running(candidate(server, lease_s=30), health_interval_s=1.0) as (leader, heard):
         await leader.wait_for_leadership(5)
         await until(lambda: "watch" in server.asked, 5)
@@ -668,7 +670,7 @@ async def test_a_leaders_stream_that_fell_silent_is_replaced_after_two_renewals(
     assert "on_lost" not in heard.words
 
 
-# --- What somebody else wrote into the Lease -------------------------------------------------------------------------
+# --- What another client wrote into the Lease ------------------------------------------------------------------------
 
 LAST_TERM = 2**31 - 1
 
@@ -760,7 +762,7 @@ async def test_a_lease_with_a_strategy_is_not_ours_to_take(modern: FakeKubernete
 
 
 @pytest.mark.parametrize("holder", ["", "candidate"])
-async def test_whoever_asks_about_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
+async def test_reader_of_a_lease_with_a_strategy_gets_an_answer(modern: FakeKubernetes, holder: str) -> None:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}
     modern.api.create("default", {"metadata": {"name": "job"}, "spec": spec})
     backend = candidate(modern)
@@ -817,7 +819,7 @@ async def test_the_store_itself_refuses_a_broken_second(server: FakeKubernetes) 
 
 
 @pytest.mark.parametrize("identity", ["", "  "])
-def test_an_identity_must_name_somebody(identity: str) -> None:
+def test_identity_must_not_be_empty(identity: str) -> None:
     store = LeaseStore(HttpLeaseClient(Cluster("http://127.0.0.1:1")), "default", "job")
     with pytest.raises(ValueError, match="identity must not be empty"):
         KubernetesBackend(store, identity=identity)
@@ -860,7 +862,7 @@ async def test_each_renewal_is_seen_by_others_who_read_whole_seconds_whatever_th
     await store.close()
 
 
-async def test_a_renewal_that_is_a_second_after_the_last_is_told_as_it_is(server: FakeKubernetes) -> None:
+async def test_renewal_a_second_after_the_last_is_written_with_its_real_time(server: FakeKubernetes) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
     store = LeaseStore(client_of(server), "default", "job", wall_clock=lambda: now)
     record = await store.write(Claim("me", 0, 15, is_new_term=True), None)
@@ -1016,7 +1018,7 @@ class Forwarding(LeaseClient):
 
 
 class Canned(LeaseClient):
-    """A client of somebody else's, which is all that the store ever needs to know."""
+    """A third-party client, which is all that the store ever needs to know."""
 
     def __init__(self, events: list[LeaseObject], listing: LeaseObject | None = None) -> None:
         self.events = events
@@ -1191,7 +1193,7 @@ async def test_a_dead_stream_is_given_up_while_waiting_for_the_lock(server: Fake
     await closed(leader, follower)
 
 
-async def test_a_token_that_somebody_quotes_back_is_not_shown(server: FakeKubernetes) -> None:
+async def test_token_that_the_server_quotes_in_its_answer_is_not_shown(server: FakeKubernetes) -> None:
     cluster = Cluster(server.url, credentials=FixedCredential(Credential(token="very-secret-token")))
     client = HttpLeaseClient(cluster, request_timeout_s=1)
     server.answer_next(403, '{"message": "you sent Authorization: Bearer very-secret-token"}')
@@ -1220,5 +1222,5 @@ async def test_a_forked_child_uses_connections_of_its_own(
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503, 504])
-def test_whoever_loses_by_an_error_of_the_api_server_is_told_that_it_was_refused(status: int) -> None:
+def test_loss_by_an_error_of_the_api_server_has_the_cause_refused(status: int) -> None:
     assert explain("update", "default", "billing", status, b"").cause is LossCause.REFUSED

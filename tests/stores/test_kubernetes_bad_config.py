@@ -185,7 +185,7 @@ def told(error: BaseException) -> str:
     ],
     ids=["env", "url"],
 )
-def test_what_is_wrong_in_a_kubeconfig_is_said_with_the_file_and_the_key_and_no_secret(
+def test_error_in_a_kubeconfig_is_reported_with_the_file_and_the_key_and_no_secret(
     tmp_path: Path, opened: Callable[[dict[str, str]], object], content: object, key: str, said: str
 ) -> None:
     path = written(tmp_path / "config", content)
@@ -312,7 +312,7 @@ def locked_key(pki: Path) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-async def test_a_key_under_a_passphrase_does_not_wait_for_somebody_to_type_it(pki: Path, locked_key: str) -> None:
+async def test_key_with_a_passphrase_is_an_error_and_does_not_wait_for_input(pki: Path, locked_key: str) -> None:
     credential = Credential(None, (pki / "me.crt").read_text(), locked_key)
     client = HttpLeaseClient(Cluster("https://127.0.0.1:1", FixedCredential(credential)))
     with pytest.raises(ConnectionError, match="encrypted with a passphrase, which cannot be asked for here"):
@@ -321,7 +321,9 @@ async def test_a_key_under_a_passphrase_does_not_wait_for_somebody_to_type_it(pk
 
 
 @pytest.mark.parametrize(("name", "said"), [("missing", "No such file"), ("binary", "empty or not text")])
-async def test_a_token_file_that_is_none_is_said_with_who_named_it(tmp_path: Path, name: str, said: str) -> None:
+async def test_invalid_token_file_is_reported_with_the_place_that_names_it(
+    tmp_path: Path, name: str, said: str
+) -> None:
     (tmp_path / "binary").write_bytes(SECRET.encode() + b"\xff")
     path = written(tmp_path / "config", config(user={"tokenFile": name}))
     with pytest.raises(ConnectionError, match=rf"{name} \(tokenFile of user 'u' in {path}\).*{said}") as caught:
@@ -374,7 +376,7 @@ def candidate(path: Path, *, lease_s: float = 30.0, **settings: Any) -> RecordBa
         ({"command": "/"}, "cannot be started: Permission denied"),
     ],
 )
-async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
+async def test_plugin_that_fails_is_reported_with_the_file_and_the_key(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     backend = candidate(tmp_path / "config", **settings)
@@ -386,7 +388,7 @@ async def test_a_plugin_that_fails_is_said_with_the_file_and_the_key(
 
 
 @pytest.mark.slow
-async def test_a_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves_nobody_behind(
+async def test_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leaves_no_process_behind(
     tmp_path: Path,
 ) -> None:
     child = tmp_path / "child"
@@ -405,7 +407,7 @@ async def test_a_plugin_that_hangs_is_named_before_the_backend_gives_up_and_leav
 
 
 def is_running(pid: int) -> bool:
-    """Whether it runs. What was killed and nobody waited for, as in a container without init, does not."""
+    """Whether it runs. A killed process whose parent did not wait for it, as in a container without init, does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def beside(script: Path, kind: str) -> str:
 
 
 def plugin(path: Path, api_version: str = V1, **status: Any) -> dict[str, Any]:
-    """Return the settings of a plug-in that counts its calls and tells what it was told."""
+    """Return the settings of a plug-in that counts its calls and prints its input."""
     answer = {"apiVersion": api_version, "kind": "ExecCredential", "status": status}
     path.write_text(
         "import os, sys\n"
@@ -224,7 +224,7 @@ async def test_paths_are_relative_to_their_file_and_data_wins_over_a_file(tmp_pa
     )
 
 
-def test_of_several_files_the_first_that_knows_a_name_is_believed(tmp_path: Path) -> None:
+def test_of_several_files_the_first_that_defines_a_name_is_used(tmp_path: Path) -> None:
     first = write_config(tmp_path / "first")
     content = json.loads(first.read_text())
     content["clusters"] = []
@@ -283,7 +283,7 @@ def test_a_user_that_we_cannot_be_is_refused_by_name(tmp_path: Path, user: dict[
         read_kubeconfig(write_config(tmp_path / "config", user))
 
 
-async def test_a_plugin_beside_the_kubeconfig_is_found_and_told_of_the_cluster(tmp_path: Path, pki: Path) -> None:
+async def test_plugin_beside_the_kubeconfig_is_found_and_gets_the_cluster(tmp_path: Path, pki: Path) -> None:
     script = tmp_path / "plugin.py"
     settings = plugin(script, token=SECRET)
     (tmp_path / "run").symlink_to(sys.executable)
@@ -416,7 +416,7 @@ async def open_server() -> AsyncIterator[FakeKubernetes]:
         yield server
 
 
-async def test_nobody_listens() -> None:
+async def test_server_that_does_not_listen_is_a_connection_error() -> None:
     with pytest.raises(ConnectionError, match=r"cannot get lease default/job: .*127\.0\.0\.1:1 cannot be reached"):
         await fetch(Cluster("http://127.0.0.1:1"))
 
@@ -531,7 +531,7 @@ async def test_a_client_certificate(tls_server: FakeKubernetes, pki: Path, serve
     assert await fetch(cluster)
 
 
-async def test_a_server_that_is_not_the_one_we_trust_is_not_spoken_to(tls_server: FakeKubernetes, pki: Path) -> None:
+async def test_server_without_a_trusted_certificate_gets_no_request(tls_server: FakeKubernetes, pki: Path) -> None:
     credential = FixedCredential(certificate_of(pki))
     with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
         await fetch(Cluster(tls_server.url, credential))

@@ -430,7 +430,7 @@ async def test_listing_by_name(server: Server) -> None:
     assert [item["metadata"]["uid"] for item in listing["items"]] == [made["metadata"]["uid"]]
 
 
-async def test_a_watch_tells_everything_since_a_version_and_of_that_name_only(server: Server) -> None:
+async def test_watch_reports_everything_since_a_version_and_of_that_name_only(server: Server) -> None:
     made = await server.make()
     name = made["metadata"]["name"]
     put = (await server.put(changed(made, renewTime=TIME)))[1]
@@ -445,7 +445,7 @@ async def test_a_watch_tells_everything_since_a_version_and_of_that_name_only(se
     assert told[2]["object"]["metadata"]["uid"] == again[1]["metadata"]["uid"]
 
 
-async def test_a_watch_from_the_version_of_an_empty_list_tells_of_the_first(server: Server) -> None:
+async def test_watch_from_the_version_of_an_empty_list_reports_the_first_object(server: Server) -> None:
     new = lease()
     name = new["metadata"]["name"]
     listing = (await server.ask("GET", "", fieldSelector=f"metadata.name={name}"))[1]

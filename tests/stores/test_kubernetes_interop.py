@@ -151,7 +151,7 @@ async def permission(cluster: Cluster, lease: str) -> AsyncIterator[Permission]:
 class TestInterop:
     __test__ = bool(REAL and PEER)
 
-    async def test_a_real_server_accepts_our_client_certificate_and_names_what_nobody_may_not(self) -> None:
+    async def test_real_server_accepts_our_client_certificate_and_names_what_another_user_may_not(self) -> None:
         assert REAL is not None
         allowed = ours(as_user(REAL, "certificate"), f"certificate-{os.getpid()}")
         assert await allowed.try_acquire() is not None
@@ -293,7 +293,7 @@ class TestInterop:
                     )
                     await asyncio.sleep(rng.uniform(0.1, 0.8))
                     assert not acquired
-                    # A peer that is told to stop releases, and says so only afterwards: its work ends when it is told.
+                    # A peer asked to stop releases, and says so only afterwards: its work ends when it is asked.
                     ended = time.time()
                     peer.signal(signal.SIGKILL if by_silence else signal.SIGTERM)
                     await until(lambda found=acquired: bool(found), 10)  # type: ignore[misc]

@@ -106,7 +106,7 @@ def test_an_interval_is_kept_as_long_as_a_renewal_can_be_repeated(
 
 @dataclass
 class Flaky:
-    """A backend of three verbs that notes when it is renewed, and fails as it is told."""
+    """A backend of three verbs that notes when it is renewed, and fails on command."""
 
     renewed_at: list[float]
     fails: list[str]

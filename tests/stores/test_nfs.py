@@ -235,7 +235,7 @@ def test_urls_that_make_no_sense_are_refused(url: str):
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
-def test_status_of_a_lock_that_nobody_had(path: Path, capsys):
+def test_status_of_a_lock_that_was_never_held(path: Path, capsys):
     assert invoke(["nfs", "status", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"there is no lock at {path} yet", f"  on {place.describe(path)}"]
     path.mkdir()
@@ -366,7 +366,7 @@ def test_status_does_not_get_in_the_way_of_a_claim_that_is_just_being_made(path:
     assert _inspect.inspect(path).waiting == 1
 
 
-def test_whoever_waits_touches_its_claim_often_enough_to_count_as_waiting():
+def test_follower_touches_its_claim_often_enough_to_count_as_waiting():
     assert _acquiring._TOUCH_EVERY_S + _acquiring._LONGEST_WAIT_S < _inspect._ALIVE_S
 
 
@@ -431,7 +431,7 @@ def test_a_folder_that_is_missing_may_be_a_share_that_is_not_mounted(path: Path,
     assert f"the folder {path} does not exist: is the share mounted?" in capsys.readouterr().err
 
 
-def test_of_a_lock_that_is_not_there_yet_nothing_is_broken_or_tidied(path: Path, capsys):
+def test_break_and_tidy_of_a_missing_lock_change_nothing(path: Path, capsys):
     assert invoke(["nfs", "break", "--yes", str(path)]) == 0
     assert f"there is no lock at {path} yet" in capsys.readouterr().out
     assert invoke(["nfs", "tidy", str(path)]) == 0
@@ -439,7 +439,7 @@ def test_of_a_lock_that_is_not_there_yet_nothing_is_broken_or_tidied(path: Path,
     assert not path.exists()
 
 
-def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys, monkeypatch):
+def test_error_about_a_missing_permission_says_what_to_do(path: Path, capsys, monkeypatch):
     def refuse(target: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(target))
 
@@ -449,7 +449,7 @@ def test_a_permission_that_is_missing_is_told_with_what_to_do(path: Path, capsys
     assert f"Every candidate must be able to create and remove files in {path} (uid " in capsys.readouterr().err
 
 
-def test_tidy_removes_what_the_dead_left(path: Path, capsys, monkeypatch):
+def test_tidy_removes_the_claims_of_dead_processes(path: Path, capsys, monkeypatch):
     with nfs.Lock(path):
         (path / "claim|lock|dead|1|1").write_bytes(b"")
         monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
@@ -464,7 +464,7 @@ def test_a_path_that_is_none_is_wrong_usage(words: list[str]):
     assert invoke(["nfs", *words]) == exit_codes.USAGE
 
 
-def test_a_place_that_is_something_else_is_told_without_a_traceback(path: Path, capsys):
+def test_place_that_is_no_lock_is_reported_without_a_traceback(path: Path, capsys):
     path.write_text("a file")
     assert invoke(["nfs", "status", str(path)]) == exit_codes.UNREACHABLE
     assert "cannot be used as a lock" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Whoever contends for a lock in a shared folder may die at any step: the next gets the lock, and tidies up after."""
+"""A candidate for a lock in a shared folder may die at any step: the next gets the lock, and removes its leftovers."""
 
 import contextlib
 import fcntl
@@ -33,7 +33,7 @@ _STEPS = (
 
 
 class Died(BaseException):
-    """Where somebody ended. No code of ours can catch it: whatever it does after that is not done."""
+    """Where the process ended. No code of ours can catch it: nothing that it would do after that is done."""
 
 
 class Mortal:
@@ -68,7 +68,7 @@ class Mortal:
 
 
 class World:
-    """A folder, a clock that goes on when somebody sleeps, and whether the kernel tells of the dead."""
+    """A folder, a clock that goes on when a process sleeps, and whether the kernel reports dead processes."""
 
     def __init__(self, path: Path, *, is_local: bool) -> None:
         self.path = path
@@ -126,8 +126,10 @@ DEEDS: dict[str, Callable[[Lock], object]] = {
 @pytest.mark.proof
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "shared"])
 @pytest.mark.parametrize("deed", DEEDS)
-def test_whoever_dies_at_any_step_is_followed_and_tidied_up(tmp_path: Path, deed: str, is_local: bool):
-    """With a history of so many epochs that the next but one who locks collects some of them."""
+def test_candidate_that_dies_at_any_step_is_succeeded_and_its_files_are_removed(
+    tmp_path: Path, deed: str, is_local: bool
+):
+    """With a history of so many epochs that the holder after the next collects some of them."""
     number = 0
     for is_done in (False, True):
         died, dies_at = True, 0
@@ -163,7 +165,7 @@ def live_and_die(world: World, deed: str, dies_at: int, *, is_done: bool) -> boo
 
 
 def follow(world: World, newest: int) -> None:
-    """Get the lock, under a greater number: at once where the kernel tells of the dead, elsewhere after a lifetime."""
+    """Get the lock, under a greater number: at once where the kernel reports deaths, elsewhere after a lifetime."""
     died_at, follower = world.now, world.lock()
     follower.lock(timeout=0 if world.is_local else None)
     assert world.now - died_at <= (0.0 if world.is_local else 2.5 * LIFETIME_S)

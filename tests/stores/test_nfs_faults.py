@@ -2,8 +2,8 @@
 
     python tools/nfs_hosts.py run -- python -m pytest tests/stores/test_nfs_faults.py
 
-Replies that are lost, requests that arrive when nobody expects them any more, hosts that are cut off, and listings that
-a client remembers for too long. Without the hosts of ``tools/nfs_hosts.py`` nothing here is collected.
+Replies that are lost, requests that arrive when no process expects them any more, hosts that are cut off, and listings
+that a client remembers for too long. Without the hosts of ``tools/nfs_hosts.py`` nothing here is collected.
 """
 
 import os
@@ -242,8 +242,8 @@ def test_a_late_link_of_one_who_is_still_there_is_given_up(stage: Stage, others_
 
 
 @pytest.mark.parametrize("others_before", [0, USED_AND_COLLECTED])
-def test_a_late_link_of_the_dead_misleads_nobody(stage: Stage, others_before: int):
-    """Nobody gives it up, but it is an old number, or there is none."""
+def test_late_link_of_a_dead_holder_misleads_no_candidate(stage: Stage, others_before: int):
+    """No process gives it up, but it is an old number, or there is none."""
     holder, follower = Candidate(stage.a, stage.path), Candidate(stage.b, stage.path)
     with Eater(EATER, "hold LINK") as eater:
         doomed = stage.f(f"lock_in_a_child({str(stage.path)!r}, {LONG_S})")
@@ -273,8 +273,8 @@ def test_a_late_link_of_the_dead_misleads_nobody(stage: Stage, others_before: in
 def test_a_follower_that_was_cut_off_for_longer_than_a_lifetime_takes_nothing(hosts: list[Host]):
     """It has not seen a heartbeat for all that time, and knows that it has not looked.
 
-    Nor does it keep the holder from its heartbeats: to a reader of a file that nobody has open for writing, an NFSv4
-    server lends the file, and whoever wants to change it waits for the reader to give it back.
+    Nor does it keep the holder from its heartbeats: to a reader of a file that is not open for writing, an NFSv4
+    server lends the file, and a process that wants to change it waits for the reader to give it back.
     """
     lifetime_s, quiet_s, cut_off_s = 6.0, 4.5, 7.0
     a, b, _ = hosts
@@ -325,7 +325,7 @@ def test_a_holder_that_is_cut_off_loses_the_lock_in_time_and_knows_it(hosts: lis
 
 @pytest.mark.parametrize("looks", ["lock", "election"])
 def test_a_release_is_seen_though_the_server_s_clock_has_not_moved(stage: Stage, looks: str):
-    """A client of NFSv3 tells by the folder's time whether what it remembers of it is still true."""
+    """A client of NFSv3 decides by the folder's time whether what it remembers of it is still true."""
     for _ in range(10):
         follower = _released_in_the_tick_of_the_last_look(stage, looks)
         deadline = time.monotonic() + 2.0

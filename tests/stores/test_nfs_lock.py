@@ -192,7 +192,7 @@ def test_a_separator_is_something_that_a_name_can_have(path: Path, separator: st
         Lock(path, separator=separator)
 
 
-def test_a_repr_tells_what_it_is(path: Path):
+def test_repr_shows_path_state_and_lifetime(path: Path):
     lock = Lock(path)
     assert f"{path} [unlocked: 0:00:15]" in repr(lock)
     lock.lock()
@@ -224,7 +224,7 @@ def test_names_that_are_too_long_for_a_claim_are_cut(tmp_path: Path, monkeypatch
         assert lock.is_locked
 
 
-# --- What the state tells ---------------------------------------------------------------------------------------------
+# --- What the state shows ---------------------------------------------------------------------------------------------
 
 
 def test_the_state_of_a_dead_process_s_lock_is_stale(path: Path):
@@ -245,7 +245,7 @@ def test_the_state_of_an_expired_lock_says_whose_it_was(path: Path):
         assert Lock(path.with_name("other")).state is LockState.theirs_expired
 
 
-def test_of_another_host_nothing_can_be_told(path: Path):
+def test_state_of_a_lock_that_is_held_on_another_host_is_unknown(path: Path):
     lock = Lock(path)
     lock.lock()
     (path / "epoch.0").write_bytes(encode(Claimant("x", "elsewhere", 1, str(path), 15.0)))
@@ -411,7 +411,7 @@ def test_a_forked_child_has_nothing_of_its_parent_s_lock(path: Path):
 
 
 @pytest.mark.parametrize("name", ["with|separator", "a|b|c|d", "^", "with space", "ünï", "new\nline"])
-def test_a_path_with_anything_in_it_can_be_locked_told_and_broken(tmp_path: Path, name: str):
+def test_path_with_any_characters_can_be_locked_read_and_broken(tmp_path: Path, name: str):
     path = tmp_path / name
     with holder(path, lifetime=0.3) as process:
         assert Lock(path).details[1:] == (process.pid, str(path))
@@ -432,8 +432,8 @@ def test_a_relative_path_stays_where_it_was_after_chdir(path: Path, tmp_path: Pa
     assert names(path) == ["epoch.0", "released.0"]
 
 
-def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path: Path, clock: Clock):
-    """Not refreshed: somebody may be breaking it at this very moment."""
+def test_expired_lock_that_no_follower_broke_is_taken_again_by_its_holder_under_a_new_number(path: Path, clock: Clock):
+    """Not refreshed: another process may be breaking it at this very moment."""
     slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
@@ -445,7 +445,7 @@ def test_an_expired_lock_that_nobody_broke_is_taken_anew_under_a_new_number(path
 
 
 def test_a_heartbeat_that_was_answered_too_late_does_not_count(path: Path, clock: Clock, monkeypatch):
-    """It may have arrived after somebody had looked for it in vain."""
+    """It may have arrived after a follower had looked for it in vain."""
     slow, breaker = candidate(path, "slow", clock), candidate(path, "breaker", clock)
     assert slow.try_take()
     assert not breaker.may_take()
@@ -504,7 +504,7 @@ def test_on_a_file_system_with_whole_seconds_every_heartbeat_shows(path: Path, c
         assert not follower.may_take()
 
 
-def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Path, clock: Clock):
+def test_longer_lifetime_is_visible_to_followers_before_the_holder_relies_on_it(path: Path, clock: Clock):
     holder_, follower = candidate(path, "holder", clock), candidate(path, "follower", clock)
     assert holder_.try_take()
     assert not follower.may_take()
@@ -520,7 +520,7 @@ def test_a_longer_lifetime_is_known_to_others_before_it_is_believed_in(path: Pat
     assert follower.may_take()
 
 
-def test_a_shorter_lifetime_is_believed_in_before_others_know_it(path: Path, clock: Clock, monkeypatch):
+def test_shorter_lifetime_binds_the_holder_before_followers_can_see_it(path: Path, clock: Clock, monkeypatch):
     """Also when we are frozen in between."""
     holder_, follower = candidate(path, "holder", clock, lifetime_s=50.0), candidate(path, "follower", clock)
     assert holder_.try_take()
@@ -573,7 +573,7 @@ def test_what_a_file_server_keeps_for_itself_is_none_of_our_business(path: Path,
 
 
 @pytest.mark.parametrize("error", [LockError, FileNotFoundError])
-def test_a_folder_that_does_not_exist_is_said_at_once(path: Path, error: type[Exception]):
+def test_missing_folder_is_reported_at_once(path: Path, error: type[Exception]):
     with pytest.raises(error, match="does not exist: create it"):
         Lock(path / "x" / "y").lock()
 
@@ -707,10 +707,10 @@ def test_any_other_error_is_logged_and_raised_at_once_and_the_claim_removed(path
     assert "the disk is broken" in caplog.text
 
 
-def test_a_claim_that_somebody_tidied_away_is_made_again(path: Path):
+def test_claim_that_another_process_removed_is_written_again(path: Path):
     with Lock(path):
         waiting = Lock(path)
-        patience = waiting._patience(None)
+        patience = waiting._retry_policy(None)
         candidate_, _ = waiting._ready()
         candidate_.lay_claim()
         Path(waiting.claimfile).unlink()
@@ -747,14 +747,14 @@ def test_of_a_long_claim_the_last_complete_line_counts(path: Path, clock: Clock)
             assert seen.claimant.lifetime_s == size
 
 
-def test_a_claim_that_nobody_would_read_to_its_end_is_refused(path: Path, clock: Clock):
+def test_claim_that_is_too_long_for_readers_is_refused(path: Path, clock: Clock):
     with pytest.raises(LockError, match="too long"):
         candidate(path, "n" * 70_000, clock).lay_claim()
 
 
 @pytest.mark.parametrize("step", ["write", "fsync"])
 @pytest.mark.parametrize("change", [(1.0, 60.0), (60.0, 1.0)])
-def test_a_lifetime_that_could_not_be_written_is_not_believed_in(
+def test_holder_does_not_rely_on_a_lifetime_that_could_not_be_written(
     path: Path, clock: Clock, monkeypatch, step: str, change: tuple[float, float]
 ):
     """A full disk takes a part of it. Others may have read the old one, or the new."""
@@ -810,7 +810,7 @@ def clamp_times(latest_s: float, monkeypatch: pytest.MonkeyPatch, grain_ns: int 
 
 @pytest.mark.parametrize("grain_ns", [1, 10**9])
 def test_where_times_end_in_2038_every_heartbeat_shows(path: Path, clock: Clock, monkeypatch, grain_ns: int):
-    """And shows something that was never shown before: whoever looks rarely must not take it for an old one."""
+    """And shows something that was never shown before: a follower that looks rarely must not take it for an old one."""
     clamp_times(time.time() + 3600, monkeypatch, grain_ns)
     holder_ = candidate(path, "holder", clock, lifetime_s=30 * 365 * 86400.0)
     assert holder_.try_take()
@@ -1028,7 +1028,7 @@ def test_an_interruption_while_a_claim_is_made_or_removed_breaks_nothing(path: P
 def test_an_interruption_after_an_epoch_was_made_gives_it_back(
     path: Path, clock: Clock, step: str, is_late: bool, error: BaseException
 ):
-    """Otherwise all would wait for it, and nobody know that it has it."""
+    """Otherwise all would wait for it, and no process would know that it holds the lock."""
     interrupted, link = candidate(path, "interrupted", clock), os.link
     if is_late:
         assert interrupted.try_take()
@@ -1061,7 +1061,7 @@ def test_an_interruption_after_the_lock_was_taken_releases_it(path: Path, monkey
     assert names(path) == ["epoch.0", "released.0"]
 
 
-def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: Path, clock: Clock, monkeypatch):
+def test_new_holder_removes_old_files_for_a_fraction_of_its_lifetime_only(path: Path, clock: Clock, monkeypatch):
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
     path.mkdir()
     for number in range(100):
@@ -1084,7 +1084,7 @@ def test_whoever_takes_the_lock_tidies_up_for_a_fraction_of_its_lifetime(path: P
     assert len(_inspect.tidy(path)) > 60
 
 
-def test_what_was_over_when_it_was_tidied_up_is_not_returned_as_ours(path: Path, clock: Clock, monkeypatch):
+def test_lock_that_expired_during_the_cleanup_is_not_returned_as_held(path: Path, clock: Clock, monkeypatch):
     lock, tidy, slow = Lock(path, lifetime=10), Candidate.tidy, [15.0]
 
     def slowly(self: Candidate) -> None:
@@ -1142,7 +1142,7 @@ def test_in_a_folder_of_a_group_the_lock_is_the_group_s_whatever_the_umask(path:
 
 
 @pytest.mark.parametrize("wrong", [1e-7, 0.0009, 3.2e9, 1e15, timedelta.max, timedelta(microseconds=1)])
-def test_a_lifetime_that_nothing_has_is_refused_and_the_range_is_told(path: Path, wrong: Any):
+def test_lifetime_out_of_range_is_refused_and_the_error_names_the_range(path: Path, wrong: Any):
     lock = Lock(path)
     for attempt in (lambda: Lock(path, wrong), lambda: lock.refresh(wrong, unconditionally=True)):
         with pytest.raises(ValueError, match="lifetime must be between a millisecond and a hundred years, got"):
@@ -1153,7 +1153,7 @@ def test_a_lifetime_that_nothing_has_is_refused_and_the_range_is_told(path: Path
             open_backend(f"nfs://{path}", lease_s=wrong)
 
 
-def test_somebody_who_claims_to_live_for_ever_is_somebody_unknown(path: Path, clock: Clock):
+def test_holder_that_claims_an_infinite_lifetime_is_treated_as_an_unknown_holder(path: Path, clock: Clock):
     path.mkdir()
     text = encode(CLAIMANT).replace(b"15.0", b"1" + b"0" * 400)
     (path / "epoch.0").write_bytes(text)
@@ -1174,7 +1174,7 @@ def test_a_file_system_without_hard_links_is_named_as_such(path: Path, monkeypat
     assert names(path) == []
 
 
-def test_a_full_disk_keeps_nobody_from_a_sign_of_life(path: Path, monkeypatch):
+def test_full_disk_does_not_prevent_a_heartbeat(path: Path, monkeypatch):
     with Lock(path, lifetime=600) as lock:
         assert lock._made is not None
         before = lock._made[0].heartbeat
@@ -1189,7 +1189,7 @@ def test_a_full_disk_keeps_nobody_from_a_sign_of_life(path: Path, monkeypatch):
 # --- Waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_waits_is_woken_by_the_release(path: Path):
+def test_waiting_follower_is_woken_by_the_release(path: Path):
     with holder(path, lifetime=600) as process:
         assert process.stdin is not None
         lock, began = Lock(path), time.monotonic()
@@ -1242,7 +1242,7 @@ def test_of_four_that_ask_again_and_again_none_starves(path: Path):
             process.wait()
 
 
-def test_where_nothing_is_heard_whoever_waits_looks_often(path: Path, monkeypatch):
+def test_waiting_follower_polls_often_where_no_notifications_arrive(path: Path, monkeypatch):
     monkeypatch.setattr(place, "is_local", lambda _: False)
     first, second = Lock(path), Lock(path)
     first.lock()
@@ -1254,7 +1254,7 @@ def test_where_nothing_is_heard_whoever_waits_looks_often(path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypatch, is_local: bool):
+def test_last_holder_lets_waiting_followers_go_first(path: Path, monkeypatch, is_local: bool):
     monkeypatch.setattr(place, "is_local", lambda _: is_local)
     last, waiting = Lock(path), Lock(path)
     last.lock()
@@ -1272,7 +1272,7 @@ def test_whoever_had_it_last_steps_back_for_those_who_wait(path: Path, monkeypat
     assert waiting.token == 1
 
 
-def test_whoever_waits_sees_in_time_that_the_lifetime_was_shortened(path: Path, monkeypatch):
+def test_waiting_follower_sees_in_time_that_the_lifetime_was_shortened(path: Path, monkeypatch):
     monkeypatch.setattr(_acquiring, "_LOOK_EVERY_S", 0.1)
     first, second = Lock(path, lifetime=600), Lock(path)
     first.lock()
@@ -1289,7 +1289,7 @@ def test_whoever_waits_sees_in_time_that_the_lifetime_was_shortened(path: Path, 
     assert second.token >= 1
 
 
-def test_whoever_waits_looks_again_before_long(path: Path, monkeypatch):
+def test_waiting_follower_checks_again_before_long(path: Path, monkeypatch):
     waits: list[float] = []
 
     def wait(self: Any, at_most_s: float, others: int, **options: Any) -> None:
@@ -1338,7 +1338,7 @@ def test_old_epochs_are_collected(path: Path):
     assert "epoch.49" in names(path)
 
 
-def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Path, monkeypatch):
+def test_claims_of_dead_processes_are_removed_and_those_of_living_ones_are_not(path: Path, monkeypatch):
     folder = Folder(path)
     with Lock(path) as held:
         waiting = Lock(path)
@@ -1350,9 +1350,7 @@ def test_claims_of_the_dead_are_removed_and_those_of_the_living_are_not(path: Pa
         assert Path(waiting.claimfile).exists()
 
 
-def test_elsewhere_claims_are_leftovers_when_nobody_has_touched_them_for_long_by_the_server_s_clock(
-    path: Path, monkeypatch
-):
+def test_elsewhere_claims_are_leftovers_when_untouched_for_long_by_the_server_s_clock(path: Path, monkeypatch):
     folder = Folder(path)
     folder.make()
     (path / "claim|lock|old|1|1").write_bytes(b"")
@@ -1388,11 +1386,11 @@ def test_a_line_that_is_still_being_written_does_not_count_yet():
         for wrong in (0, -1, True, None, "15", float("inf"), float("nan"), 1e300, 10**400)
     ],
 )
-def test_whatever_cannot_be_read_is_somebody_unknown(text: bytes):
+def test_claim_that_cannot_be_decoded_is_an_unknown_holder(text: bytes):
     assert decode(text) is None
 
 
-def test_somebody_unknown_is_waited_out_for_our_own_lifetime(path: Path, clock: Clock):
+def test_follower_waits_its_own_lifetime_for_an_unknown_holder(path: Path, clock: Clock):
     path.mkdir()
     (path / "epoch.7").write_bytes(b"\0\0")
     follower = candidate(path, "follower", clock)

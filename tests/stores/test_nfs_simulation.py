@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "network"])
-def test_in_every_order_that_is_tried_nobody_believes_beside_another(is_local: bool):
+def test_in_every_order_that_is_tried_at_most_one_holder_is_valid(is_local: bool):
     had, problems = simulate(range(12), is_local=is_local)
     assert problems == []
     assert had > 100
@@ -42,7 +42,7 @@ def test_the_simulation_is_decided_by_its_seed_alone():
     assert simulate([7], is_local=False) == simulate([7], is_local=False)
 
 
-def test_a_holder_that_believes_for_too_long_is_found(monkeypatch):
+def test_simulation_finds_a_holder_that_considers_itself_valid_for_too_long(monkeypatch):
     monkeypatch.setattr(_candidate, "TRUST_SHARE", 1.3)
     found = (problem for seed in range(100) for problem in simulate([seed], is_local=False)[1])
     assert any("several believe" in problem for problem in found)
@@ -66,8 +66,8 @@ def test_a_number_that_is_given_out_twice_is_found(monkeypatch):
 # --- What it found ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, clock: Clock, monkeypatch):
-    """Otherwise everybody waits for whoever waits, itself among them, and for ever if it shows that it waits."""
+def test_lock_that_took_too_long_to_acquire_is_released_at_once(path: Path, clock: Clock, monkeypatch):
+    """Otherwise all processes wait for a waiting one, itself included, and for ever if it sends heartbeats."""
     slow, link = candidate(path, "slow", clock), os.link
 
     def be_long_on_the_way(source: str, target: str) -> None:
@@ -81,7 +81,7 @@ def test_a_lock_that_took_too_long_to_take_is_let_go_of_at_once(path: Path, cloc
     assert candidate(path, "next", clock).try_take()
 
 
-def test_whoever_waits_shows_no_sign_of_life_of_an_epoch_that_it_does_not_know_to_be_its_own(path: Path, clock: Clock):
+def test_follower_sends_no_heartbeat_for_an_epoch_that_it_does_not_know_to_be_its_own(path: Path, clock: Clock):
     waiting = candidate(path, "waiting", clock)
     waiting.lay_claim()
     (path / "epoch.0").hardlink_to(waiting._claimfile)
@@ -90,7 +90,7 @@ def test_whoever_waits_shows_no_sign_of_life_of_an_epoch_that_it_does_not_know_t
     assert waiting.heartbeat == before
 
 
-def test_an_expired_lock_whose_claim_was_tidied_away_is_lost_without_an_error(path: Path, clock: Clock):
+def test_expired_lock_whose_claim_was_removed_is_lost_without_an_error(path: Path, clock: Clock):
     slow = candidate(path, "slow", clock)
     assert slow.try_take()
     Path(slow._claimfile).unlink()
@@ -113,7 +113,9 @@ def show_until_changed(old: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Clock, monkeypatch):
+def test_reader_sees_the_newest_epoch_although_the_server_keeps_returning_an_old_listing(
+    path: Path, clock: Clock, monkeypatch
+):
     quick, late = candidate(path, "quick", clock), Folder(path)
     assert quick.try_take()
     old = names(path)
@@ -125,7 +127,7 @@ def test_an_old_listing_is_not_believed_in_again_and_again(path: Path, clock: Cl
     assert late.look()[0].newest == 20
 
 
-def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_was(
+def test_release_that_is_too_late_reports_it_although_the_holder_reads_an_old_listing(
     path: Path, clock: Clock, monkeypatch
 ):
     slow, quick = candidate(path, "slow", clock), candidate(path, "quick", clock)
@@ -139,7 +141,7 @@ def test_whoever_unlocks_too_late_is_told_so_though_it_lists_the_folder_as_it_wa
     assert "released.0" not in names(path)
 
 
-def test_whoever_waits_sees_the_release_though_it_lists_the_folder_as_it_was(path: Path, clock: Clock, monkeypatch):
+def test_follower_sees_the_release_although_it_reads_an_old_listing(path: Path, clock: Clock, monkeypatch):
     """On NFS version 3 it would wait for the whole lifetime, and then again."""
     first, waiting = candidate(path, "first", clock), candidate(path, "waiting", clock)
     assert first.try_take()
@@ -167,7 +169,9 @@ def test_the_mark_of_a_release_that_came_late_is_collected_with_the_others(path:
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, monkeypatch, is_local: bool):
+def test_claims_of_dead_processes_are_removed_also_by_a_holder_without_competitors(
+    path: Path, monkeypatch, is_local: bool
+):
     monkeypatch.setattr("pgleaderlock.stores.place.is_local", lambda _: is_local)
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._YOUNG_S", -1.0)
     monkeypatch.setattr("pgleaderlock.stores.nfs._folder._LEFTOVER_S", -1.0)
@@ -177,7 +181,7 @@ def test_what_the_dead_left_is_removed_also_by_one_who_comes_alone(path: Path, m
         assert sorted(names(path)) == sorted([Path(lock.claimfile).name, "epoch.0"])
 
 
-def test_a_folder_that_cannot_be_tidied_up_costs_nobody_the_lock(path: Path, monkeypatch):
+def test_holder_keeps_the_lock_when_old_files_cannot_be_removed(path: Path, monkeypatch):
     def fail(self: Folder, **options: Any) -> list[str]:
         raise OSError(errno.EIO, "the disk is broken")
 
@@ -189,7 +193,7 @@ def test_a_folder_that_cannot_be_tidied_up_costs_nobody_the_lock(path: Path, mon
 
 
 def test_a_claim_that_did_not_reach_the_file_server_is_not_used(path: Path, clock: Clock, monkeypatch):
-    """What cannot be read is believed in for as long as its reader likes, not its holder."""
+    """A claim that cannot be read counts as valid for as long as its reader decides, not its holder."""
 
     def fail(number: int) -> None:
         raise OSError(errno.ENOSPC, "no space left on the server")
@@ -200,7 +204,7 @@ def test_a_claim_that_did_not_reach_the_file_server_is_not_used(path: Path, cloc
     assert names(path) == []
 
 
-def test_a_file_server_that_does_not_answer_keeps_nobody_else_from_opening_or_forking(path: Path, clock, monkeypatch):
+def test_file_server_that_does_not_answer_blocks_neither_open_nor_fork_in_other_threads(path: Path, clock, monkeypatch):
     begun, answered, real = threading.Event(), threading.Event(), os.open
 
     def be_silent(target: str, flags: int, mode: int = 0o777) -> int:
@@ -234,7 +238,7 @@ def test_a_file_server_that_does_not_answer_keeps_nobody_else_from_opening_or_fo
         ([], 0),
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("b", Note(2.0, 2.1, 2.2, 1))], 0),
         ([("a", Note(1.0, 1.1, 1.2, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 1),
-        ([("a", Note(1.0, 9.0, 9.1, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 0),  # which was first cannot be told
+        ([("a", Note(1.0, 9.0, 9.1, 1)), ("b", Note(2.0, 2.1, 2.2, 0))], 0),  # which was first is unknown
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("b", Note(2.0, 2.1, 2.2, 0))], 1),
         ([("a", Note(1.0, 1.1, 1.2, 0)), ("a", Note(2.0, 2.1, 2.2, 0))], 0),  # it was refreshed
         ([("a", Note(1.0, 1.1, 1.2, 1)), ("b", Note(2.0, 2.1, -1.0, 0))], 0),  # it was over before it was seen
@@ -244,7 +248,7 @@ def test_tokens_are_compared_where_the_order_is_certain(notes, wrong):
     assert tokens_out_of_order(notes) == wrong
 
 
-def test_what_was_over_before_its_owner_could_look_was_never_believed_in():
+def test_term_that_ended_before_its_holder_could_check_it_does_not_count_as_valid():
     notes = [("a", Note(1.0, 1.1, 5.0, 0)), ("b", Note(2.0, 2.1, -1.0, 1))]
     assert intervals_of(notes) == [(1.1, 5.0, "a", 0)]
 

@@ -178,7 +178,7 @@ async def test_work_that_was_cancelled_begins_no_other_step(path: Path, monkeypa
     taken: list[str] = []
     monkeypatch.setattr(Candidate, "take", lambda self, epoch: taken.append(self._claimfile))
     attempt.cancel()
-    await asyncio.sleep(0)  # so that it was heard
+    await asyncio.sleep(0)  # so that it was received
     holder.unlock()
     await asyncio.wait({attempt})
     assert taken == []
@@ -229,7 +229,7 @@ def test_a_program_that_ends_while_a_task_locks_leaves_neither_lock_nor_claim(pa
     command = [sys.executable, "-c", _RUN_AND_CANCEL, str(path), delay_s]
     was_locked = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout == b"True\n"
     holder.unlock(unconditionally=True)
-    if not was_locked:  # which is an end without a word, of which others hear from the kernel
+    if not was_locked:  # which is an end without a message, of which others learn from the kernel
         assert not claims(path)
         assert Lock(path).state is LockState.unlocked
 
@@ -244,7 +244,7 @@ def interrupt_after(step: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("is_local")
 @pytest.mark.parametrize("step", ["link", "utime", "listdir", "fstat"])
-def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch, step: str):
+def test_process_interrupted_while_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch, step: str):
     """Also just after it got the lock, of which it did not come to know."""
     lock = Lock(path, lifetime=600)
     real, interrupts = getattr(os, step), iter([True])
@@ -262,7 +262,7 @@ def test_whoever_is_interrupted_while_locking_leaves_neither_lock_nor_claim(path
 
 
 @pytest.mark.usefixtures("is_local")
-def test_whoever_is_interrupted_just_after_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch):
+def test_process_interrupted_just_after_locking_leaves_neither_lock_nor_claim(path: Path, monkeypatch):
     lock = Lock(path, lifetime=600)
     with monkeypatch.context() as patch:
         patch.setattr(Turnstile, "close", interrupt_after(Turnstile.close))
@@ -283,7 +283,7 @@ def test_ctrl_c_while_waiting_leaves_no_claim(path: Path):
         assert claims(path) == [Path(holder.claimfile).name]
 
 
-# --- Files that somebody removed --------------------------------------------------------------------------------------
+# --- Files that another process removed -------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("is_local")
@@ -329,7 +329,7 @@ def test_whose_folder_was_removed_and_not_made_again_has_lost_the_lock(path: Pat
 def test_a_client_that_remembers_a_removed_file_is_not_misled_by_the_number(
     path: Path, clock: Clock, monkeypatch, deed: str
 ):
-    """On NFS fstat(2) may tell what was true before."""
+    """On NFS fstat(2) may show what was true before."""
     first, second = candidate(path, "first", clock), candidate(path, "second", clock)
     assert first.try_take()
     shutil.rmtree(path)
@@ -370,7 +370,7 @@ def test_a_file_that_the_server_does_not_know_any_more_is_a_lost_lock_and_not_an
             lock.refresh()
 
 
-def test_a_holder_can_unlock_though_somebody_put_other_things_there(path: Path):
+def test_holder_can_unlock_although_the_folder_contains_unrelated_files(path: Path):
     lock = Lock(path)
     lock.lock()
     (path / "data.csv").write_bytes(b"")
@@ -379,7 +379,7 @@ def test_a_holder_can_unlock_though_somebody_put_other_things_there(path: Path):
 
 
 @pytest.mark.usefixtures("is_local")
-def test_a_holder_whose_claim_was_tidied_away_has_the_lock_as_long_as_its_epoch_is_there(path: Path):
+def test_holder_whose_claim_was_removed_keeps_the_lock_as_long_as_its_epoch_is_there(path: Path):
     lock = Lock(path)
     lock.lock()
     Path(lock.claimfile).unlink()
@@ -483,7 +483,7 @@ def test_no_heartbeat_is_like_any_before_it_also_when_lifetimes_change(
     assert len(set(seen)) == len(seen)
 
 
-def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(path: Path, clock: Clock):
+def test_holder_with_a_shorter_lifetime_keeps_the_lock_as_long_as_it_sends_heartbeats(path: Path, clock: Clock):
     holder, follower = candidate(path, "holder", clock, lifetime_s=3600.0), candidate(path, "follower", clock)
     assert holder.try_take()
     assert not follower.may_take()
@@ -497,7 +497,7 @@ def test_a_holder_with_a_shorter_lifetime_is_believed_in_as_long_as_it_beats(pat
     assert follower.may_take()
 
 
-# --- What one is told -------------------------------------------------------------------------------------------------
+# --- Messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Path):
@@ -511,7 +511,7 @@ def test_a_time_out_says_who_has_it_and_for_how_long_it_was_waited_for(path: Pat
         assert not_acquired(Folder(path), 0.1, timeout_s=16.0) == f"was not acquired within 0.1 s: {who}"
 
 
-def test_a_time_out_shorter_than_the_holder_s_lifetime_says_that_this_never_takes_over_from_the_dead(
+def test_time_out_shorter_than_the_holder_s_lifetime_says_that_it_never_takes_over_from_a_dead_holder(
     path: Path, monkeypatch
 ):
     monkeypatch.setattr(place, "is_local", lambda _: False)
@@ -550,7 +550,7 @@ def test_texts_about_a_lock_whose_server_fails_say_so_instead_of_failing_too(pat
     assert lost(folder, late, 7).startswith("was lost: the file server took too long to answer")  # type: ignore[arg-type]
 
 
-def test_what_was_never_locked_and_what_was_unlocked_already_are_told_apart(path: Path):
+def test_error_distinguishes_a_lock_that_was_never_locked_from_one_that_was_unlocked(path: Path):
     lock = Lock(path)
     for deed, do in (("unlock", lock.unlock), ("refresh", lock.refresh)):
         with pytest.raises(NotLockedError, match=f"cannot {deed} .*: it was never locked by this object"):

@@ -1,4 +1,4 @@
-"""The decisions about a lease that is a record, in virtual time: who may take it, for how long it is believed in."""
+"""The decisions about a lease that is a record, in virtual time: who may take it, for how long it is valid."""
 
 import asyncio
 import os
@@ -115,7 +115,7 @@ async def test_another_s_record_is_over_when_it_has_not_changed_for_its_own_leas
     assert grant.token == 6
 
 
-async def test_whoever_was_quicker_is_waited_for_from_then_and_not_from_the_next_look():
+async def test_lease_of_a_quicker_candidate_counts_from_the_failed_write_and_not_from_the_next_read():
     shelf = Shelf()
     shelf.put("")
     backend, store = make(shelf)
@@ -286,7 +286,7 @@ async def test_a_record_that_was_deleted_is_waited_out_and_its_tokens_go_on():
     backend, _ = make(shelf)
     assert await backend.try_acquire() is None
     await asyncio.sleep(10)
-    shelf.record = None  # by somebody who thought it would help; the holder has just renewed, for all we know
+    shelf.record = None  # by an operator who thought it would help; the holder may have just renewed
     assert await backend.try_acquire() is None
     await asyncio.sleep(14.9)
     assert await backend.try_acquire() is None
@@ -297,7 +297,7 @@ async def test_a_record_that_was_deleted_is_waited_out_and_its_tokens_go_on():
 
 
 async def test_a_record_that_was_free_when_we_saw_it_last_is_waited_out_too_when_it_is_gone():
-    """Somebody may have taken it in between."""
+    """Another candidate may have taken it in between."""
     shelf = Shelf()
     shelf.put("", token=7, lease_s=1.0)
     backend, store = make(shelf)
@@ -402,7 +402,7 @@ async def test_closing_does_not_raise_whatever_the_store_does(error: Exception):
     assert store.closed == 1
 
 
-async def test_closing_that_is_cut_short_lets_go_of_the_store_all_the_same():
+async def test_closing_that_is_cancelled_closes_the_store_all_the_same():
     shelf = Shelf()
     backend, store = make(shelf)
     assert await backend.try_acquire() is not None
@@ -414,7 +414,7 @@ async def test_closing_that_is_cut_short_lets_go_of_the_store_all_the_same():
     assert store.closed == 1
 
 
-async def test_a_store_that_says_there_is_news_again_and_again_is_not_believed_so_often():
+async def test_store_that_reports_changes_again_and_again_is_read_less_often():
     shelf = Shelf()
     shelf.put("other", lease_s=1000.0)
     backend, store = make(shelf)
@@ -439,7 +439,7 @@ def test_identities_differ_between_two_of_one_process():
     assert default_identity() != default_identity()
 
 
-# --- How long it is believed in ---------------------------------------------------------------------------------------
+# --- How long it is valid ---------------------------------------------------------------------------------------------
 
 
 async def test_trust_counts_from_when_the_write_was_sent():
@@ -507,7 +507,7 @@ async def test_a_renewal_that_finds_something_else_is_a_certain_loss(found: str 
     assert caught.value.cause is LossCause.HELD_BY_ANOTHER
 
 
-# --- Letting go -------------------------------------------------------------------------------------------------------
+# --- Release ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_release_keeps_the_token_and_empties_the_name():
@@ -577,7 +577,7 @@ async def test_a_follower_does_not_report_every_renewal_of_the_leader_as_an_atte
         assert leader.is_leader
 
 
-async def test_a_leader_that_is_cut_off_stops_believing_before_its_successor_leads():
+async def test_leadership_of_a_leader_that_is_cut_off_ends_before_its_successor_leads():
     shelf = Shelf()
     leader, store, heard = elect(shelf, "a")
     follower, _, heard_by_successor = elect(shelf, "b")
@@ -673,7 +673,7 @@ async def test_a_lease_that_makes_no_sense_is_waited_out_for_one_of_ours(lease_s
     assert await backend.try_acquire() is not None
 
 
-async def test_a_record_that_somebody_keeps_touching_is_not_fought_over_for_ever():
+async def test_leader_does_not_retry_for_ever_when_another_client_keeps_changing_the_record():
     shelf = Shelf()
     backend, store = make(shelf)
     grant = await backend.try_acquire()
@@ -697,7 +697,7 @@ async def test_tokens_do_not_go_back_for_one_who_has_seen_greater_ones():
     shelf.put("other", token=9)
     backend, _ = make(shelf)
     assert await backend.try_acquire() is None
-    shelf.put("", token=0)  # deleted and made anew by somebody who knew nothing
+    shelf.put("", token=0)  # deleted and made anew by a client that knew nothing
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 10
@@ -777,7 +777,7 @@ async def test_a_leader_whose_record_is_shown_to_be_another_s_has_lost_at_once(n
     assert [claim.holder for _, claim in store.writes] == ["me"]  # what is lost is not released
 
 
-async def test_a_change_that_leaves_the_record_ours_is_no_loss_and_one_that_is_not_told_is_looked_at():
+async def test_change_that_keeps_our_record_is_no_loss_and_a_notification_without_a_record_is_checked():
     backend, store, _ = await leading()
     store.shown.put_nowait(Record("me", 0, LEASE_S, 8))
     losing = asyncio.ensure_future(backend.lost())

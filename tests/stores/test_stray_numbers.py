@@ -59,7 +59,7 @@ async def test_a_stray_file_of_a_file_lock_is_ignored_and_named_once(path, numbe
     first, second = (open_file(path, lease_s=60) for _ in range(2))
     stray = path.with_name(f"leader.live.{number}")
     assert await two_terms(first, second, stray) == (0, 1)
-    assert stray.exists()  # it may be somebody's
+    assert stray.exists()  # it may belong to another program
     await first.close()
     await first.open()
     await first.open()
@@ -115,7 +115,7 @@ async def test_a_near_number_counts_whatever_is_in_it_and_costs_one_lease(path):
     await backend.close()
 
 
-async def test_a_far_number_in_the_record_is_believed_only_with_its_term(path):
+async def test_far_number_in_the_record_is_accepted_only_with_the_file_of_its_term(path):
     path.write_text(json.dumps({"holder": "", "leaseDuration": "1s", "token": 10**18 - 1}))
     backend = open_file(path, lease_s=0.3)
     assert 0.3 <= await taken_over(backend) < 3
@@ -142,7 +142,7 @@ async def test_a_stray_in_the_place_of_the_next_far_term_is_an_error_that_names_
     await backend.close()
 
 
-async def test_a_far_file_that_may_not_be_read_is_an_error_for_whoever_may_not(path, monkeypatch):
+async def test_far_file_is_an_error_for_a_candidate_without_permission_to_read_it(path, monkeypatch):
     """To ignore it would be another rule than that of the candidates that may read it."""
     stray = path.with_name(f"leader.live.{10**16}")
     stray.write_bytes(encode(Entry("x", 10**16, 0.1)))

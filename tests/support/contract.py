@@ -8,7 +8,7 @@ from pgleaderlock.stores.record import Claim, Record, RecordStore
 
 
 class ToyStore(RecordStore):
-    """A dictionary that somebody put behind the record port, in the fewest lines."""
+    """A dictionary behind the record port, as a third party would write it, in the fewest lines."""
 
     shelf: ClassVar[dict[str, Record]] = {}
 

@@ -101,7 +101,7 @@ CALLBACKS = (
 
 
 class Witness:
-    """Hears everything that an election says, as events and as the names of the callbacks that were called."""
+    """Records everything that an election reports, as events and as the names of the callbacks that were called."""
 
     def __init__(self, election: Election) -> None:
         self.events: list[Event] = []

@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 2000
 LEASE_S = 10.0
 FACTOR = int(os.environ.get("PGLEADERLOCK_FUZZ_FACTOR", "0"))
 RAN: Counter[str] = Counter()
-"""How many examples each test has seen, which a long run is told at the end."""
+"""How many examples each test has seen, which a long run prints at the end."""
 
 Test = Callable[..., None]
 
@@ -73,7 +73,7 @@ _PIECES = [
 
 
 def texts(*pieces: str) -> st.SearchStrategy[str]:
-    """What somebody may put where a text is expected, with these among it."""
+    """What a stranger may put where a text is expected, with these among it."""
     piece = st.sampled_from([*_PIECES, *(pieces * 4)]) | st.text(max_size=5)
     return st.lists(piece, max_size=6).map("".join)
 
@@ -178,7 +178,7 @@ def check_words(error: Exception) -> None:
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Stands still until it is asked to go on."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -188,14 +188,14 @@ class Clock:
 
 
 async def asked(attempt: Awaitable[Grant | None]) -> Grant | None:
-    """Return the answer, None also where it cannot be told: then nobody leads by it."""
+    """Return the answer, None also where it is unknown: then the candidate does not lead by it."""
     with refused_in_words():
         return await attempt
     return None
 
 
 async def play(make_candidate: Callable[[], Backend], clock: Clock, harm: Callable[[], None]) -> None:
-    """Harm the record of a lock that is held, and look who believes what, from then on until long after the lease."""
+    """Harm the record of a lock that is held, and observe which candidates are valid, until long after the lease."""
     async with contextlib.AsyncExitStack() as stack:
         holder, follower, newcomer = [await opened(stack, make_candidate) for _ in range(3)]
         held = await holder.try_acquire()
@@ -212,7 +212,7 @@ async def play(make_candidate: Callable[[], Backend], clock: Clock, harm: Callab
             for other in (follower, newcomer):
                 taken = await asked(other.try_acquire())
                 if taken is not None:
-                    assert clock.now >= held.trusted_until, "two may believe"
+                    assert clock.now >= held.trusted_until, "two may be valid"
                     assert taken.token is not None
                     assert taken.token > (held.token or 0), "a number came twice"
                     with pytest.raises(PgLeaderLockError) as caught:

@@ -29,7 +29,7 @@ def documented(name: str, kind: str = "shape") -> dict[str, Any]:
 
 
 def assert_shape(actual: Any, shown: Any, where: str = "") -> None:
-    """Every key, in this order, and every type; what is null on either side tells nothing."""
+    """Every key, in this order, and every type; what is null on either side shows nothing."""
     if actual is None or shown is None:
         return
     number = (int, float)

@@ -41,7 +41,7 @@ def succession_columns(key: LockKey) -> tuple[int, ...]:
     return (*lock_columns(key)[:2], *lock_columns(heir_key(key))[:2])
 
 
-async def until_in_line(dsn: str, key: LockKey, followers: int = 1) -> None:
+async def until_queued(dsn: str, key: LockKey, followers: int = 1) -> None:
     """Wait until so many followers have their places: the heir, the next heir, and the others are quiet."""
     ours = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgleaderlock %%' AND query ~ 'advisory_lock'"
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Sessions that answer as they are told, for tests of the decisions on the session port alone."""
+"""Sessions with scripted answers, for tests of the decisions on the session port alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LEASE_S = 15.0
 
 
 class ModelSession:
-    """Answers what a willing server would, unless told otherwise; notes what it was asked, and when."""
+    """Answers what a willing server would, unless scripted otherwise; notes what it was asked, and when."""
 
     def __init__(self, version: int = 180000, pid: int = 100, **answers: Any) -> None:
         self._facts = ServerFacts(version, pid)

@@ -2,7 +2,7 @@
 
     python tests/support/nfs_reply_eater.py ADDRESS LISTEN_PORT SERVER_PORT CONTROL_SOCKET
 
-``tools/nfs_hosts.py`` starts it on the way of one host. It passes everything on, until somebody connects to its control
+``tools/nfs_hosts.py`` starts it on the way of one host. It passes everything on, until a client connects to its control
 socket (:class:`Eater` does) and sends one of these lines, to which the first answer is ``armed``. OPERATION is one of
 LINK, OPEN (NFSv3: CREATE), REMOVE, RENAME; it is counted from then on, and the order ends with its connection.
 

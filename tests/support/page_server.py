@@ -22,7 +22,7 @@ TOKEN = "let-me-in"
 
 
 class Stage:
-    """Roles that never were, as the store would tell of them."""
+    """Roles that never were, as the store would return them."""
 
     def __init__(self) -> None:
         self.roles: dict[str, RoleStatus] = {}
@@ -60,7 +60,7 @@ class Stage:
         ]  # fmt: skip
 
     def move(self, role: str, to: str | None, event: str = "lost", cause: str | None = "connection_lost") -> None:
-        """End the term of whoever leads, and begin that of another at once."""
+        """End the term of the leader, and begin that of another at once."""
         status, now = self.roles[role], time.time()
         if status.leader is not None:
             was = (status.lock, role, status.leader.node, status.leader.instance)

@@ -60,7 +60,7 @@ _OPERATORS = {  # and what each of them gives
 }
 _COMBINATIONS_MAX = 200
 SETTINGS = {"log_statement": "all", "log_line_prefix": "%c|%a|", "fsync": "off"}
-"""What the server must have, so that its log tells who began with what."""
+"""What the server must have, so that its log shows who began with what."""
 _STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*)")
 _PIN = "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', "
 

@@ -105,5 +105,5 @@ class Process:
 
 
 def candidate(dsn: str, key: object, retry_interval_s: float = 0.05, lease_s: float | str = "") -> Process:
-    """Start a process that takes part in the election until it is told to stop with a line."""
+    """Start a process that takes part in the election until it reads a line that ends it."""
     return Process(sys.executable, "-c", _CANDIDATE, dsn, str(key), str(retry_interval_s), str(lease_s))

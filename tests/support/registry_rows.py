@@ -47,7 +47,7 @@ def fill_registry(
     beat_s: float = 1000.0,
     lease_s: float = 10_000.0,
 ) -> None:
-    """Write the past of these roles into tables that are there, and are empty."""
+    """Write the history of these roles into tables that are there, and are empty."""
     terms = (lines // roles + 1) // 2
     values = {
         "schema": f'"{schema}"', "roles": roles, "nodes": nodes, "terms": terms, "span_s": days * 86400,

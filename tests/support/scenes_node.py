@@ -1,4 +1,4 @@
-"""A node as a real process, with a thread that writes down what it believes: the independent observer of the scenes.
+"""A node as a real process, with a thread that records when it acts as leader: the independent observer of the scenes.
 
     python -m tests.support.scenes_node CONFIG OBSERVATIONS
 
@@ -50,7 +50,7 @@ def observe(elections: Mapping[str, Election], path: Path) -> None:
 
 
 def read_observations(path: Path) -> list[tuple[str, float, float]]:
-    """Return role, beginning and end of each belief."""
+    """Return role, beginning and end of each interval in which the node acted as leader."""
     data = path.read_bytes()
     records = [RECORD.unpack_from(data, place) for place in range(0, len(data), RECORD.size)]
     return [(role.rstrip(b"\0").decode(), began, ended) for role, began, ended in records if began]

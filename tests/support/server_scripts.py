@@ -7,7 +7,7 @@
 
 A script is performed on a *ground*, and what comes back is the same text with the answers that were given there: so a
 difference is read as a difference of two texts. The statements are those of the product, sent through its own port.
-Answers are made comparable: of a token it is told whether it is newer than the last of the same lock, of an age whether
+Answers are made comparable: of a token they say whether it is newer than the last of the same lock, of an age whether
 the server started since the script began, of an end its cause.
 
 ``under 0.5`` sets the lease that a statement brings its session under; a minute, if nothing is said. ``the witness``
@@ -166,11 +166,11 @@ class Performance:
         return "no" if row[0] is None else _shown(row[0][0])
 
     async def _waits(self, who: str, slice_s: str, *how: str) -> str:
-        """Stand in line until that is seen; the answer is heard later."""
+        """Queue until that is seen; the answer is read later."""
         return await self._until_seen(who, self._stands(who, slice_s, *how))
 
     async def _commits(self, who: str, *how: str) -> str:
-        """Draw a token, whose commit may wait; the answer is heard later."""
+        """Draw a token, whose commit may wait; the answer is read later."""
         return await self._until_seen(who, self._draws(who, *how))
 
     async def _until_seen(self, who: str, call: Coroutine[Any, Any, str]) -> str:
@@ -183,7 +183,7 @@ class Performance:
         return await self._hears(who)
 
     async def _stands(self, who: str, slice_s: str, *how: str) -> str:
-        """Stand in line to the end of the slice, or of the wait; ``beginning`` a term if it is granted."""
+        """Queue to the end of the slice, or of the wait; ``beginning`` a term if it is granted."""
         other = self._statements(("heir",)) if "or" in how else None
         begins, announced = "beginning" in how, asyncio.Event()
         self._sessions[who].on_announcement(announced.set)
@@ -312,14 +312,14 @@ class Performance:
         await self._fetch(who, f"SELECT pg_notify('{CHANNEL}', '')")
 
     async def _is(self, who: str, _: str) -> str:
-        """Is told, within the bound."""
+        """Is notified, within the bound."""
         session = self._sessions[who]
         session.watch(lambda _: None)  # which reads the socket meanwhile
         await asyncio.wait_for(session.notified(), BOUND_S)
         return "of something"
 
     async def _knows(self, who: str) -> str:
-        """What it was told up to its last answer."""
+        """The notifications up to its last answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 await self._sessions[who].notified()

@@ -2,7 +2,7 @@
 
     python -m tests.support.silent_proxy TARGET_HOST TARGET_PORT
 
-It says on which port it listens (``port 12345``). It is told by lines on its input, says each of them on its output
+It says on which port it listens (``port 12345``). It is controlled by input lines, says each of them on its output
 once it is so, and ends with its input. It also says ``accepted`` for each connection.
 
 - ``mute``: connections are accepted and read from on both sides, and not a byte is passed on, nor the end of either

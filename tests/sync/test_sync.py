@@ -68,7 +68,7 @@ def memory(name: str, **settings: Any) -> Election:
 
 
 def holds(dsn: str, key: LockKey) -> bool:
-    """Whether somebody holds the lock, as a plain session sees it."""
+    """Whether the lock is held, as a plain session sees it."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         row = connection.execute("SELECT pg_try_advisory_lock(%s, %s)", key.numbers).fetchone()
         return row != (True,)
@@ -161,7 +161,7 @@ def test_a_stopped_lock_is_waited_for_in_vain_and_stopped_again_without_harm(mak
     until(lambda: not threads(LOOP_THREAD))
 
 
-def test_whoever_waits_is_told_when_the_election_stops(make):
+def test_waiting_caller_returns_when_the_election_stops(make):
     first, second = make(), make()
     first.start()
     assert first.wait_for_leadership(20)
@@ -280,7 +280,7 @@ def test_decorators_return_the_function_and_stack():
     assert lock.subscribe(print) is print
 
 
-def test_every_event_is_heard_by_who_subscribes():
+def test_subscriber_is_notified_of_every_event():
     lock = memory("sync-subscribe")
     heard: list[EventKind] = []
     lock.subscribe(lambda event: heard.append(event.kind))
@@ -654,7 +654,7 @@ say("parent done")
 """
 
 
-def test_a_forked_child_leads_nothing_is_told_what_to_do_and_does_not_harm_its_parent(postgres: Postgres, key: LockKey):
+def test_forked_child_leads_nothing_gets_advice_and_does_not_harm_its_parent(postgres: Postgres, key: LockKey):
     with script(_FORK, postgres.dsn, key) as process:
         process.wait_for("parent done")
         assert process.wait() == 0
@@ -675,7 +675,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_child_that_outlives_its_killed_parent_keeps_nobody_from_the_lock(make, postgres: Postgres, key: LockKey):
+def test_child_that_outlives_its_killed_parent_does_not_keep_the_lock(make, postgres: Postgres, key: LockKey):
     lock = make(lease_s=3, health_interval_s=0.5)
     with script(_FORK_AND_DIE, postgres.dsn, key) as process:
         process.wait_for("child lives")
@@ -734,7 +734,7 @@ lock.start(); assert lock.wait_for_leadership(20); say("leads")
         pytest.param("lock.shutdown()", 0, [], id="after a shutdown"),
     ],
 )
-def test_at_exit_the_lock_is_released_without_a_word_too_many(
+def test_at_exit_the_lock_is_released_without_superfluous_output(
     text: str, code: int, also: list[str], postgres: Postgres, key: LockKey
 ):
     with script(_LEAD + text, postgres.dsn, key) as process:
@@ -777,7 +777,7 @@ election.start(); print("leads", election.wait_for_leadership(20), flush=True)
     assert asyncio.run(follow()), "the lock was left to the end of its lease"
 
 
-def test_an_exception_that_nobody_handles_is_the_only_one_that_is_printed(postgres: Postgres, key: LockKey):
+def test_unhandled_exception_is_the_only_one_that_is_printed(postgres: Postgres, key: LockKey):
     with script(_LEAD + "raise ValueError('the only one')", postgres.dsn, key) as process:
         process.wait_for("stopped")
         assert process.wait() == 1

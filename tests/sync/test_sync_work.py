@@ -154,7 +154,7 @@ def test_scheduled_work_runs_in_threads_and_may_ask_for_its_own_end(postgres: Po
         drop(postgres.dsn, schema)
 
 
-def test_work_that_registers_what_cannot_be_called_is_told_so():
+def test_registering_an_object_that_is_not_callable_inside_leader_work_is_an_error():
     election = Election(open_backend("memory://refused-in-work"))
     told: list[str] = []
     done = threading.Event()

@@ -63,7 +63,7 @@ class HastyStore(OwnLeaseStore):
 
 
 class EternalStore(ToyStore):
-    """Never frees what somebody holds."""
+    """Never frees a lock that is held."""
 
     async def read(self) -> Record | None:
         record = await super().read()
@@ -299,7 +299,7 @@ class Alarmist(Sound):
 
 
 class Stubborn(Sound):
-    """Goes on when it is told to stop."""
+    """Goes on when it is asked to stop."""
 
     async def _go_on(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -351,7 +351,7 @@ class FailsToClose(Sound):
 
 
 class Hanging(Sound):
-    """Never ends, unless it is told to."""
+    """Never ends, unless it is asked to."""
 
     async def renew(self, grant: Grant) -> Grant:
         await asyncio.get_running_loop().create_future()
@@ -393,14 +393,14 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
     ),
     (YieldsToThoseWhoAskOften, "asking_often_changes_nothing", "another holds was granted"),
     (NamesNobody, "the_holder_is_named_while_there_is_one", "no holder is named"),
-    (ClosesOnce, "closing_lets_go_and_may_be_repeated", "closed twice"),
-    (Eternal, "closing_lets_go_and_may_be_repeated", "did not become free"),
+    (ClosesOnce, "closing_releases_and_may_be_repeated", "closed twice"),
+    (Eternal, "closing_releases_and_may_be_repeated", "did not become free"),
     (FreesItsSuccessor, "closing_too_late_frees_nothing", "another holds was granted"),
     (Expiring, "tokens_grow_for_one_who_never_saw_the_silent_holder", "must grow"),
     (OneForAll, "locks_of_other_names_are_other_locks", "was not granted"),
     (ForgetsAtOpen, "opening_again_changes_nothing", "could not be renewed"),
     (NamesItself, "the_holder_is_named_while_there_is_one", "another name for itself"),
-    (Needy, "whoever_was_closed_can_still_wait", "after its time"),
+    (Needy, "closed_backend_can_still_wait", "after its time"),
     (Untidy, "closing_leaves_no_task_behind", "tasks are left"),
     (FreesWhateverItCloses, "closing_a_candidate_that_holds_nothing_frees_nothing", "another holds was granted"),
     (Nameless, "labels_name_the_lock", "without labels"),
@@ -421,7 +421,7 @@ BROKEN: list[tuple[type[Sound], str, str]] = [
     (Hanging, "trust_ends_within_the_lease", r"renew\(\) did not end within"),
     (HangingAtItsEnd, "a_single_candidate_acquires", r"close\(\) did not end within"),
     (Alarmist, "a_holder_in_good_health_is_not_called_lost", "for a healthy holder"),
-    (Deaf, "whoever_waits_is_woken_by_a_release", "was not woken"),
+    (Deaf, "follower_that_waits_is_woken_by_a_release", "was not woken"),
     (Deaf, "a_wait_is_over_when_its_time_is", "after its time"),
     (Impatient, "waiting_is_not_asking_in_a_circle", "for nothing"),
     (Stubborn, "an_attempt_that_is_cut_short_does_not_hold_the_lock_for_ever", "went on"),

@@ -158,7 +158,7 @@ def test_ctrl_c_before_anything_was_done_says_that_nothing_was_measured(root: Pa
         assert process.wait(GONE_S) == 0
 
 
-def test_what_was_measured_is_counted_from_what_is_said_and_an_overlap_with_the_action_before_it():
+def test_tally_counts_messages_and_assigns_an_overlap_to_the_action_before_it():
     tally = Tally()
     tally.hear(Said("node-a is back", "kill", is_aside=True))
     tally.hear(Said("two at once", is_alarm=True, is_overlap=True))
@@ -201,8 +201,8 @@ def test_the_nodes_of_a_demo_that_is_killed_end_and_the_next_demo_removes_its_se
         assert httpx.post(f"{address}api/demo/freeze", json={}, headers={HEADER: token}).status_code == 202
         process.wait_for("is frozen")
         [folder] = root.iterdir()
-        assert _place.remove_orphans(root) == []  # somebody lives there
-        # The kernel wakes those who stand still when their group becomes an orphan, and not who is only told to.
+        assert _place.remove_orphans(root) == []  # a live process uses it
+        # The kernel wakes stopped processes when their group becomes an orphan, and not those only sent the signal.
         eventually(lambda: any(map(stands_still, processes_of(folder / "nodes"))), "a node stands still")
         process.signal(signal.SIGKILL)
         process.wait()
@@ -381,7 +381,7 @@ class Scene:
         actor = self.stage._actors[name]
         self.stage._heed(actor, actor.last_pid, {"says": what, **facts})
 
-    def stands_in_line(self, name: str) -> None:
+    def queues(self, name: str) -> None:
         self.says(name, "event", event="on_acquire_failed", state="follower")
 
 
@@ -392,7 +392,7 @@ async def test_what_cannot_be_done_now_is_refused_with_a_reason(root: Path):
     scene.says("node-a", "claims", token=1, at=1.0)
     with pytest.raises(LockError, match="no follower is ready to take over yet: node-b"):
         scene.stage.begin("kill")
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     assert scene.stage.begin("cut") == "node-a is cut off from PostgreSQL"
     with pytest.raises(LockError, match="one at a time: the leader is cut off"):
         await scene.stage.act("kill")
@@ -415,7 +415,7 @@ async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, mo
     monkeypatch.setattr("pgleaderlock.testing.demo._stage._SLACK_S", -0.9)
     scene = Scene(root)
     scene.says("node-a", "claims", token=1, at=1.0)
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     failover = await scene.stage.act("freeze")
     assert (failover.to_node, failover.failover_ms) == (None, None)
     assert scene.said[-1].is_alarm
@@ -425,10 +425,10 @@ async def test_a_failover_without_a_successor_raises_an_alarm_too(root: Path, mo
     await scene.stage.close()
 
 
-async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_failure_beside_the_scene_ends_the_demo_and_says_why(root: Path, monkeypatch: pytest.MonkeyPatch):
     scene = Scene(root)
     scene.says("node-a", "claims", token=1, at=1.0)
-    scene.stands_in_line("node-b")
+    scene.queues("node-b")
     scene.stage.begin("step_down")  # on a server that is not there
     with pytest.raises(PgLeaderLockError, match="cannot connect for schema pgleaderlock"):
         async with asyncio.timeout(20):
@@ -436,7 +436,7 @@ async def test_what_fails_beside_the_scene_ends_the_demo_and_says_why(root: Path
     await scene.stage.close()
 
 
-async def test_a_node_that_does_not_start_ends_the_demo_with_its_last_words(root: Path, monkeypatch):
+async def test_node_that_does_not_start_ends_the_demo_with_its_last_output(root: Path, monkeypatch):
     monkeypatch.setattr("pgleaderlock.testing.demo._stage._REPLACED_AFTER_S", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     scene = Scene(root)

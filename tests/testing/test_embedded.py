@@ -384,7 +384,7 @@ def test_a_data_folder_with_other_things_in_it_is_left_alone(place, programs):
     assert sorted(path.name for path in place.rglob("*")) == ["data", "thesis.txt"]
 
 
-def test_a_file_in_place_of_the_folder_is_told_with_what_to_do(place, programs):
+def test_error_about_a_file_in_place_of_the_folder_says_what_to_do(place, programs):
     (place / "file").touch()
     with pytest.raises(EmbeddedServerError, match=r"Not a directory.* set PGLEADERLOCK_STATE_DIR"):
         Server(place / "file" / "server", binaries=programs).init()
@@ -484,7 +484,7 @@ def test_a_sockets_folder_that_others_can_enter_is_refused(place):
 
 
 @as_root
-def test_a_sockets_folder_of_somebody_else_is_refused(place):
+def test_sockets_folder_of_another_user_is_refused(place):
     (place / "theirs").mkdir(mode=0o700)
     os.chown(place / "theirs", 12345, 12345)
     with pytest.raises(EmbeddedServerError, match="user id 12345"):
@@ -552,7 +552,7 @@ def test_the_state_folder_is_the_one_asked_for_and_private(monkeypatch, place):
     assert shared_folder().is_dir()
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+def test_error_for_a_user_without_a_home_says_what_to_set(monkeypatch):
     monkeypatch.delenv("PGLEADERLOCK_STATE_DIR", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
 
@@ -625,7 +625,7 @@ def test_a_folder_of_another_user_is_refused(place, programs):
 
 
 @as_root
-def test_root_without_an_account_to_run_as_is_told_so(monkeypatch, programs, place):
+def test_root_without_an_account_to_run_as_is_an_error(monkeypatch, programs, place):
     def no_such_account(name):
         raise KeyError(name)
 
@@ -642,7 +642,7 @@ def test_the_data_keep_their_account_when_another_one_appears(place, programs):
 
 
 @forks
-def test_an_unwritable_folder_is_told_with_what_to_do(place, programs, monkeypatch):
+def test_error_about_an_unwritable_folder_says_what_to_do(place, programs, monkeypatch):
     monkeypatch.setenv("PGLEADERLOCK_PG_BIN", str(scripted(place / "bin", programs)))
     (place / "state").mkdir()
     (place / "state").chmod(0o555)

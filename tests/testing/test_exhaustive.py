@@ -44,7 +44,7 @@ def test_no_interleaving_with_a_lost_session_has_two_leaders():
 
 
 @pytest.mark.proof
-def test_no_interleaving_with_both_sessions_lost_has_two_leaders_if_the_host_hears_of_it():
+def test_no_interleaving_with_both_sessions_lost_has_two_leaders_if_the_host_is_notified():
     scope = dataclasses.replace(LED, faults=2, kills=2, restarts=0, crashes=0, ends_are_heard=True, give_ups=False)
     seen = explore(scope)
     assert seen.violations == ()
@@ -83,7 +83,7 @@ def test_a_lock_session_that_does_not_answer_last_can_be_overtaken():
     assert found == sorted(found)
 
 
-def test_a_restart_is_not_heard_of_by_a_node_that_is_cut_off():
+def test_node_that_is_cut_off_does_not_learn_of_a_restart():
     with pytest.raises(ValueError, match="ends_are_heard needs restarts=0"):
         Scope(ends_are_heard=True)
     Scope(ends_are_heard=True, restarts=0)
@@ -119,7 +119,7 @@ def test_every_rule_has_a_mutation():
     assert {mutation.name for mutation in MUTATIONS} == {*Rules.__dataclass_fields__, "takeover"}
 
 
-def test_a_story_is_told_from_the_beginning_with_names_that_stay():
+def test_story_begins_at_the_start_and_keeps_the_names_of_the_nodes():
     seen = explore(Scope(faults=1, restarts=0, crashes=0, begins_led=True), Rules(witness=False))
     assert told(seen).splitlines() == [
         "  1. A leads, with token 1, and B is queued.",
@@ -166,7 +166,7 @@ def test_the_products_own_table_is_played_by_a_row_that_does_not_close_is_found(
     assert "without knowing it" in told(explore(ALONE))
 
 
-def test_a_loss_without_a_word_for_it_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_checker_finds_a_loss_without_a_cause(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("proofs.exhaustive._facts._named", lambda fact, cause: False)
     assert "So A lost its leadership by health_failed, and the engine names no cause." in told(explore(ALONE))
 
@@ -194,7 +194,7 @@ def test_the_command_prints_what_it_saw(capsys: pytest.CaptureFixture[str]):
     ]
 
 
-def test_the_command_tells_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
+def test_command_prints_the_story_of_what_it_found(capsys: pytest.CaptureFixture[str]):
     words = "--lease-ticks 2 --begins-led --no-give-ups --faults 1 --restarts 0 --without witness"
     assert main(words.split()) == 1
     assert "So two nodes claim to lead." in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_the_command_says_when_there_is_more_to_see(capsys: pytest.CaptureFixtur
     assert "the limit ended the search" in capsys.readouterr().out
 
 
-def test_the_command_tells_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_command_prints_all_mutations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     quickest = [mutation for mutation in MUTATIONS if mutation.name in ("witness", "close_on_doubt")]
     monkeypatch.setattr("proofs.exhaustive.__main__.MUTATIONS", quickest)
     assert main(["--mutations"]) == 0

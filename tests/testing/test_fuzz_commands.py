@@ -111,7 +111,7 @@ def test_any_configuration_is_taken_or_refused_as_wrong_usage(content: bytes) ->
 @fuzzed(NAMES, examples=20)
 @example("x" * 70_000)
 def test_a_holder_of_any_name_is_shown(name: str) -> None:
-    """A file's record may be anybody's."""
+    """A file's record may come from any program."""
     encoded = _file_record.encode(_file_record.Entry(name or "x", 7, 15.0, name, None))
     is_read = len(encoded) <= 65536
     with tempfile.TemporaryDirectory() as folder:

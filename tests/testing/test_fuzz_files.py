@@ -1,7 +1,7 @@
 """Lock files that a disk, an editor, another version or an enemy has been at.
 
-Three things must be true of them, whatever they hold. While somebody holds the lock, nobody else is granted it before
-the holder has stopped to believe. Whoever was taken over from learns that. And no number of a term comes twice.
+Three things must be true of them, whatever they hold. While a holder is valid, no other candidate is granted the lock.
+A holder whose lock was taken over learns of it. And no number of a term comes twice.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def test_any_record_is_an_entry_that_makes_sense_or_is_unreadable(text: bytes) -
 
 
 @fuzzed(damaged(_claim.encode(CLAIMANT)), damaged(_claim.encode_lifetime(5.0)), examples=100)
-def test_any_claim_is_somebody_s_or_nobody_s_that_is_known(first: bytes, second: bytes) -> None:
+def test_any_claim_decodes_to_a_valid_claimant_or_to_none(first: bytes, second: bytes) -> None:
     for text in (first, first + b"\n" + second, _claim.encode(CLAIMANT) + second + b"\n"):
         claimant = _claim.decode(text)
         if claimant is not None:
@@ -88,7 +88,7 @@ class Scene:
 
 
 def says_something(text: bytes) -> bool:
-    """Whether it reads as a record. Then it is no damage but a forgery, by somebody who may write there anyway."""
+    """Whether it reads as a record. Then it is no damage but a forgery, by a user who may write there anyway."""
     return _file_record.decode(text) is not None or _claim.decode(text) is not None
 
 
@@ -120,7 +120,7 @@ def test_a_shared_lock_that_is_damaged_while_it_is_held_is_neither_free_nor_ours
     ),
     examples=30,
 )
-def test_whatever_the_dead_left_is_waited_out_or_refused_and_no_number_comes_twice(
+def test_candidate_waits_for_or_refuses_what_a_dead_one_left_and_no_number_comes_twice(
     scheme: str, files: dict[str, bytes]
 ) -> None:
     async def come_after_them(scene: Scene) -> None:

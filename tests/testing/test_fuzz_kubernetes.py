@@ -1,4 +1,4 @@
-"""Leases, lists, events and answers that no API server would give, or a newer one, or a proxy, or somebody's edit."""
+"""Leases, lists, events and answers that no API server would give, or a newer one, or a proxy, or a user's edit."""
 
 import asyncio
 import contextlib
@@ -154,7 +154,7 @@ async def test_a_lease_at_the_end_of_all_numbers_says_so() -> None:
 
 
 class Newscaster(Client):
-    """Says anything at all to whoever watches."""
+    """Sends anything at all to a client that watches."""
 
     def __init__(self, events: list[Any], listing: Any) -> None:
         super().__init__(LeaseApi())

@@ -1,4 +1,4 @@
-"""Rows that others wrote, or a newer version of ours, or somebody by hand: shown and judged, whatever is in them."""
+"""Rows of other programs, of a newer version of ours, or edited by hand: shown and judged, whatever is in them."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def check_json(text: str) -> None:
 
 
 def check_table(table: Table) -> None:
-    """No terminal is told anything but what to show."""
+    """A terminal receives nothing but text to show."""
     out = io.StringIO()
     Console(file=out, width=100, color_system=None).print(table)
     assert all(character.isprintable() or character == "\n" for character in out.getvalue())
@@ -117,7 +117,7 @@ def test_any_ticks_are_shown(ticks: list[RecordedTick]) -> None:
 def test_a_lease_that_makes_no_sense_is_taken_to_be_as_long_as_ours(lease_s: float, token: int) -> None:
     observation = LeaseObservation(LEASE_S)
     observation.note(Record("somebody", token, lease_s, "v"), 100.0)
-    assert not observation.is_free(100.0), "held by somebody, and taken for free"
+    assert not observation.is_free(100.0), "held, and taken for free"
     if not 0 < lease_s < math.inf:
         assert not observation.is_free(100.0 + LEASE_S - 0.001)
         assert observation.is_free(100.0 + LEASE_S)
@@ -172,7 +172,7 @@ ROW = {"text": "E'\\x1b[31m<script>\\u2028' || repeat('x', 3000)", "time": "'inf
 
 @pytest.fixture
 def hostile_schema(postgres: Postgres):
-    """A registry and a ledger in a schema of their own, with rows that nobody of us would write."""
+    """A registry and a ledger in a schema of their own, with rows that pgleaderlock would never write."""
     schema = f"fuzz_{uuid.uuid4().hex[:8]}"
     assert CliRunner().invoke(cli, ["schema", "apply", "--dsn", postgres.dsn, "--schema", schema]).exit_code == 0
     text, time, far = ROW["text"], ROW["time"], ROW["far"]
@@ -203,7 +203,7 @@ def hostile_schema(postgres: Postgres):
 
 @pytest.mark.parametrize("command", ["status", "history", "audit", "ticks"])
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
-def test_commands_show_rows_that_nobody_of_us_would_write(
+def test_commands_show_rows_that_pgleaderlock_would_never_write(
     postgres: Postgres, hostile_schema: str, command: str, form: list[str]
 ):
     result = CliRunner().invoke(cli, [command, "--dsn", postgres.dsn, "--schema", hostile_schema, *form])

@@ -634,7 +634,7 @@ async def test_a_real_server_gives_these_answers_when_it_goes_down(own_server: S
         assert await Performance(RealGround(own_server.tcp_dsn, key, own_server), key).perform(script) == script
 
 
-# --- The scripts can tell ------------------------------------------------------------------------------------------
+# --- The scripts detect a wrong model ------------------------------------------------------------------------------
 
 
 def instead(owner: type, name: str) -> Callable[[Callable[..., Any]], Any]:
@@ -685,10 +685,10 @@ def a_renewal_waits_for_a_standby(commit: Any, session: ServerSession, ask: Ask,
     commit(session, ask, row, writes=writes or ask.verb == "ping")
 
 
-@instead(ServerSession, "_stand_in_line")
-def who_waits_is_idle(stand_in_line: Any, session: ServerSession, ask: Ask) -> None:
+@instead(ServerSession, "_enter_queue")
+def a_waiting_session_is_idle(enter_queue: Any, session: ServerSession, ask: Ask) -> None:
     session.server.world.later(session._idle_ms / 1000, lambda: session.end(LossCause.SILENCED))
-    stand_in_line(session, ask)
+    enter_queue(session, ask)
 
 
 @instead(ServerSession, "receive")
@@ -748,7 +748,7 @@ WRONG = [
     nothing_is_ever_freed,
     a_release_frees_once,
     nobody_is_ever_silenced,
-    who_waits_is_idle,
+    a_waiting_session_is_idle,
     a_commit_ends_with_its_client,
     a_renewal_waits_for_a_standby,
     a_goodbye_is_read_at_once,

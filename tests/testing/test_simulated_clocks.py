@@ -93,7 +93,7 @@ def test_an_idle_session_ends_by_the_wall_clock_if_the_fault_says_so(by_s: float
         ended = _note_ends(held, led)
         led.run(30)
         assert {cause for _, cause in ended} == {LossCause.SILENCED}
-        # Each was last heard of up to a health interval before it was frozen.
+        # Each was last seen up to a health interval before it was frozen.
         assert all(ends_after_s - 4 <= max(at - began_at, 0) <= ends_after_s for at, _ in ended)
     finally:
         led.end()

@@ -32,7 +32,7 @@ def test_there_is_one_leader_when_the_sessions_of_a_leader_end_or_answer_late(st
         assert simulate(seed, profile=only(fault), store=store, hours=0.1).faults[fault]
 
 
-def test_notifications_that_nobody_has_read_do_not_hide_the_end_of_a_lock_session():
+def test_unread_notifications_do_not_hide_the_end_of_a_lock_session():
     for seed in range(3):
         assert simulate(seed, profile=only("flood_and_end_both"), store="group", hours=0.1).faults["flood_and_end_both"]
 
@@ -145,7 +145,7 @@ def test_a_leader_that_was_a_follower_does_not_listen_any_more(led: Simulation):
 
 
 @pytest.mark.parametrize("trouble", ["a cable that is out", "a slow message ahead", "a connection that was forgotten"])
-def test_a_pair_whose_end_would_not_be_heard_of_is_not_ended(led: Simulation, trouble: str):
+def test_pair_whose_end_would_not_be_delivered_is_not_ended(led: Simulation, trouble: str):
     node = leader_of(led)
     try:
         if trouble == "a cable that is out":

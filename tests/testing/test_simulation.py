@@ -77,7 +77,7 @@ def first_failure(profile: str, seeds: int = 60) -> int:
 
 
 @pytest.mark.slow
-def test_a_failure_tells_its_story_and_how_to_see_it_again():
+def test_failure_contains_its_story_and_how_to_replay_it():
     with pytest.raises(SimulationFailed) as raised:
         simulate(first_failure("double-kills"), profile="double-kills")
     with pytest.raises(SimulationFailed) as again:
@@ -87,7 +87,7 @@ def test_a_failure_tells_its_story_and_how_to_see_it_again():
     assert "LEADS with token" in str(raised.value)
 
 
-def test_a_witness_that_is_only_slow_is_not_let_go_of_by_a_leader_that_believes():
+def test_valid_leader_does_not_close_a_witness_session_that_is_only_slow():
     """Found by this simulation: closed for being slow while the lock's session was killed, it let a second one lead."""
     simulate(4, profile="doldrums")
 
@@ -100,7 +100,7 @@ def test_a_leader_that_an_api_server_answered_with_errors_knows_why_it_lost():
     assert sum(report.losses["refused"] for report in reports) > 1
 
 
-def test_whoever_thaws_after_another_took_over_leaves_nobody_without_a_leader():
+def test_node_that_thaws_after_a_failover_does_not_leave_the_role_without_a_leader():
     simulation = Simulation(1, profile="calm", store="records", settings={})
     simulation.start()
     try:
@@ -142,7 +142,7 @@ def test_profile_have_the_names_under_which_they_are_known():
     assert all(name == store.name for name, store in STORES.items())
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_that_there_are():
+def test_unknown_name_is_refused_with_a_list_of_the_known_ones():
     with pytest.raises(ValueError, match="there is no profile 'sunshine', but there are calm, storm"):
         simulate(1, profile="sunshine")
     with pytest.raises(ValueError, match="there is no store 'oracle', but there are postgres"):
@@ -164,7 +164,7 @@ def test_what_is_registered_by_a_coroutine_is_refused_instead_of_never_awaited()
         simulate(1, build=build)
 
 
-def test_who_acts_without_ever_having_led_is_told_so():
+def test_process_that_acts_without_ever_having_led_is_reported():
     with pytest.raises(SimulationFailed, match="'sends mail', and has never led") as raised:
         simulate(1, build=lambda node: node.act("sends mail"))
     assert raised.value.kind == "acted"
@@ -192,7 +192,7 @@ def test_work_with_a_real_socket_fails_instead_of_being_begun_again_for_ever(
 
 
 @pytest.mark.slow
-def test_many_seeds_are_run_and_told_of_by_the_command(capsys: pytest.CaptureFixture[str]):
+def test_command_runs_many_seeds_and_prints_the_result(capsys: pytest.CaptureFixture[str]):
     assert main(["--seeds", "1", "--leases", "10", "--store", "postgres", "--profile", "storm", "--jobs", "1"]) == 0
     assert "no split brain" in capsys.readouterr().out
     words = ["--store", "postgres", "--profile", "double-kills", "--lease", "15", "--jobs", "1"]
@@ -211,8 +211,8 @@ def test_the_module_can_be_run():
     assert "LEADS with token" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
 
 
-def test_a_leader_that_believes_again_beside_another_is_found():
-    """As one would whose renewal is believed although its time was over: no term begins."""
+def test_checker_finds_a_leader_that_becomes_valid_again_beside_another():
+    """As a leader would whose renewal counts although its time was over: no term begins."""
     checker = Checker(World(1), 15.0, "simulate(...)")
     first, second = (_stub_node(name, token) for name, token in (("a", 1), ("b", 2)))
     checker.nodes.append(first)
@@ -245,7 +245,7 @@ def test_a_profile_that_could_never_strike_is_refused(faults: dict[str, float], 
         simulate(1, profile=FaultProfile("mine", faults))
 
 
-def test_a_leader_that_did_not_believe_for_a_moment_is_not_counted_as_absent_ever_since():
+def test_leader_that_was_not_valid_for_a_moment_is_not_counted_as_absent_ever_since():
     simulate(70000, profile="doldrums", store="postgres-strict", hours=300 / 3600, lease_s=5)
 
 

@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_an_error_of_the_model(statement: str):
 
 
 class Process:
-    """A loop in a world, and what nobody caught in it."""
+    """A loop in a world, and its uncaught exceptions."""
 
     def __init__(self, rate: float = 1.0) -> None:
         self.world = World(1)
@@ -280,7 +280,7 @@ def test_a_call_from_another_thread_is_a_call():
     assert called == [1]
 
 
-def test_what_nobody_catches_is_told_while_the_process_lives():
+def test_uncaught_exception_is_reported_while_the_process_is_alive():
     process = Process()
 
     def fail() -> None:
@@ -337,7 +337,7 @@ def test_a_silent_server_is_given_up_within_the_bound_and_the_connection_with_it
             await session.fetch(_sql.PING, bound_s=0.5)
         assert raised.value.cause is LossCause.RENEW_TIMEOUT
         assert session.closed
-        assert place.server.sessions  # who does not hear does not know
+        assert place.server.sessions  # a client that receives nothing knows nothing
         place.cable.plug_in()
         await asyncio.sleep(1)
         assert not place.server.sessions
@@ -375,7 +375,7 @@ def test_a_connection_that_is_given_up_before_it_is_made_leaves_nothing_behind()
     place.run(main())
 
 
-def test_who_asks_a_session_that_vanished_unheard_is_answered_by_a_reset():
+def test_request_on_a_session_that_vanished_without_notice_is_answered_by_a_reset():
     place = Place()
 
     async def main() -> LossCause:
@@ -390,7 +390,7 @@ def test_who_asks_a_session_that_vanished_unheard_is_answered_by_a_reset():
     assert place.notes == ["server is up"]
 
 
-def test_who_asks_while_the_server_is_away_hears_nothing():
+def test_request_while_the_server_is_down_gets_no_answer():
     place = Place()
 
     async def main() -> LossCause:
@@ -434,7 +434,7 @@ def test_a_promotion_begins_a_timeline_and_keeps_what_was_written():
 # --- Checks --------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_catches_in_a_node_fails_the_simulation():
+def test_uncaught_exception_in_a_node_fails_the_simulation():
     def fail() -> None:
         raise ValueError("nobody catches this")
 

@@ -137,14 +137,14 @@ def test_a_term_that_ended_without_a_cause_is_found():
     assert verdict.endings() == {"unexplained": 1, "the end": 1}
 
 
-def test_the_word_of_another_process_is_no_cause():
+def test_report_of_another_process_is_no_cause():
     verdict = judge(
         logs(Claim("a", 2, 10, 1.0, 2.0), Claim("b", 1, 11, 3.0, 99.99), told=[lost("a", 9, 0.5, process=1)])
     )
     assert len(verdict.unexplained) == 1
 
 
-def test_whoever_was_killed_needs_no_word():
+def test_killed_leader_needs_no_report_of_its_end():
     kill = Fault("kill", 2.001, 2.001, "a", 1)
     verdict = judge(logs(Claim("a", 1, 10, 1.0, 2.0), Claim("b", 1, 11, 2.02, 99.99), faults=[kill]))
     assert verdict.endings() == {"killed": 1, "the end": 1}
@@ -153,7 +153,7 @@ def test_whoever_was_killed_needs_no_word():
     assert len(another.unexplained) == 1  # it was the one before that was killed
 
 
-def test_nobody_ever_led_is_not_good():
+def test_run_without_any_leader_is_a_failure():
     verdict = judge(logs())
     assert verdict.problems() == ["NO LEADER EVER: no node led in the whole run, so nothing was tested"]
     assert verdict.leaderless_s() == {"the beginning": 100.0}
@@ -224,7 +224,7 @@ def test_a_session_that_was_ended_in_the_moment_before_its_owner_led_is_the_caus
     assert "session" in verdict.failovers_s()
 
 
-def test_whoever_led_while_all_were_sent_home_is_judged_and_not_drawn():
+def test_term_after_the_end_of_the_run_is_judged_and_not_drawn():
     verdict = judge(
         logs(Claim("a", 1, 10, 0.0, 99.0), Claim("b", 1, 11, 101.0, 101.1), told=[lost("a", 10, 99.0)]),
     )
@@ -361,7 +361,7 @@ async def relayed(folder: Path, connections: int = 5, messages_per_s: float = 10
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110 - nobody tells
+        while not is_so():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -398,7 +398,7 @@ async def test_a_reset_breaks_off_one_conversation_or_all(tmp_path: Path):
         with pytest.raises(ConnectionResetError):
             await oldest[0].read(1)
         assert await say(newest) == b"one"
-        await until(lambda: len(relay._conversations) == 2)  # it has been told, and tidies up in its own time
+        await until(lambda: len(relay._conversations) == 2)  # it has been notified, and closes in its own time
         assert relay.reset(None) == 2
         with pytest.raises(ConnectionResetError):
             await newest[0].read(1)
@@ -567,7 +567,7 @@ def test_where_nothing_of_it_is_possible_it_says_why(
     assert "none of them is possible here: faketime is not installed" in capsys.readouterr().err
 
 
-async def test_what_cannot_be_drawn_on_this_server_is_said_in_one_line(
+async def test_faults_that_are_impossible_on_this_server_are_listed_in_one_line(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -607,7 +607,7 @@ def test_a_server_of_ours_without_faketime_is_tortured_with_its_true_clock(
     assert without == {}
 
 
-def test_a_promise_that_was_not_kept_is_said_in_the_end(capsys: pytest.CaptureFixture[str]):
+def test_broken_promise_is_printed_at_the_end(capsys: pytest.CaptureFixture[str]):
     torture_show._print(evil_verdict(), setting(where="db\x1b[2J", impossible={"clock": "it is not there"}), None)
     out = capsys.readouterr().out
     assert "TWO LEADERS AT ONCE" in out
@@ -641,7 +641,7 @@ async def test_no_secret_of_a_connection_string_is_in_a_nodes_arguments(tmp_path
     assert dsn in member._environment().values()
 
 
-async def test_a_server_that_falls_silent_keeps_nobody_from_ending_the_torture(
+async def test_server_that_falls_silent_does_not_keep_the_torture_from_ending(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(_ground, "_ANSWER_S", 0.5, raising=False)
@@ -680,7 +680,7 @@ def test_a_faketime_that_changes_too_much_is_not_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-async def test_nodes_that_do_not_start_end_the_torture_with_their_last_words(postgres: Postgres, tmp_path: Path):
+async def test_nodes_that_do_not_start_end_the_torture_with_their_last_output(postgres: Postgres, tmp_path: Path):
     ground = Ground(postgres.dsn)
     async with ground.tidied(has_schema=False):
         await ground.survey(1.0)
@@ -855,12 +855,12 @@ async def test_fast_steps_a_clock_only_where_all_are_in_touch_and_then_waits_for
         monkeypatch.setattr(wall_clock, "jump", shown.append)
         assert await conductor._do(step_of(RUNNING, jump_s=-5, lasts_s=1.6))
         assert shown == [4.0, 0]  # wrong, and then set right: that is the step
-        assert not await conductor._do(deed("delay"))  # both sessions of the leader may end, and it must hear of it
+        assert not await conductor._do(deed("delay"))  # both sessions of the leader may end, and it must learn of it
         conductor._calm_until = 0.0
         assert await conductor._do(deed("delay"))
 
 
-async def test_whoever_is_awake_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
+async def test_node_that_runs_knows_the_server_and_has_a_good_network_is_in_touch(tmp_path: Path):
     def make() -> TorturedNode:
         relay = FaultyRelay(tmp_path / "way", Target(), Allowance(5, 100.0, asyncio.get_running_loop().time))
         member = TorturedNode("node-a", relay, tmp_path, {"role": "x"}, environment={}, dsn="host=db")
@@ -954,7 +954,7 @@ def test_a_port_on_the_loopback_address_is_all_that_listens():
 
 
 class _NoGround:
-    """A place where nothing is to be tidied."""
+    """A place where nothing is to be cleaned up."""
 
     @contextlib.asynccontextmanager
     async def tidied(self, *, has_schema: bool) -> AsyncIterator[None]:
@@ -967,7 +967,7 @@ def shown_run(logs: Path) -> torture_show._Run:
     return torture_show._Run(request, ground, logs, logs)
 
 
-async def test_progress_is_told_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+async def test_progress_is_printed_now_and_then(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torture_show, "_PROGRESS_S", 0.01)
     monkeypatch.setattr("pgleaderlock.testing.torture.read_logs", lambda logs: logs)
     monkeypatch.setattr("pgleaderlock.testing.torture.judge", lambda _: SimpleNamespace(terms=[], overlaps=[]))

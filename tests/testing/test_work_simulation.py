@@ -71,7 +71,7 @@ class Node(ScriptedBackend):
 
     @property
     def is_late(self) -> bool:
-        """Whether an overrun was reported of what runs now. Callbacks hear of it behind a slow ``on_lost``."""
+        """Whether an overrun was reported of what runs now. Callbacks are notified of it behind a slow ``on_lost``."""
         return any(stint.is_reported and not stint.is_over for stint in self.election._leader_tasks._runs)
 
     async def _work(self, term: Term) -> None:

@@ -78,7 +78,7 @@ _QUICK_FAULTS = [fault for fault in exec_torture.FAULTS if fault.name in ("kill"
 
 @pytest.mark.parametrize("fault", sweep(exec_torture.FAULTS, *_QUICK_FAULTS), ids=lambda fault: fault.name)
 @pytest.mark.slow
-def test_nobody_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
+def test_no_process_of_a_family_that_will_not_end_is_alive_when_the_successors_command_starts(
     postgres: Postgres, role: str, tmp_path: Path, fault: exec_torture.Fault
 ):
     second, _ = one_round(fault, postgres.tcp_dsn, tmp_path, role)
@@ -180,7 +180,7 @@ def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(
         assert "socket:" not in done.stdout
 
 
-def test_what_happens_is_told_as_json_on_stderr_because_stdout_is_the_commands(postgres: Postgres, role: str):
+def test_events_are_json_on_stderr_because_stdout_belongs_to_the_command(postgres: Postgres, role: str):
     done = run(*words(postgres, role, "echo", "mine", options=("--json",)))
     assert done.stdout == "mine\n"
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -256,7 +256,7 @@ def terminate_sessions(postgres: Postgres, role: str) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_loss_it_waits_in_line_again_and_with_once_it_does_not(postgres: Postgres, role: str):
+def test_after_a_loss_the_wrapper_queues_again_and_with_once_it_does_not(postgres: Postgres, role: str):
     program = "trap 'echo asked; exit 0' TERM; echo token $PGLEADERLOCK_TOKEN; while :; do sleep 0.02; done"
     with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
         first = wrapper.wait_for("token ")
@@ -307,7 +307,7 @@ def test_a_lock_in_a_file_outlasts_its_wrapper_until_the_family_is_dead(tmp_path
         (("--role", "a", "--lease", "0.5", "--health-interval", "0.1", "--", "true"), exit_codes.USAGE, "at least 1 s"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anybody_waits(
+def test_command_that_cannot_be_run_is_refused_before_the_wrapper_waits(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
 ):
     assert invoke(["exec", "--dsn", "postgresql://127.0.0.1:1/none", *arguments]) == code
@@ -322,7 +322,9 @@ def test_a_file_on_the_path_that_is_not_executable_is_not_missing(
     assert invoke(["exec", "--role", "a", "--", "tool"]) == exit_codes.CANNOT_EXECUTE
 
 
-def test_a_program_that_only_the_kernel_refuses_is_told_when_it_is_tried(postgres: Postgres, role: str, tmp_path: Path):
+def test_program_that_only_the_kernel_refuses_is_reported_when_it_is_started(
+    postgres: Postgres, role: str, tmp_path: Path
+):
     script = tmp_path / "script"
     script.write_text("#!/nonesuch/interpreter\n")
     script.chmod(0o755)

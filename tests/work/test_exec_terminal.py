@@ -76,7 +76,7 @@ def test_a_background_command_that_reads_is_a_stopped_job_and_fg_gives_it_the_te
 def test_fg_of_a_command_that_runs_in_the_background_gives_it_the_terminal(
     shell: Shell, wrapped: Wrapped, tmp_path: Path
 ):
-    """No signal tells of that: the shell has no reason to continue what runs."""
+    """No signal reports that: the shell has no reason to continue what runs."""
     may_read = tmp_path / "may read"
     program = f"echo ready; while [ ! -e '{may_read}' ]; do sleep 0.02; done; {READS}"
     shell.run(*wrapped("sh", "-c", program), background=True)
@@ -171,7 +171,7 @@ def test_a_command_that_ignores_the_hang_up_is_killed_in_time(shell: Shell, wrap
 
 
 def test_without_a_shell_ctrl_z_does_not_stop_the_command_for_good(wrapped: Wrapped):
-    """The leader of a session is not stopped by it, as in a container: nobody could continue it."""
+    """The leader of a session is not stopped by it, as in a container: no process could continue it."""
     session = Session(*wrapped.reading())
     with ended(session):
         session.wait_for("ready")

@@ -112,7 +112,7 @@ def test_it_reads_the_clock_that_the_election_reads():
     assert suspend_aware_clock() <= guardian.now() <= suspend_aware_clock()
 
 
-def test_the_command_gets_what_is_ours_and_what_was_added_and_its_status_is_told(
+def test_command_gets_our_environment_with_the_additions_and_its_status_is_reported(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ):
     link.start("sh", "-c", 'echo "$ADDED/$HOME/$PATH"; exit 7', environment={"ADDED": "yes"}, unset=["HOME"])
@@ -131,7 +131,7 @@ def test_however_it_is_launched_it_does_its_work(link: Link):
     assert os.waitstatus_to_exitcode(link.hear("ended")["status"]) == 3
 
 
-def test_a_command_that_cannot_be_executed_is_told_with_its_reason(link: Link, tmp_path: Path):
+def test_command_that_cannot_be_executed_is_reported_with_its_reason(link: Link, tmp_path: Path):
     link.start(str(tmp_path / "nobody"))
     link.hear("ended")
     assert {"is": "refused", "errno": 2} in link.answers
@@ -219,7 +219,7 @@ def test_without_news_it_asks_in_time_and_kills_in_time(link: Link):
     assert guardian.now() >= term_at + 0.3
 
 
-def test_a_loss_asks_at_once_and_kills_when_told_to(link: Link):
+def test_loss_sends_the_stop_signal_at_once_and_kills_at_the_given_time(link: Link):
     link.start(*python(STUBBORN))
     assert link.read() == "ready"
     kill_at = guardian.now() + 0.2
@@ -229,7 +229,7 @@ def test_a_loss_asks_at_once_and_kills_when_told_to(link: Link):
     assert guardian.now() >= kill_at
 
 
-def test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told(link: Link):
+def test_stopped_command_is_continued_to_be_asked_and_its_stop_was_reported(link: Link):
     link.start(*python("import time; print('ready', flush=True); time.sleep(60)"))
     assert link.read() == "ready"
     link.order("signal", number=signal.SIGTSTP)
@@ -238,7 +238,7 @@ def test_a_stopped_command_is_woken_to_be_asked_and_its_stop_was_told(link: Link
     assert link.hear("ended")["status"] == signal.SIGTERM
 
 
-def test_when_the_wrapper_dies_everybody_is_killed_at_once(link: Link):
+def test_when_the_wrapper_dies_all_processes_are_killed_at_once(link: Link):
     link.start(*python(STUBBORN))
     assert link.read() == "ready"
     pid = link.hear("started")["pid"]
@@ -267,7 +267,7 @@ def test_what_the_command_leaves_behind_ends_with_it(link: Link):
 
 
 def test_relatives_that_left_the_group_and_lost_their_parents_are_killed_too(link: Link):
-    """Twice removed, in a session of its own, deaf, and a child of nobody but the guardian."""
+    """Twice removed, in a session of its own, deaf, and a child of no process but the guardian."""
     program = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -310,7 +310,7 @@ os.read(read, 1)
     assert not Path(f"/proc/{odd}").exists()
 
 
-def test_the_lifeline_is_held_until_everybody_is_dead_and_replaced_when_another_comes(link: Link):
+def test_lifeline_is_held_until_all_processes_are_dead_and_replaced_when_another_comes(link: Link):
     (first, first_end), (second, second_end) = socket.socketpair(), socket.socketpair()
     with first, second:
         with first_end, second_end:
@@ -321,7 +321,7 @@ def test_the_lifeline_is_held_until_everybody_is_dead_and_replaced_when_another_
             link.order("until", second_end.fileno(), number=1, term_at=math.inf, kill_at=math.inf)
             link.hear("confirmed")
         first.settimeout(PATIENCE_S)
-        assert first.recv(1) == b""  # let go of, for the newer one
+        assert first.recv(1) == b""  # released, for the newer one
         second.setblocking(False)
         with pytest.raises(BlockingIOError):
             second.recv(1)
@@ -364,7 +364,7 @@ def test_descendants_are_found_and_never_mistaken_for_another():
             child.kill()
 
 
-def test_without_proc_and_subreapers_nobody_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_without_proc_and_subreapers_no_process_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(family, "_PROC", "/nonexistent")
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     assert family.descendants(1) == []

@@ -199,7 +199,7 @@ async def test_however_the_election_is_asked_to_end_that_is_no_loss(lines, ask: 
 
 
 @pytest.mark.virtual_time
-async def test_a_lock_that_somebody_else_started_goes_on_when_the_services_stop(lines):
+async def test_lock_that_was_started_outside_the_services_goes_on_when_the_services_stop(lines):
     services, diary, election, _ = made()
     services.add("refresh", **diary.service("refresh"))
     services.add("retention", **diary.service("retention"))
@@ -227,7 +227,7 @@ async def test_the_lines_can_speak_of_something_else(caplog):
 
 
 @pytest.mark.virtual_time
-async def test_without_leader_services_nothing_is_said_of_them(lines):
+async def test_without_leader_services_no_message_mentions_them(lines):
     services, diary, election, _ = made()
     services.add("web", **diary.service("web"), leader_only=False)
     async with services:
@@ -240,7 +240,7 @@ async def test_without_leader_services_nothing_is_said_of_them(lines):
 
 
 @pytest.mark.virtual_time
-async def test_a_start_that_raises_is_reported_and_harms_nobody_else(caplog):
+async def test_start_that_raises_is_reported_and_does_not_affect_other_services(caplog):
     services, diary, election, heard = made()
     services.add("first", **diary.service("first"))
     services.add("broken", **diary.service("broken", start_error=ZeroDivisionError("of the start")))
@@ -282,7 +282,7 @@ async def test_a_start_that_raised_is_tried_again_and_then_stopped_in_its_place(
 
 
 @pytest.mark.virtual_time
-async def test_a_required_service_that_cannot_start_gives_leadership_to_somebody_who_can(lines):
+async def test_node_releases_leadership_when_a_required_service_cannot_start(lines):
     backend = leased()
     services, diary, election, heard = made(backend)
     services.add("first", **diary.service("first"))
@@ -358,7 +358,7 @@ async def test_a_stop_that_hangs_gets_its_share_of_the_lease_and_the_others_are_
 
 @pytest.mark.virtual_time
 async def test_past_the_end_of_the_lease_everything_is_stopped_at_once():
-    """The loop stood still: no time is left, and still every service is told."""
+    """The loop stood still: no time is left, and still every service is notified."""
     backend = leased(10.0, renew=[ConnectionError("gone")])
     services, diary, election, _ = made(backend, auto_reacquire=False)
     for name in ("first", "second", "third"):
@@ -599,7 +599,7 @@ def test_a_program_that_ends_does_not_wait_for_a_start_in_a_thread(*, leader_onl
 
 
 @pytest.mark.virtual_time
-async def test_whoever_loses_patience_with_the_start_leaves_nothing_behind():
+async def test_start_that_is_cancelled_by_a_timeout_leaves_nothing_running():
     services, diary, election, _ = made()
     services.add("slow", **diary.service("slow", start_s=8))
     services.add("web", **diary.service("web"), leader_only=False)

@@ -147,7 +147,7 @@ async def test_with_once_a_loss_is_the_end():
 
 
 async def test_a_command_asked_to_end_that_loses_meanwhile_is_not_run_again(tmp_path: Path):
-    """It does not hear of the signal, and is killed by the loss: what was asked for has happened."""
+    """It does not receive the signal, and is killed by the loss: what was asked for has happened."""
     is_deaf = tmp_path / "is deaf"
     program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"
     stage = Stage(program, kill_after_s=0.1)
@@ -204,7 +204,7 @@ async def test_a_guardian_that_had_no_news_in_time_makes_its_wrapper_step_down()
     assert "release" in stage.backend.verbs
 
 
-async def test_nothing_can_be_started_and_that_is_said():
+async def test_guardian_that_cannot_be_started_is_reported_as_a_failure():
     stage = Stage(SLEEP, launch=("/nonexistent/python",))
     ending = await stage.supervisor.run()
     assert ending.how is How.FAILED
@@ -274,7 +274,7 @@ async def test_an_election_that_ends_by_itself_ends_it_too():
     assert (await stage.supervisor.run()).how in (How.NOT_ACQUIRED, How.UNREACHABLE)
 
 
-async def test_processes_that_may_not_be_killed_are_told_of():
+async def test_processes_that_may_not_be_killed_are_reported():
     stage = Stage("")
     stage.supervisor._note(Outcome(0, untouchable=2))
     assert stage.said == ["processes_left"]
@@ -465,7 +465,7 @@ def test_our_own_children_can_be_spared(monkeypatch: pytest.MonkeyPatch):
 # --- A guardian that does not do its part ---
 
 MUTE = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
-"""Takes its place, and neither hears nor says anything."""
+"""Takes its place, and neither receives nor sends anything."""
 
 
 def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> GuardianClient:
@@ -476,7 +476,7 @@ def mute_guardian(lease_s: float = LEASE_S, launch: tuple[str, ...] = MUTE) -> G
 
 
 GREETS = 'import os, sys, time; os.write(int(sys.argv[1]), b\'{"is": "ready"}\\n\'); time.sleep(60)'
-"""Says that it is there, and then neither hears nor says anything."""
+"""Says that it is there, and then neither receives nor sends anything."""
 
 
 async def greeted_guardian() -> GuardianClient:
@@ -492,7 +492,7 @@ async def test_a_guardian_that_leaves_two_renewals_unanswered_is_given_up():
         client.extend(suspend_aware_clock() + LEASE_S, ())
     assert client._clearing is None
     client.extend(suspend_aware_clock() + LEASE_S, ())
-    client.extend(suspend_aware_clock() + LEASE_S, ())  # nobody is there any more
+    client.extend(suspend_aware_clock() + LEASE_S, ())  # the client is gone
     outcome = await asyncio.wait_for(client.ended, 20)
     assert outcome.complaint == "the guardian does not answer: is it stopped?"
     await client.reap()
@@ -519,7 +519,7 @@ async def test_a_guardian_that_does_not_kill_in_time_is_killed_and_the_wrapper_k
     await client.reap()
 
 
-async def test_a_guardian_that_has_said_its_last_word_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
+async def test_guardian_that_has_sent_its_last_message_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pgleaderlock.work.exec.guardian_client._EXIT_S", 0.05)
     words = '{"is": "ended", "status": 0, "untouchable": 0}'
     stays = f"import os, sys, time; os.write(int(sys.argv[1]), b'{words}\\n'); time.sleep(60)"

@@ -156,7 +156,7 @@ async def test_a_new_job_begins_with_the_next_slot_after_its_first_sight(postgre
 JOB = "SELECT through, since FROM pgleaderlock.tick_jobs WHERE lock = %s AND job = 'job'"
 
 
-async def test_what_a_function_raises_is_recorded_and_told_and_not_repeated(postgres: Postgres, key: LockKey):
+async def test_exception_of_a_function_is_recorded_and_reported_and_not_repeated(postgres: Postgres, key: LockKey):
     heard: list[Exception] = []
     calls: list[datetime] = []
     async with leading(postgres.dsn, key) as lock:
@@ -310,7 +310,7 @@ async def test_a_run_that_lost_its_leadership_is_found_by_the_successor(
     assert "tick_killed" in caplog.text
 
 
-async def test_a_slot_that_kills_everybody_is_not_repeated_for_ever(postgres: Postgres, key: LockKey):
+async def test_slot_that_kills_every_process_is_not_repeated_for_ever(postgres: Postgres, key: LockKey):
     policy = JobPolicy(if_killed="repeat", max_attempts=3)
     async with opened(postgres.dsn, key) as book:
         slot = await book.begin(1)
@@ -368,7 +368,7 @@ async def test_a_run_that_stops_half_way_for_a_hand_over_counts_as_killed(postgr
 async def test_a_thread_that_does_not_end_with_its_term_is_waited_for(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
-    """Also by the runner itself: a stint that is cancelled twice does not wait."""
+    """Also by the runner itself: a leader task that is cancelled twice does not wait."""
     go_on = threading.Event()
     running, most, calls = 0, 0, 0
 
@@ -380,7 +380,7 @@ async def test_a_thread_that_does_not_end_with_its_term_is_waited_for(
         go_on.wait(10)
         running -= 1
         if calls == 1:
-            raise ValueError("too late for anybody")
+            raise ValueError("too late for any caller")
 
     async with leading(postgres.dsn, key) as lock:
         lock.every("50ms", deaf, name="job")
@@ -445,7 +445,7 @@ async def opened(dsn: str, key: LockKey, **settings: Any) -> AsyncIterator[Book]
 
 
 async def test_a_slot_is_claimed_once_and_the_same_claim_is_answered_alike(postgres: Postgres, key: LockKey):
-    """Whoever did not hear the answer asks again. Once the run is over, there is nothing to claim any more."""
+    """A runner that did not get the answer asks again. Once the run is over, there is nothing to claim any more."""
     async with opened(postgres.dsn, key) as book:
         slot = await book.begin(1)
         assert (await book.claim(1, slot)).is_ours
@@ -614,7 +614,7 @@ async def test_a_successor_waits_for_a_transaction_that_has_marked_its_slot(post
         tick, _ = await claimed_tick(book)
         with psycopg.connect(postgres.dsn) as blocking:
             tick.done_in(blocking)
-            with pytest.raises(ConnectionError, match="lock timeout"):  # and is asked again, by whoever leads
+            with pytest.raises(ConnectionError, match="lock timeout"):  # and is asked again, by the leader
                 await book.take_over(2)
             taking = asyncio.create_task(book.take_over(2))
             await asyncio.sleep(0.1)
@@ -690,7 +690,7 @@ async def test_the_name_of_a_job_is_data(postgres: Postgres, key: LockKey, name:
 
 
 @pytest.mark.slow
-async def test_a_ledger_that_cannot_be_written_costs_nobody_the_lock(
+async def test_leader_keeps_the_lock_when_the_ledger_cannot_be_written(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
@@ -797,7 +797,7 @@ async def test_a_run_is_not_begun_again_in_its_term_because_of_a_bug_of_ours(
 async def test_a_process_that_stood_still_after_its_claim_does_not_begin(
     postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    """By its own clock, at once: nobody had the time to tell it that its term is over."""
+    """By its own clock, at once: no notification of the end of its term has reached it."""
     jumped_s = 0.0
     record = Ledger.record
 
@@ -818,7 +818,7 @@ async def test_a_process_that_stood_still_after_its_claim_does_not_begin(
     assert (await rows_begun(postgres.dsn, key))[0][2:4] == ("killed", token)
 
 
-async def test_a_run_that_ends_after_a_successor_has_found_it_is_told(
+async def test_run_that_ends_after_a_successor_has_found_it_is_logged(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture
 ):
     async with leading(postgres.dsn, key) as lock:
@@ -835,7 +835,7 @@ async def test_a_run_that_ends_after_a_successor_has_found_it_is_told(
 async def test_a_leader_that_the_ledger_refuses_takes_the_job_over_again(
     postgres: Postgres, key: LockKey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """As after somebody has deleted the row of the job, or restored it."""
+    """As after an operator has deleted the row of the job, or restored it."""
     monkeypatch.setattr("pgleaderlock.work.schedule._runner._PAUSES", ExponentialBackoff(base_s=0.05, max_s=0.1))
     ticks = Ticks()
     async with leading(postgres.dsn, key) as lock:
@@ -853,7 +853,7 @@ async def test_a_leader_that_the_ledger_refuses_takes_the_job_over_again(
 async def test_the_clock_of_the_process_only_says_how_long_to_sleep(
     postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
 ):
-    """One that thinks it is later than it is asks too early, and is told."""
+    """One that thinks it is later than it is asks too early, and gets an error."""
     reckon = JobRunner._now
     monkeypatch.setattr(JobRunner, "_now", lambda self: reckon(self) + timedelta(milliseconds=30))
     ticks = Ticks()
@@ -892,7 +892,9 @@ async def test_a_long_sleep_is_cut_into_pieces_and_what_is_old_is_deleted(
     assert await rows(postgres.dsn, key) == []
 
 
-async def test_who_may_not_make_the_tables_is_told_who_must(own_server: Server, key: LockKey, caplog: Any):
+async def test_user_who_may_not_create_the_tables_gets_an_error_that_names_who_must(
+    own_server: Server, key: LockKey, caplog: Any
+):
     for statement in ("CREATE ROLE app LOGIN", "CREATE SCHEMA pgleaderlock"):
         await query(own_server.dsn, statement)
     await query(own_server.dsn, "GRANT USAGE ON SCHEMA pgleaderlock TO app")

@@ -85,7 +85,7 @@ async def test_the_ledger_is_shown_in_the_documented_shape(postgres: Postgres, k
     assert await records(*here, "--limit", "1") == found[-1:]
 
 
-async def test_people_get_a_table_that_obeys_nobody(postgres: Postgres, key: LockKey):
+async def test_table_of_ticks_contains_no_control_sequences_from_its_data(postgres: Postgres, key: LockKey):
     await run_some(postgres.dsn, key)
     here = ("--dsn", postgres.dsn, "--lock", str(key))
     result = await show(*here)

@@ -347,7 +347,9 @@ async def test_a_user_leads_with_a_token_that_is_replaced_when_it_is_refused(gua
         ("", "locks/a", "wants a user"),
     ],
 )
-async def test_what_a_user_may_not_do_is_said_without_the_password(guarded: Etcd, user: str, key: str, advice: str):
+async def test_error_about_a_missing_permission_does_not_show_the_password(
+    guarded: Etcd, user: str, key: str, advice: str
+):
     async with candidate(f"etcd://{user}{guarded.hosts}/{key}") as backend:
         with pytest.raises(ConnectionError, match=advice) as refused:
             await backend.try_acquire()

@@ -26,7 +26,7 @@ class Deadlock(RuntimeError):  # noqa: N818 - named after what happened
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """A selector that never blocks: it tells how long it would have, so that the clock can move on."""
+    """A selector that never blocks: it reports how long it would have, so that the clock can move on."""
 
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()

@@ -3,7 +3,7 @@
 A request goes to the member that answered last. When that one cannot be reached, is silent or says that it has no
 majority, the next is asked within the same call; the last one may take as long as the caller waits. That is safe for
 writes too: each is a comparison with the revision that was read, so of two copies of one write at most one succeeds,
-and the second is told that it came too late.
+and the second is rejected as too late.
 
 Reads are linearizable (etcd's default): a member that lost its majority does not answer with what it remembers.
 """

@@ -8,7 +8,7 @@ The design decisions:
   backup begins at an older revision; therefore the value also has the least token that the term may have, which is
   above that of the record before.
 - **etcd's own leases are not used.** The end of one would be decided by the clock of a server, and would delete the key
-  while the holder cannot hear of it; here a holder stops by its own clock, and followers wait for the whole lease on
+  while the holder cannot learn of it; here a holder stops by its own clock, and followers wait for the whole lease on
   theirs. So the price of a lease that the server keeps, a second request for each renewal, buys nothing.
 - **A watch notifies followers of a release, and a leader of the loss of its key.** Where it fails, both poll.
 """

@@ -211,7 +211,7 @@ class Lock:
 
     def lock(self, timeout: Interval | None = None) -> None:
         """Acquire the lock; TimeOutError after ``timeout``, AlreadyLockedError if this object holds it already."""
-        patience = self._patience(timeout)
+        patience = self._retry_policy(timeout)
         self._begin_acquiring()
         try:
             with self._explained():
@@ -253,7 +253,7 @@ class Lock:
         When cancelled, it leaves neither lock nor claim behind, unless the file server does not answer for 2 s: then
         its thread removes them later, and until then no task can lock through this object.
         """
-        patience, is_cancelled = self._patience(timeout), threading.Event()
+        patience, is_cancelled = self._retry_policy(timeout), threading.Event()
         patience.is_cancelled = is_cancelled
         self._begin_acquiring()
         work = _threads.Undoable(
@@ -285,7 +285,7 @@ class Lock:
             self._raise_unless(exc, error)
         return False
 
-    def _patience(self, timeout: Interval | None) -> Patience:
+    def _retry_policy(self, timeout: Interval | None) -> Patience:
         timeout_s = self._default_timeout_s if timeout is None else _timeout_s("timeout", timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return Patience(deadline, frozenset(self._retry_errnos))

@@ -126,7 +126,7 @@ class TermTests(ContractTools):
             await released(first, grant)
             assert await second.holder() is None, "a holder is named where there is none any more"
 
-    async def test_closing_lets_go_and_may_be_repeated(self) -> None:
+    async def test_closing_releases_and_may_be_repeated(self) -> None:
         """At the latest after the lease, another candidate gets the lock; and so does the first, once reopened."""
         async with self.candidates(2) as (first, second):
             grant = await acquired(first)

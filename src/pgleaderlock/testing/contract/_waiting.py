@@ -12,7 +12,7 @@ _MOST_RETURNS_PER_S = 20
 class WaitingTests(ContractTools):
     """``wait`` returns when another attempt may succeed, and not otherwise."""
 
-    async def test_whoever_waits_is_woken_by_a_release(self) -> None:
+    async def test_follower_that_waits_is_woken_by_a_release(self) -> None:
         """Or it checks again by itself: in either case before the lease would have ended."""
         async with self.candidates(2) as (first, second):
             grant = await renewed(first, await acquired(first))
@@ -35,7 +35,7 @@ class WaitingTests(ContractTools):
             assert waiting.done(), "a wait went on after its time"
             await waiting
 
-    async def test_whoever_was_closed_can_still_wait(self) -> None:
+    async def test_closed_backend_can_still_wait(self) -> None:
         """The engine waits between two attempts to connect, too."""
         async with self.candidates(1) as (only,):
             await closed(only)

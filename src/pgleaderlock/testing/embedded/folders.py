@@ -68,7 +68,7 @@ def make_folder(folder: Path) -> None:
 def make_private_folder(folder: Path, account: Account | None) -> None:
     """Make a folder that only the server's account can enter, or verify that it is one.
 
-    In /tmp, anyone may have put a folder or a link of that name there before us.
+    In /tmp, another user may have put a folder or a link of that name there before us.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -36,10 +36,10 @@ class Server:
     """One PostgreSQL in one folder: ``data/``, ``server.log`` (it only grows), and the socket in ``run/``.
 
     For one owner at a time; `shared_server` adds the locks for many. Clients need no password: the socket's
-    folder is closed to other users. A ``tcp_port`` is open to everyone on this machine: it is for tests.
+    folder is closed to other users. A ``tcp_port`` is open to all users of this machine: it is for tests.
     ``settings`` are PostgreSQL's own, but for where it listens; ``environment`` is added to that of the server.
 
-    A server that starts for the first time tells its candidates that they need not wait: there was no earlier run,
+    A server that starts for the first time informs its candidates that they need not wait: there was no earlier run,
     whose leader could be valid. After a later start they wait for a lease, as on any server.
     """
 
@@ -79,7 +79,7 @@ class Server:
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket itself, for those who pass connections on."""
+        """The Unix socket itself, for a program that passes connections on."""
         return self._socket_folder / f".s.PGSQL.{self._port}"
 
     @property

@@ -48,7 +48,7 @@ class LateFaults(PairFaults):
         """Crash a leader; end the lock session of its heir before the heir's try for the witness lock arrives.
 
         The notice of that end is late. So the next heir leads first; it is asked to step down soon, while the heir,
-        which has yet to hear of its end, still tries for the witness lock.
+        which has yet to learn of its end, still tries for the witness lock.
         """
         server = self._server_here()
         heir = next((each for each in self._nodes if each.is_alive and each.lock.place == "heir"), None)

@@ -106,7 +106,7 @@ FAULT_PROFILES = {
         STORM.but("ended-pairs", faults={**_INSIDE, **_PAIRS}),
         # Only a cut-off leader is away for long here: a node that was away has only the server's clock to go by.
         STORM.but("stepped-clocks", faults=_CLOCKS, slow_share=0.0, every=3.0),
-        # The same: a node that was away cannot tell a prepared server from the old one.
+        # The same: a node that was away cannot distinguish a prepared server from the old one.
         STORM.but("moved-servers", faults=_MOVES, slow_share=0.0, every=4.0),
         STORM.but("absent-standby", faults=_STANDBY, every=4.0),
         STORM.but("haste", faults=_HASTE),

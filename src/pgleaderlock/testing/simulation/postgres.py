@@ -230,7 +230,7 @@ class ServerSession:
             self._commits_locally = True
         if ask.verb == "wait":
             self.limit_idleness(ask)
-            self._stand_in_line(ask)
+            self._enter_queue(ask)
             return
         if ask.verb == "set_up":
             self.limit_idleness(ask)
@@ -242,7 +242,7 @@ class ServerSession:
         if ask.idle_ms is not None:
             self._idle_ms = ask.idle_ms
 
-    def _stand_in_line(self, ask: Ask) -> None:
+    def _enter_queue(self, ask: Ask) -> None:
         self._waits_for = ask.key, ask
         if self.server.take(self, ask.key, queues=True):
             self.be_granted()

@@ -114,7 +114,7 @@ function showTotals() {
   showFacts(byId("totals"), [
     ["Roles", String(roles.length)],
     ["Without a leader", String(none), "", none ? "bad" : "good"],
-    ["At risk", String(risky), "Led, but not heard of, overdue, or by two at once", risky ? "risk" : "good"],
+    ["At risk", String(risky), "With a leader that is silent or overdue, or with two leaders at once", risky ? "risk" : "good"],
     ["Nodes", String(store.nodes.length)],
     ["Failovers", String(roles.reduce((sum, role) => sum + failoversOf(role), 0)), `In the last ${words.span(store.span)}`],
     ["Leaderless", words.took(roles.reduce((sum, role) => sum + figuresOf(role, now).leaderless, 0)), `All roles together, in the last ${words.span(store.span)}`],
