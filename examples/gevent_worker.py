@@ -16,7 +16,7 @@ import signal
 import gevent
 from gevent.event import Event
 
-from pgleaderlock.engine.term import Term
+from pgleaderlock import Term
 from pgleaderlock.sync import LeaderLock
 
 lock = LeaderLock(

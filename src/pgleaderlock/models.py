@@ -108,7 +108,9 @@ class Grant:
     """
 
     token: int | None = None
+    """The fencing token; None where the store has none."""
     trusted_until: float = math.inf
+    """Until when, on the election's clock, the grant is valid without a renewal."""
     lost_at: float = math.inf
     """When leadership is declared lost unless a renewal succeeded; before ``trusted_until``, so that work can stop."""
     kept_until: float | None = None
@@ -158,7 +160,7 @@ class LeaderUnknown:
     """The store did not answer, so it is not known which process leads. It is false, as None is."""
 
     error: str = field(default="", compare=False)
-    """Why."""
+    """The error of the store."""
 
     def __bool__(self) -> bool:
         return False
@@ -178,8 +180,11 @@ class Event:
     at: float
     """When, on the election's own clock. Comparable within one process only."""
     error: Exception | None = None
+    """The error that caused it, if there is one."""
     attempt: int | None = None
+    """How many attempts have failed since the last success."""
     token: int | None = None
+    """The fencing token of the term; None outside a term, and where the store has no tokens."""
     took_s: float | None = None
     """How long the store took to answer, on ``renewed`` events."""
     trusted_until: float | None = None
@@ -203,10 +208,10 @@ class RetryContext:
 # What a callback returns is awaited if it can be, and ignored otherwise: plain functions and coroutines both fit.
 # A callback that requires one parameter more than these gets the event as the last.
 Callback = Callable[[], object]
-"""``fn()``"""
+"""A callback that is called as ``fn()``."""
 StateChangeCallback = Callable[[LockState, LockState], object]
-"""``fn(from_state, to_state)``"""
+"""A callback that is called as ``fn(from_state, to_state)``."""
 ErrorCallback = Callable[[Exception], object]
-"""``fn(exception)``"""
+"""A callback that is called as ``fn(exception)``."""
 Listener = Callable[[Event], object]
 """Called with every event, in order. An exception that it raises becomes a CALLBACK_FAILED event, never a crash."""

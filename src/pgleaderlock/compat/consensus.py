@@ -61,13 +61,13 @@ class Backend(Protocol):
         ...
 
     async def release(self, identity: str) -> None:
-        """Give it up, if it is ours."""
+        """Release the lease, if it is ours."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Who we are and how often we ask."""
+    """The name of this candidate, and its times."""
 
     identity: str
     """Unique among all candidates, such as the pod's name."""
@@ -76,7 +76,7 @@ class Config:
     renew_interval_s: float = USUAL_INTERVAL_S
     """How often the leader renews; by default three times in a lease."""
     retry_interval_s: float = 2.0
-    """How often the others ask."""
+    """How often a follower tries to acquire the lease."""
 
     def __post_init__(self) -> None:
         if not self.identity or type(self.identity) is not str:
@@ -91,7 +91,7 @@ class Config:
 
 
 class Lease:
-    """Whether we lead, and waiting for it. Ask from any thread; wait on the manager's event loop."""
+    """Shows whether this instance leads, or waits for that. Ask from any thread; wait on the manager's event loop."""
 
     def __init__(self, election: Election, starting: asyncio.Task[None]) -> None:
         self._election = election
@@ -141,15 +141,15 @@ class Manager:
 
     @property
     def election(self) -> Election:
-        """What this is made of, with all its callbacks and events."""
+        """The election behind it, with all its callbacks and events."""
         return self._election
 
     def on_error(self, callback: ErrorCallback) -> ErrorCallback:
-        """Be told of every error of the backend. It has been logged and will be retried."""
+        """Call ``callback(error)`` for every error of the backend. It has been logged and will be retried."""
         return self._election.on_error(callback)
 
     def start(self) -> Lease:
-        """Begin, on the running event loop; returns at once."""
+        """Take part in the election, on the running event loop; returns at once."""
         self._starting = asyncio.get_running_loop().create_task(self._election.start())
         return Lease(self._election, self._starting)
 

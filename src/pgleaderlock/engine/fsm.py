@@ -70,7 +70,7 @@ class Destination(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the table is specialised."""
+    """The two settings of an election that change its transitions."""
 
     auto_reacquire: bool = True
     grace: bool = False
@@ -155,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     Row(S.RECONNECTING, I.ABORTED, S.STOPPED, (E.LOST, E.ERROR)),
     Row(S.RELEASING, I.ABORTED, S.STOPPED, (E.ERROR,)),
 )
-"""The table. Order matters to readers only."""
+"""All transitions of the state machine. Their order matters to readers only."""
 
 
 def _resolve(row: Row, policy: Policy, *, stopping: bool) -> tuple[LockState, tuple[EventKind, ...]]:
@@ -218,7 +218,7 @@ class Machine:
 
     @property
     def state(self) -> LockState:
-        """Where it stands."""
+        """The current state."""
         return self._state
 
     def accepts(self, fact: Input) -> bool:
@@ -227,7 +227,7 @@ class Machine:
         return transition is not None and transition.changes
 
     def feed(self, fact: Input) -> Transition:
-        """Move on, and say what that means. An illegal input raises and changes nothing."""
+        """Enter the next state and return the transition; IllegalTransition, and no change, for an illegal input."""
         stopping = self._stopping or fact is I.STOP_REQUESTED
         transition = self._tables[stopping].get((self._state, fact))
         if transition is None:

@@ -26,7 +26,7 @@ _TURNS = {EventKind.ACQUIRED, EventKind.LOST, EventKind.RELEASED, EventKind.RECO
 
 
 def notify(state: str) -> bool:
-    """Send this, such as ``READY=1``, to $NOTIFY_SOCKET. Return False when there is none, or it is not read."""
+    """Send a state, such as ``READY=1``, to $NOTIFY_SOCKET. Return False when there is none, or it is not read."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -50,7 +50,7 @@ def watchdog_interval_s() -> float | None:
 
 
 class Notifier:
-    """Tells systemd of an election, from ``READY=1`` to ``STOPPING=1``."""
+    """Notifies systemd of the states of an election, from ``READY=1`` to ``STOPPING=1``."""
 
     def __init__(self, lock: Election) -> None:
         self._lock = lock

@@ -55,7 +55,7 @@ class Node:
         )
         if config.election.pod_label is not None:
             self._label_pod(config.election.pod_label)
-        self.registry = self._make_registry()
+        self.registry: Registry | None = self._make_registry()
         self._metrics_server: MetricsServer | None = None
         self._dashboard: Dashboard | None = None
         if config.metrics.enabled:

@@ -54,14 +54,14 @@ _Attributes = Mapping[str, Any]
 
 
 class WatchedGroup(Protocol):
-    """What is asked of a :class:`~pgleaderlock.LeaderGroup`."""
+    """The part of a :class:`~pgleaderlock.LeaderGroup` that is used here."""
 
     def items(self) -> Iterable[tuple[str, Election]]:
-        """Its roles."""
+        """Return its roles, each with its name."""
         ...
 
     def on_renewed(self, fn: Callable[[float], object]) -> object:
-        """Tell how long each renewal took."""
+        """Call ``fn(took_s)`` after each renewal."""
         ...
 
 
@@ -125,7 +125,7 @@ class Telemetry:
         group.on_renewed(renewed)
 
     def unwatch(self, *, role: str, node: str) -> None:
-        """Measure this one no more. The span of a running term ends here."""
+        """Stop measuring this election. The span of a running term ends here."""
         with self._guard:
             watched = self._watched.pop((role, node), None)
         if watched is None:

@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 __all__ = ["DEFAULT_PORT", "Sidecar"]
 
 DEFAULT_PORT: Final = 4040
-"""That of the image ``leader-elector`` in its own examples."""
+"""The default port, which is that of the image ``leader-elector`` in its own examples."""
 _MOST_CONNECTIONS: Final = 64
 _HEADERS: Final = [
     (b"content-type", b"application/json"),
@@ -72,7 +72,7 @@ class Sidecar:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which it answers."""
         return url_of(self._host, self._port)
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class Sidecar:
         self._server.start()
 
     async def close(self) -> None:
-        """Stop to answer."""
+        """Stop the HTTP server and the watch of the store."""
         server, self._server = self._server, None
         if server is not None:
             await asyncio.wrap_future(server.ask_to_end())

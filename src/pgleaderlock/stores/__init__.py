@@ -70,7 +70,7 @@ class BackendSettings:
 
 
 BackendFactory = Callable[[str, BackendSettings], Backend]
-"""``fn(url, settings)``"""
+"""A function that is called as ``fn(url, settings)`` and returns the backend of the URL."""
 
 _BUILT_IN = {
     "postgresql": ("pgleaderlock.stores._urls", "open_postgres", None),

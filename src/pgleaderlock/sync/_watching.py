@@ -23,7 +23,7 @@ def watch_leader(
 
 
 def find_leader(url: Dsn, role: str | None = None, *, key: LockKey | None = None, **options: Any) -> LeaderSeen | None:
-    """Return who leads now, as :func:`pgleaderlock.find_leader` does."""
+    """Return the leader, None when there is none; ConnectionError when the store does not answer."""
     thread = enlist()
     try:
         return thread.wait(watching.find_leader(url, role, key=key, **options))

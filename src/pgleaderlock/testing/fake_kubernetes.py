@@ -25,7 +25,7 @@ __all__ = ["FakeKubernetes"]
 
 
 class FakeKubernetes:
-    """The server. Its data survive :meth:`stop` and :meth:`start`, as etcd's would."""
+    """A Kubernetes API server in this process. Its data survive :meth:`stop` and :meth:`start`, as etcd's would."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class FakeKubernetes:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class FakeKubernetes:
         self._thawed.clear()
 
     def thaw(self) -> None:
-        """Do and answer what was asked."""
+        """Do what was requested since :meth:`freeze`, and answer."""
         self._thawed.set()
 
     async def drop_connections(self) -> None:

@@ -108,7 +108,7 @@ class LeaderServices:
         start_s: float = 10.0,
         stop_s: float = 10.0,
     ) -> None:
-        """Set the words and the time limits.
+        """Set the noun for log lines, and the time limits.
 
         ``noun`` is what the log lines call the leader's services. ``first_try_s``: how long the start of a node waits
         to learn whether it leads. ``start_s``: how long the next service waits for a start that does not return.

@@ -36,7 +36,7 @@ class ConfigError(PgLeaderLockError, ValueError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
+        self.problems: tuple[Problem, ...] = tuple(problems)
         """All problems, for programs."""
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[Sequence[Problem]]]:

@@ -21,7 +21,7 @@ _DEPENDS = ("registry.dsn", "cluster.leader_election.settle")
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """One setting."""
+    """One setting: its value, and where the value comes from."""
 
     key: str
     value: Any

@@ -53,19 +53,19 @@ class _Watched:
 
 
 class WatchedGroup(Protocol):
-    """What is asked of a :class:`~pgleaderlock.LeaderGroup`."""
+    """The part of a :class:`~pgleaderlock.LeaderGroup` that is used here."""
 
     def items(self) -> Iterable[tuple[str, Election]]:
-        """Its roles."""
+        """Return its roles, each with its name."""
         ...
 
     def on_renewed(self, fn: Callable[[float], object]) -> object:
-        """Tell how long each renewal took."""
+        """Call ``fn(took_s)`` after each renewal."""
         ...
 
 
 class Metrics:
-    """A collector of everything that the elections it watches have to tell.
+    """A collector with the metrics of the elections that it watches.
 
     ``prefix`` begins every name: ``forge`` gives ``forge_leader_is_leader``. One registry takes one collector per
     prefix; a second is refused by the registry with a ``ValueError``. ``registry.unregister(metrics)`` takes it out.
@@ -81,7 +81,7 @@ class Metrics:
         (REGISTRY if registry is None else registry).register(self)
 
     def watch(self, election: Election, *, role: str, node: str, clock: Clock = suspend_aware_clock) -> None:
-        """Show this election from now on. Best before its start: what it has told already is not counted.
+        """Measure this election from now on. Best before its start: what happened earlier is not counted.
 
         Of an election that leads already, the tenure counts from here. ``clock`` is the election's own: give the same
         one here if it is not the default.
@@ -99,7 +99,7 @@ class Metrics:
         election.subscribe(watched.tally.hear)
 
     def watch_group(self, group: WatchedGroup, *, node: str, clock: Clock = suspend_aware_clock) -> None:
-        """Show every role of a group. One renewal is that of each role which is led here."""
+        """Measure every role of a group. One renewal is that of each role which is led here."""
         for name, election in group.items():
             self.watch(election, role=name, node=node, clock=clock)
         mine = [self._watched[name, node] for name, _ in group.items()]
@@ -112,22 +112,22 @@ class Metrics:
         group.on_renewed(renewed)
 
     def unwatch(self, *, role: str, node: str) -> None:
-        """Show this one no more, so that another election may take its labels, with counters that begin at zero."""
+        """Stop measuring this election: another one may take its labels, with counters that begin at zero."""
         with self._guard:
             if self._watched.pop((role, node), None) is None:
                 raise ValueError(f"role {role!r} of node {node!r} is not watched")
 
     def watch_registry(self, registry: WatchedRegistry) -> None:
-        """Show whether this registry can write, what it had to forget, and what its history proves."""
+        """Measure this registry: whether it can write, the events it dropped, and the overlaps in its history."""
         with self._guard:
             self._registries.append(registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Name the metrics, without their samples, for the registry that has to refuse a name given twice."""
+        """Yield the metrics without their samples: the registry refuses a name that is given twice."""
         return iter(Families(self._prefix))
 
     def collect(self) -> Iterator[Metric]:
-        """Ask every election how it stands. Prometheus's client calls this at each scrape, on any thread."""
+        """Yield the metrics with their samples. Prometheus's client calls this at each scrape, on any thread."""
         families = Families(self._prefix)
         with self._guard:
             watched, registries = list(self._watched.items()), list(self._registries)

@@ -14,7 +14,7 @@ _BUCKETS = (*map(str, BUCKETS_S), "+Inf")
 
 
 class WatchedRegistry(Protocol):
-    """What is asked of a :class:`~pgleaderlock.ops.registry.Registry`."""
+    """The part of a :class:`~pgleaderlock.ops.registry.Registry` that is used here."""
 
     @property
     def node(self) -> str:

@@ -20,7 +20,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens, which is how one learns a port that was free."""
+        """The port on which it listens, also if any free one was asked for."""
         return self._server.port
 
     def close(self) -> None:

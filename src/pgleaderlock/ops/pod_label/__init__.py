@@ -69,7 +69,7 @@ class PodLabel:
         environ: Mapping[str, str] | None = None,
         request_timeout_s: float = 2.0,
     ) -> None:
-        self.label = parse_label(label)
+        self.label: LeaderLabel = parse_label(label)
         timeout_s = check_seconds("request_timeout_s", request_timeout_s)
         self._pod = find_own_pod(pod, namespace, client, environ, timeout_s)
         self._logger = get_logger().bind(pod=self.pod, label=str(self.label))

@@ -69,7 +69,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An ask that was made, by which its answer is found."""
+    """A request that was sent to a leader; its answer is found by it."""
 
     lock: str
     by: str
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the leader says to an ask."""
+    """The leader's answer to a request."""
 
     is_obeyed: bool
     why: str | None = None
@@ -89,7 +89,7 @@ class Answer:
 
 
 class Asker:
-    """Asks over an open connection."""
+    """Sends requests to leaders over an open connection."""
 
     def __init__(self, database: Database, schema: str) -> None:
         self._database = database

@@ -94,7 +94,7 @@ class Orderly:
 
 @dataclass(slots=True)
 class RoleAudit:
-    """What the history says of one lock."""
+    """The audit of one lock: its terms, overlaps and failovers in the history."""
 
     lock: str
     role: str

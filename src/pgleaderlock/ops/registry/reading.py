@@ -40,7 +40,7 @@ _PLACES = frozenset(each.value for each in Place) - {""}
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, as it said last. Times are seconds of the epoch by the database's clock."""
+    """The leader of a role, as it last wrote. Times are seconds of the epoch by the database's clock."""
 
     node: str
     instance: str
@@ -85,7 +85,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One node that stands for a role."""
+    """One candidate for a role."""
 
     node: str
     instance: str
@@ -124,12 +124,12 @@ class RoleStatus:
     lock: str
     role: str
     leader: Leader | None = None
-    """Who leads; None if no one does, as far as the registry can tell."""
+    """The leader; None if the registry shows none."""
     candidates: list[Candidate] = field(default_factory=list)
     last_leader: Leader | None = None
-    """Who led until its lease was over, and wrote no end of it: killed, frozen or cut off."""
+    """The leader whose lease ran out without a record of its end: it was killed, frozen or cut off."""
     first_at: float | None = None
-    """Since when anything is known of it."""
+    """The time of its first record."""
     last_at: float | None = None
     last_event: str | None = None
     """The last line of its history, and when that was."""
@@ -154,12 +154,12 @@ class RoleStatus:
 
 @dataclass(frozen=True, slots=True)
 class KnownRole:
-    """A role that the registry has heard of, now or ever."""
+    """A role that the registry has a record of, present or past."""
 
     lock: str
     role: str
     first_at: float
-    """Of what is known of it, in seconds of the epoch by the database's clock."""
+    """The time of its first record, in seconds of the epoch by the database's clock."""
 
 
 class RegistryReader:

@@ -54,7 +54,7 @@ _TELL_CHANGE = "SELECT pg_notify(%(channel)s, %(schema)s)"
 
 
 class Registry:
-    """What one node tells the others, and people, of its elections.
+    """Writes the elections of one node into tables, for the other nodes and for operators.
 
         registry = Registry(dsn, node="web-1", about={"zone": "eu-1"})
         registry.attach(lock)
@@ -79,7 +79,7 @@ class Registry:
         accept_asks: bool = True,
         clock: Clock = suspend_aware_clock,
     ) -> None:
-        self.node = _presentable("node", node or f"{socket.gethostname()}:{os.getpid()}")
+        self.node: str = _presentable("node", node or f"{socket.gethostname()}:{os.getpid()}")
         self.schema = schema
         self._database = Database(log_in(dsn, password), schema, clock, owner=schema_owner)
         self._sql = statements(schema)
@@ -112,7 +112,7 @@ class Registry:
 
     @property
     def is_up(self) -> bool:
-        """Whether the last thing that was to be written, was."""
+        """Whether the last write succeeded."""
         return self._is_up and self._database.is_open
 
     @property
@@ -127,13 +127,13 @@ class Registry:
 
     @property
     def instance(self) -> str:
-        """This process, as the tables name it: a node that is started anew is another instance."""
+        """The name of this process in the tables: a node that is started anew is another instance."""
         return str(self._identity["instance"])
 
     # --- Lifecycle -----------------------------------------------------------------------------------------------
 
     def attach(self, election: Election | Mapping[str, Election], role: str | None = None) -> None:
-        """Write this election down, under this role; by default the name of its lock. A group is all of its roles."""
+        """Record this election under this role, by default the name of its lock. A group records all its roles."""
         if isinstance(election, Mapping):
             for name, each in election.items():
                 self.attach(each, name)
@@ -149,14 +149,14 @@ class Registry:
         election.subscribe(lambda event: self._hear(standing, event))
 
     async def start(self) -> None:
-        """Begin to write. Returns at once, whether the database answers or not."""
+        """Start writing. Returns at once, whether the database answers or not."""
         if self._task is None or self._task.done() or self._task.get_loop().is_closed():
             self._is_closing = False
             self._news = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._live(), name="pgleaderlock registry")
 
     async def close(self) -> None:
-        """Write what is left, if the database answers soon, and sign off.
+        """Write the events that are left, if the database answers soon, and remove the rows of this node.
 
         Of a role that is still led here, the history will say until when that was known.
         """

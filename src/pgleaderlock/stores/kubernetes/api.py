@@ -32,7 +32,7 @@ class ApiError(ConnectionError):
 
 
 class LeaseClient(Protocol):
-    """The calls. Each ends in a bounded time; an error answer is :class:`ApiError`, no answer is ConnectionError."""
+    """The requests for Leases. Each is bounded in time; an error answer is ApiError, no answer is ConnectionError."""
 
     async def get(self, namespace: str, name: str) -> LeaseObject:
         """GET one Lease. 404 when there is none."""

@@ -38,7 +38,7 @@ class Tick:
         """The name of the job."""
         self.slot = slot
         """For which time this runs, in UTC. With ``job`` it names the slot: a key for what must happen once."""
-        self.scheduled_at = slot.astimezone(zone)
+        self.scheduled_at: datetime = slot.astimezone(zone)
         """The same time in the time zone of the schedule."""
         self.token = token
         """The fencing token of the term."""
