@@ -433,3 +433,41 @@ async def test_a_block_in_a_generator_or_one_that_fails_is_not_warned_about(issu
         async with leased_unused():
             raise KeyError
     assert not issued
+
+
+async def test_a_block_that_is_cancelled_while_it_waits_for_the_cause_of_its_loss_gives_leadership_up(monkeypatch):
+    election, backend, _ = leased()
+    ended = asyncio.Event()
+
+    async def lead() -> None:
+        async with election.leading():
+            monkeypatch.setattr(backend, "look", lambda grant: grant.ended())  # its session shows the end
+            ended.set()
+
+    task = asyncio.create_task(lead())
+    await ended.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    monkeypatch.undo()  # what it saw was not the end after all: the engine goes on
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert election.state is LockState.STOPPED
+    assert not backend.holds
+
+
+async def test_a_block_that_outlives_its_loss_does_not_give_up_a_later_term():
+    election, backend, _ = leased(retry_strategy=FixedInterval(0.5))
+    tokens: list[int | None] = []
+    async with election:
+        with pytest.raises(LeadershipLost):
+            async with election.leading():
+                fail(backend)
+                try:
+                    await asyncio.sleep(1e6)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(30)  # the lock is kept for less than that
+                    assert election.is_leader
+                    tokens.append(election.token)
+        assert election.is_leader
+        assert [election.token] == tokens
+        assert "release" not in backend.verbs

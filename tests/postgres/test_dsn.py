@@ -406,3 +406,22 @@ def test_what_a_service_or_the_environment_says_is_not_overridden(monkeypatch: p
     assert describe({"service": "prod", "dbname": "app"}) == "service=prod dbname=app"
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "3")
     assert "connect_timeout" not in conninfo_to_dict(with_defaults({"host": "h"}))
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        {"ENGINE": "django.db.backends.postgresql", "NAME": "app", "HOST": "db", "PASSWORD": "hunter\udce9"},
+        "postgresql+asyncpg://u:hunter\udce9@db/app?ssl=require",
+        "postgresql://u:hunter\udce9@db/app",
+        "host=db password=hunter\udce9",
+    ],
+)
+def test_a_password_that_is_not_utf_8_is_in_nothing_that_the_error_brings_along(dsn: object):
+    """Python reads such a one from the environment, and its own error quotes the text that it could not encode."""
+    with pytest.raises(ValueError, match="dsn ") as raised:
+        LeaderLock(dsn, 1, 2)  # type: ignore[arg-type]
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert "hunter" not in repr(error) + repr(error.args)
+        error = error.__cause__ or error.__context__

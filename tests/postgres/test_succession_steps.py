@@ -12,7 +12,7 @@ from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres._sql import numbers
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel
+from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel, waiting_name
 from pgleaderlock.postgres.warm_session import WarmSession
 from tests.support.doubles import until
 from tests.support.model_session import KEY, LEASE_S, ModelSession, make
@@ -368,3 +368,16 @@ async def test_without_a_witness_no_second_session_is_opened():
     backend = make(lock, witness=False)
     await follow(backend, 60)
     assert await backend.try_acquire() is not None
+
+
+async def test_a_candidate_shows_that_it_no_longer_waits_also_when_the_quiet_period_ends_while_it_says_that_it_does():
+    almost_over_s = LEASE_S - 0.05  # which passes while the second session answers for the third time
+    lock = ModelSession(setup=("", 100, False, "12.5", 1.0, almost_over_s, "run"))
+    second = ModelSession(pid=101)
+    second.delay_s = 0.02
+    backend = make(lock, second)
+    await backend.open()
+    assert await backend.try_acquire() is not None
+    assert [kind for kind in second.kinds() if kind != "setup"] == ["take", "ping", "ping"]
+    assert waiting_name(100) in second.statements[-2]
+    assert second.statements[-1].startswith("RESET application_name")

@@ -10,8 +10,10 @@ import pytest
 
 from pgleaderlock import LockKey
 from pgleaderlock.cli import exit_codes
+from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres
 from tests.support.guardian import is_alive
+from tests.support.pooler import pgbouncer
 from tests.support.processes import Process
 from tests.support.sync import until
 
@@ -127,6 +129,15 @@ def test_a_signal_ends_the_command_and_the_slot_has_failed(postgres: Postgres, r
     assert "failed: exit code 143" in run(*words(postgres, role, "true")).stderr
 
 
+def test_behind_a_pooler_that_keeps_sessions_apart_it_runs_if_it_is_allowed_to(own_server: Server, role: str):
+    with pgbouncer(own_server, "session") as pooled:
+        refused = run(*words(Postgres(pooled, ""), role, "echo", "ran", options=("--wait", "0")))
+        allowed = run(*words(Postgres(pooled, ""), role, "echo", "ran", options=("--allow-pooler",)))
+    assert (refused.returncode, refused.stdout) != (0, "ran\n")
+    assert "--allow-pooler" in refused.stderr
+    assert (allowed.returncode, allowed.stdout) == (0, "ran\n"), allowed.stderr
+
+
 def test_without_a_database_nothing_is_run(role: str):
     nowhere = Postgres("postgresql://127.0.0.1:1/none", "")
     done = run(*words(nowhere, role, "echo", "ran", options=("--wait", "0")))
@@ -147,7 +158,7 @@ def test_without_a_database_nothing_is_run(role: str):
         (("--cron", "@daily", "--role", "x", "--url", "postgresql+lease://db/app"), "--cron needs a PostgreSQL"),
         (("--cron", "@daily", "--lease", "30"), "--lease: no effect with --cron"),
         (("--cron", "@daily", "--takeover", "strict", "--term-table"), "--takeover, --term-table: no effect"),
-        (("--cron", "@daily", "--no-witness", "--allow-pooler"), "--no-witness, --allow-pooler: no effect"),
+        (("--cron", "@daily", "--no-witness", "--allow-pooler"), "--no-witness: no effect"),
     ],
 )
 def test_options_that_make_no_sense_are_wrong_usage(options: tuple[str, ...], said: str):

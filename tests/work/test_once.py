@@ -18,7 +18,7 @@ from pgleaderlock.postgres._connector import Connector
 from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.schedule._connection import LedgerConnection
 from pgleaderlock.work.schedule.cron import Cron
-from pgleaderlock.work.schedule.once import _OnceConnection
+from pgleaderlock.work.schedule.once import Once, SlotClaim, _OnceConnection
 from pgleaderlock.work.schedule.timetable import Every, slot_meant
 from tests.conftest import Postgres
 from tests.support.lease import query
@@ -281,3 +281,24 @@ def test_of_short_intervals_only_a_quarter_is_early():
     assert slot_meant(Every("1m"), at - timedelta(seconds=14)) == at
     assert slot_meant(Every("1m"), at - timedelta(seconds=16)) == at - timedelta(minutes=1)
     assert slot_meant(Cron("0 0 29 2 *"), at).year == 2024
+
+
+def test_an_interrupt_just_after_the_claim_leaves_no_slot_that_seems_to_run(
+    postgres: Postgres, key: LockKey, monkeypatch: pytest.MonkeyPatch
+):
+    enter = Once.__aenter__
+
+    async def enter_and_interrupt(self: Once) -> SlotClaim:
+        claim = await enter(self)
+        os.kill(os.getpid(), signal.SIGINT)
+        return claim
+
+    with blocking.LeaderLock(postgres.dsn, role="another", settle_s=0):  # keeps the thread of the blocking API
+        lock = blocking.LeaderLock(postgres.dsn, key=key)
+        with monkeypatch.context() as patch:
+            patch.setattr(Once, "__aenter__", enter_and_interrupt)
+            with pytest.raises(KeyboardInterrupt), lock.once("job", SLOT):
+                pytest.fail("the block was entered")
+        with lock.once("job", SLOT) as found:
+            assert not found
+            assert found.state == "killed"

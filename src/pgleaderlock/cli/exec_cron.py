@@ -70,7 +70,8 @@ def cron_run(
 
 def _refuse_settings() -> None:
     """Refuse the settings of an election: without a leader they have no effect, except where the tables are."""
-    if idle := [BY_NAME[name].flag for name in given_settings() if BY_NAME[name].scope != "tables"]:
+    used = [name for name, setting in BY_NAME.items() if setting.scope == "tables" or name == "allow_pooler"]
+    if idle := [BY_NAME[name].flag for name in given_settings() if name not in used]:
         raise click.UsageError(f"{', '.join(idle)}: no effect with --cron, where no process leads. Leave it out.")
 
 

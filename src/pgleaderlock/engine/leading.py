@@ -55,6 +55,8 @@ class LeadingBlock:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.entered: TaskRun | None = None
         """The run in which the block was entered."""
+        self._entered_in: Term | None = None
+        """The election's own record of that term."""
         self.was_cancelled = False
 
     @property
@@ -68,6 +70,7 @@ class LeadingBlock:
         try:
             await self._participation.start()
             self.entered = await self._wait(timeout_s)
+            self._entered_in = self._leader_tasks.term
         except BaseException:
             await self.leave(_EXIT_TIMEOUT_S)
             raise
@@ -134,17 +137,26 @@ class LeadingBlock:
     async def leave(self, timeout_s: float | None) -> None:
         """End the leader task that stands for the block, then release leadership.
 
-        The leadership of an election that was running is not released for a block that was never entered.
+        The leadership of an election that was running is not released for a block that was never entered, nor is a
+        later term than that of the block.
         """
         is_lost = self.is_lost
         self._over.set_result(None)
-        if is_lost and self.entered is not None:
-            # The block may have seen the end of the session before the engine has: then the cause is not known yet.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.entered.term.wait_until_ending(), _DECLARED_S)
-        self._leader_tasks.remove(self._task)
-        if self.entered is not None or self._participation.is_ours:
-            await self._participation.release(timeout_s)
+        try:
+            if is_lost and self.entered is not None:
+                # The block may have seen the end of the session before the engine has: the cause is not known yet.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.entered.term.wait_until_ending(), _DECLARED_S)
+        finally:  # also when the caller is cancelled: this process would go on leading, and no code would run
+            self._leader_tasks.remove(self._task)
+            if self._releases:
+                await self._participation.release(timeout_s)
+
+    @property
+    def _releases(self) -> bool:
+        if self._participation.is_ours:
+            return True
+        return self.entered is not None and self._leader_tasks.term in (None, self._entered_in)
 
 
 class Leading:

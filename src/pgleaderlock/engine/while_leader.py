@@ -6,7 +6,7 @@ engine drives.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
 from pgleaderlock.engine._leader_task import AfterWork, WorkPolicy
@@ -139,8 +139,10 @@ class WhileLeader(Callbacks):
         """
         return Leading(self._new_block, timeout_s)
 
-    def _new_block(self, cancel: Callable[[], object] | None, *, is_ours: bool | None = None) -> LeadingBlock:
-        """Return a block. It shuts the election down at its end if ``is_ours``, by default if none is running."""
+    def _new_block(
+        self, cancel: Callable[[], object] | None, start: Callable[[], Awaitable[None]] | None = None
+    ) -> LeadingBlock:
+        """Return a block. It shuts the election down at its end if it is not running now."""
         if self._is_here():
             raise LockError("leading() in a callback, a leader task or another leading() block would wait for itself")
         if self._block is not None and not self._block.is_over:
@@ -148,9 +150,9 @@ class WhileLeader(Callbacks):
                 f"another leading() block of {self._leader_tasks.host.described} runs or waits: one at a time, or make "
                 "a lock for each"
             )
-        is_ours = not self._is_running() if is_ours is None else is_ours
+        is_ours = not self._is_running()
         release = self.shutdown if is_ours else self.step_down
-        participation = Participation(self.start, self._until_stopped, release, is_ours)
+        participation = Participation(start or self.start, self._until_stopped, release, is_ours)
         self._block = LeadingBlock(self._leader_tasks, participation, cancel)
         return self._block
 

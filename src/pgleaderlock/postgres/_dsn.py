@@ -84,7 +84,9 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, str]:
         given = join(translate(options, _libpq_options()))
     except CannotTranslate as refused:
         raise ValueError(f"dsn cannot be used here: {_why_refused(refused, may_name=True)}") from None
-    parts = _parse(given)
+    except UnicodeError:  # its arguments quote the whole text: it must not come along as the context of ours
+        given = None
+    parts = None if given is None else _parse(given)
     if parts is None:
         raise ValueError("dsn has an option whose value libpq cannot read (not shown, it may be a password)")
     _check_parts(parts, is_url=False)
@@ -118,6 +120,8 @@ def _read(dsn: str) -> tuple[dict[str, str] | None, str]:
         text = as_libpq_url(dsn, _libpq_options()) if is_url else dsn
     except CannotTranslate as refused:
         return None, _why_refused(refused, may_name=_may_name_options(dsn))
+    except UnicodeError:
+        return None, "it is not UTF-8"
     parts = _parse(text)
     return parts, "" if parts is not None else _why_invalid(dsn)
 

@@ -393,8 +393,8 @@ class LeasedLockBackend(Backend):
         await self._pair.show_wait(is_over=False)
         while (left_s := ends_at - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
-            await self._pair.ask_lock(_sql.PING)
-            await self._pair.show_wait(is_over=ends_at <= self._clock())
+            await self._pair.ping_both()
+        await self._pair.show_wait(is_over=True)
 
     async def _last_answer(self, granted: LockGrant) -> int:
         """Return the token, which is drawn now unless it came with the grant. The lock session is asked either way."""

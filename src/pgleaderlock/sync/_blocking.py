@@ -169,9 +169,8 @@ class BlockingElection(Decorators, Generic[A]):
         policy = WorkPolicy(on_return, on_failure)
 
         async def run(home: LoopThread) -> object:
-            is_ours = self._home is None
-            if is_ours:
-                await self._start(home)
+            is_ours = not self._engine._is_running()  # noqa: SLF001 - of this package
+            await self._start(home)
             try:
                 return await self._engine._run_work(fn, policy, name, is_ours=is_ours)  # noqa: SLF001 - of this package
             finally:
@@ -202,11 +201,7 @@ class BlockingElection(Decorators, Generic[A]):
         _check_timeout(timeout_s)
 
         async def new_block(home: LoopThread) -> LeadingBlock:
-            is_ours = self._home is None
-            block = self._engine._new_block(None, is_ours=is_ours)  # noqa: SLF001 - of this package
-            if is_ours:
-                await self._start(home)
-            return block
+            return self._engine._new_block(None, functools.partial(self._start, home))  # noqa: SLF001 - of this package
 
         return BlockingLeading(self._caller("leading()"), new_block, timeout_s)
 
@@ -216,7 +211,7 @@ class BlockingElection(Decorators, Generic[A]):
                 raise LockError(f"{what} in a callback, a leader task or another leading() block would wait for itself")
             return self._call(make)
 
-        return Caller(call, self._ask, lambda: self._is_forked)
+        return Caller(call, self._call, self._ask, lambda: self._is_forked)
 
     def _on_the_loop(self, register: Callable[[F], object], fn: F) -> None:
         """Register now, or on the event loop where it runs: leader tasks start and end there."""

@@ -30,6 +30,8 @@ class Caller:
     """How a block in a thread reaches its election on the event loop."""
 
     call: Call
+    """Refuses a caller that would wait for itself."""
+    call_anywhere: Call
     ask: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
     """Makes a call there, without waiting for it."""
     is_forked: Callable[[], bool]
@@ -80,13 +82,22 @@ class BlockingLeading:
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         """Release leadership. Raise LeadershipLost if it ended before the block, unless the block raised an error."""
-        block, self._block = self._block, None
+        block = self._block
         assert block is not None  # noqa: S101 - it was entered
         is_lost = block.is_lost
-        with contextlib.suppress(ValueError):  # left in another context than it was entered in
+        with contextlib.suppress(ValueError):  # left in another context than it was entered in: the mark stays there
             self._mark.reset()
         if not self._caller.is_forked():  # a forked child has neither the lock nor the thread, and releases nothing
-            with contextlib.suppress(LoopEnded):  # the election has ended with it
-                self._caller.call(lambda _: block.leave(None if exc_type is None else _EXIT_TIMEOUT_S))
+            self._leave(block, None if exc_type is None else _EXIT_TIMEOUT_S)
+        self._block = None
         if is_lost and exc_type is None:
             raise block.make_loss()
+
+    def _leave(self, block: LeadingBlock, timeout_s: float | None) -> None:
+        try:
+            self._caller.call_anywhere(lambda _: block.leave(timeout_s))
+        except LoopEnded:  # the election has ended with it
+            pass
+        except BaseException:  # Ctrl-C may come before the event loop's thread has begun
+            self._caller.ask(self._abandon)
+            raise

@@ -26,8 +26,11 @@ class BlockingOnce:
         self._home, self._pid = enlist(), os.getpid()
         try:
             return self._home.wait(self._once.__aenter__())
-        except BaseException:
-            self._home.leave()
+        except BaseException as error:
+            try:
+                self._record_interrupted(error)
+            finally:
+                self._home.leave()
             raise
 
     def __exit__(
@@ -40,3 +43,8 @@ class BlockingOnce:
             self._home.wait(self._once.__aexit__(exc_type, exc, tb))
         finally:
             self._home.leave()
+
+    def _record_interrupted(self, error: BaseException) -> None:
+        """Ctrl-C may come when the slot was claimed, and this thread does not know it yet. Else this does nothing."""
+        if not isinstance(error, Exception):
+            self._home.wait(self._once.__aexit__(type(error), error, error.__traceback__))
