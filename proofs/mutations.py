@@ -26,6 +26,7 @@ from pgleaderlock.postgres.group import CHANNEL, Group
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.pair import SessionPair, Validity
 from pgleaderlock.postgres.succession import LockGrant
+from pgleaderlock.postgres.warm_session import WarmSession
 from pgleaderlock.stores import base
 from pgleaderlock.stores.file._folder import Folder
 from pgleaderlock.stores.kubernetes.api import LeaseObject
@@ -141,6 +142,8 @@ async def begin_without_witness(self: SessionPair, _: LockKey, statement: str) -
 
 async def confirm_without_the_last_answer(self: LeasedLockBackend, granted: LockGrant) -> Grant:
     """Ask the lock session before the witness lock is held, and not again."""
+    if granted.last_answer is not None:
+        return await _confirm(self, granted)
     token = await self._last_answer(granted)
 
     async def answered(_: LockGrant) -> int:
@@ -148,6 +151,10 @@ async def confirm_without_the_last_answer(self: LeasedLockBackend, granted: Lock
 
     with patch.object(self, "_last_answer", answered):
         return await _confirm(self, granted)
+
+
+async def answered_before_the_answer(_: WarmSession) -> bool:
+    return True
 
 
 async def confirm_after_claim(self: LeasedLockBackend, granted: LockGrant) -> Grant:
@@ -446,6 +453,9 @@ MUTATIONS = (
              only("end_newcomers_witness", "late_answers_and_kill", every=0.7, slow_share=0.0)),
     Mutation("the lock session answers while the witness lock is held", "token",
              replaced(LeasedLockBackend, "_confirm", confirm_without_the_last_answer),
+             profile=only("overtake_heir", every=3.0, slow_share=0.0)),
+    Mutation("an heir asks its lock session last only when the witness lock is held", "token",
+             replaced(WarmSession, "has_answered_early", answered_before_the_answer),
              profile=only("overtake_heir", every=3.0, slow_share=0.0)),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
              both(replaced(LeasedLockBackend, "_confirm", confirm_after_claim), _NO_LOOK), STORES["postgres-strict"],

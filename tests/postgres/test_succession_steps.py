@@ -102,8 +102,8 @@ async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves
     await asyncio.sleep(0.1)  # the next heir wakes up only now
     assert lock.statements[-1] == f"SELECT pg_advisory_unlock({S1});SELECT 1"
     assert grant.token == 8
-    assert second.kinds() == ["setup", "listen", "take"]
-    assert second.statements[-1].startswith("UNLISTEN *;")
+    assert second.kinds() == ["setup", "listen", "take", "ping"]
+    assert second.statements[-1] == "UNLISTEN *;SELECT 1"  # not in the try: a new leader does it when it has begun
     assert backend.place == ""
 
 
@@ -141,6 +141,60 @@ async def test_an_heir_tries_for_the_witness_lock_when_the_grant_is_announced_be
     assert second.kinds().count("take") == 1
     assert lock.asked[-1] == (answered_at, "ping")  # which the lock session answers last
     assert grant.lost_at == pytest.approx(answered_at - 0.2 + Lease(LEASE_S).grant(None, 0.0).lost_at)
+
+
+async def test_the_lock_session_is_asked_last_as_soon_as_the_witness_lock_is_held_and_only_once():
+    backend, lock, second = await announced_heir(announced_s=0.2)
+    second.delay_s = 0.25  # longer than the token takes
+    await backend.wait(60)
+    answered_at = now()
+    await asyncio.sleep(0.04)
+    assert lock.kinds()[-1] == "slice"
+    await asyncio.sleep(0.02)  # the engine has yet to ask for the term
+    assert lock.asked[-1] == (pytest.approx(answered_at + 0.05), "ping")
+    asked = len(lock.asked)
+    assert await backend.try_acquire() is not None
+    assert len(lock.asked) == asked
+
+
+async def test_a_lock_session_whose_heir_was_refused_the_witness_lock_is_asked_after_the_queue_for_it():
+    backend, lock, second = await announced_heir(announced_s=0.2)
+    second.answers["take"] = ([], "")
+    await backend.wait(60)
+    await asyncio.sleep(0.1)
+    assert lock.kinds()[-1] == "slice"
+    assert await backend.try_acquire() is not None
+    assert second.kinds()[-2:] == ["take", "slice"]
+    assert lock.kinds()[-1] == "ping"
+
+
+@pytest.mark.parametrize("what", ["close", "session"])
+async def test_the_last_question_ends_with_the_grant_that_is_dropped(what: str):
+    backend, lock, _ = await announced_heir(announced_s=0.2)
+    await backend.wait(60)
+    lock.delay_s = 60.0
+    await asyncio.sleep(0.1)
+    assert lock.kinds()[-1] == "ping"
+    granted = backend._granted
+    assert granted is not None
+    if what == "session":
+        lock.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
+        with pytest.raises(IndexError):  # there is no further session
+            await backend.open()
+    else:
+        await backend.close()
+    assert granted.last_answer is not None
+    assert granted.last_answer.done()
+
+
+async def test_a_second_wait_does_not_use_the_lock_session_of_a_grant():
+    backend, lock, _ = await announced_heir(announced_s=0.2)
+    await backend.wait(60)
+    asked = len(lock.asked)
+    await backend.wait(60)
+    await asyncio.sleep(0.1)
+    assert [kind for _, kind in lock.asked[asked:]] == ["ping"]
+    assert await backend.try_acquire() is not None
 
 
 async def test_validity_is_renewed_if_the_answer_to_a_grant_came_long_after_its_announcement():

@@ -130,8 +130,13 @@ class LeasedLockBackend(Backend):
         """Open a lock session if none is open. A witness lock that another candidate waits for is released first."""
         await self._release_contested_witness()
         if not self._pair.is_open:
-            self._granted = None
+            await self._drop_grant()
             await self._pair.open(self._prepare, [self._key])
+
+    async def _drop_grant(self) -> None:
+        granted, self._granted = self._granted, None
+        if granted is not None:
+            await granted.drop()
 
     async def _prepare(self, session: Session) -> None:
         if self._terms is None:
@@ -156,9 +161,11 @@ class LeasedLockBackend(Backend):
             await self._compare_with_holder()
             await self._pair.look_for_stuck([self._key])
             return None
+        granted = granted or LockGrant()
         try:
-            grant = await self._confirm(granted or LockGrant())
+            grant = await self._confirm(granted)
         except BaseException:
+            await granted.drop()
             await self._pair.close_lock()
             if not is_recovery:  # in a recovery it keeps a successor out until our listeners are notified of the loss
                 await self._pair.close_witness()
@@ -173,6 +180,7 @@ class LeasedLockBackend(Backend):
             async with self._in_use:
                 if statement := self._succession.leave_sql():
                     await self._pair.ask_lock(statement + _sql.PING)
+                await self._pair.stop_hearing()
 
     async def renew(self, grant: Grant) -> Grant:
         """Extend the grant. While the witness session cannot be replaced, retry until the loss must be declared."""
@@ -241,7 +249,8 @@ class LeasedLockBackend(Backend):
 
     async def close(self) -> None:
         """End both sessions."""
-        self._granted, self._is_contested = None, False
+        self._is_contested = False
+        await self._drop_grant()
         if self._leaving is not None:
             await end_call(self._leaving)
         self._in_use = asyncio.Lock()  # the next sessions may belong to another event loop
@@ -250,6 +259,8 @@ class LeasedLockBackend(Backend):
     async def wait(self, timeout_s: float) -> None:
         """Wait for the lock. In a recovery, renew the witness session instead, and leave the lock to try_acquire."""
         await self._release_contested_witness()
+        if self._granted is not None:  # by an earlier wait: the lock session is in use
+            return
         if self._pair.has_witness:
             await self._keep_witness(timeout_s)
         elif not self._pair.is_open or self._lease.wake == "poll":
@@ -346,11 +357,17 @@ class LeasedLockBackend(Backend):
         self._pair.held.add(self._key)
         beside = "" if self._terms is None else self._succession.begin_sql() + self._terms.read_sql()
         row, has_witness = await self._pair.begin_term(self._key, beside)
+        has_answered = granted.last_answer is not None and await granted.last_answer
         ends_at, reason = self._predecessor_ends(row, sent)
         if not has_witness:
             await self._queue_for_witness(sent + self._lease.lease_s)
         await self._wait_out_predecessor(ends_at, reason)
-        token = await (self._last_answer(granted) if self._terms is None else self._claim(self._terms))
+        if self._terms is not None:
+            token = await self._claim(self._terms)
+        elif has_answered and granted.token is not None:
+            token = granted.token
+        else:
+            token = await self._last_answer(granted)
         if self._clock() - sent > self._lease.lease_s * SOON_SHARE:
             sent = self._clock()
             await self._pair.ping_both()

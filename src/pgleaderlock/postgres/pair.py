@@ -70,6 +70,9 @@ Prepare = Callable[[Session], Awaitable[None]]
 
 _MARGIN_S = 0.01
 """The pair declares a loss this much before the engine's own bound, so that the pair's reason is the one reported."""
+_CLOSE_AFTER_S = 0.01
+"""Between a release and the close of its sessions: the ends of two backends would take processor time from the successor
+just when that begins its term."""
 _RETRY_S = 0.02
 _RETRIES = 5
 """Tries for a witness lock that our own former session still holds: the server needs some time to end it."""
@@ -159,6 +162,8 @@ class SessionPair:
         """Done, with the reason as its result, when the lock session has ended or leadership was declared lost."""
         self.witness_ended = asyncio.Event()
         """Set while a witness session that was open is missing."""
+        self._hears = False
+        """Whether the witness session still hears of nominations, because it was the heir's second session."""
         self._given_up: list[tuple[int, str]] = []
         self._was_silent = False
         self._is_renewing = False
@@ -488,6 +493,7 @@ class SessionPair:
         if not self.has_witness:
             ready, asked = await self.warm.take()
             is_warm = self._adopt(ready)
+            self._hears = is_warm and self.warm.listens is not None
         if not self.has_witness:
             await self.open_witness()
         witnessed, row = await (self._ask_warm(wanted, asked) if is_warm else self._ask_alone(wanted))
@@ -495,20 +501,24 @@ class SessionPair:
         witnessed |= taken
         return {key for key in wanted if key not in taken}
 
-    def try_witness_early(self, key: LockKey) -> None:
+    def try_witness_early(self, witness_try: _keys_sql.Statement) -> None:
         """Try for the witness lock on the warm session, if there is one; :meth:`begin_term` takes the answer.
 
         A caller that then begins no term must close the warm session: it may hold the witness lock.
         """
         if self._lease.witness and not self.has_witness:
-            self.warm.ask_early(*self._witness_try([key], is_warm=True))
+            self.warm.ask_early(*witness_try)
 
-    def _witness_try(self, keys: list[LockKey], *, is_warm: bool) -> _keys_sql.Statement:
+    def witness_try(self, keys: list[LockKey]) -> _keys_sql.Statement:
+        """Return the statement that tries for the witness locks of these keys."""
         idle_ms = self._lease.lease_ms if self.is_enforced else None
-        name = self._advertising_name
-        statement, parameters = _keys_sql.take_all([witness_key(key) for key in keys], idle_ms, name=name)
-        first = _sql.STOP_LISTENING if is_warm and self.warm.listens is not None else ""
-        return first + statement, parameters
+        return _keys_sql.take_all([witness_key(key) for key in keys], idle_ms, name=self._advertising_name)
+
+    async def stop_hearing(self) -> None:
+        """End the listening of a witness session that was the heir's second session."""
+        if self._hears and self.has_witness:
+            self._hears = False
+            await self.ask_witness(_sql.STOP_LISTENING + _sql.PING)
 
     async def _ask_warm(self, keys: list[LockKey], asked: "asyncio.Future[Row | None] | None") -> "_Answer":
         """Try for the witness locks on the session that was warm, where they may be ``asked`` for already.
@@ -520,7 +530,7 @@ class SessionPair:
         """
         witnessed = self._witnessed
         if asked is None:
-            asked = asyncio.ensure_future(self.ask_witness(*self._witness_try(keys, is_warm=True)))
+            asked = asyncio.ensure_future(self.ask_witness(*self.witness_try(keys)))
         fresh: asyncio.Future[ReadySession] | None = None
         try:
             if not asked.done():
@@ -547,7 +557,7 @@ class SessionPair:
 
         A warm session that ended on our side only has tried for it perhaps. The server may need some time to end it.
         """
-        statement = self._witness_try(keys, is_warm=False)
+        statement = self.witness_try(keys)
         if not self._given_up:
             return self._witnessed, await self.ask_witness(*statement)
         await self._end_given_up(self._witness_session)
@@ -750,6 +760,8 @@ class SessionPair:
         self.held.difference_update(freed)
         if are_all:
             self.validity = Validity()  # a later term has one of its own, and cannot extend grants of this term
+            if self._channel is None:
+                await asyncio.sleep(_CLOSE_AFTER_S)
         await self.free_witness_locks()
         return {freed[place] for place in (row or ([],))[0]}
 

@@ -39,11 +39,13 @@ from dataclasses import dataclass, replace
 
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
+from pgleaderlock.postgres._keys_sql import Statement
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
 from pgleaderlock.postgres.nomination import Nominations
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.postgres.session import Row, Session
+from pgleaderlock.postgres.warm_session import end_call
 
 __all__ = ["LockGrant", "Succession"]
 
@@ -62,6 +64,13 @@ class LockGrant:
     """The token, if the statement that was granted the lock has drawn it."""
     announced_at: float | None = None
     """When it was announced, and the witness lock tried for, before the answer came."""
+    last_answer: "asyncio.Future[bool] | None" = None
+    """Done when the lock session has answered while the witness lock is held. False if it has not been asked."""
+
+    async def drop(self) -> None:
+        """End the question that is in flight. A session that it was sent on is closed."""
+        if self.last_answer is not None:
+            await end_call(self.last_answer)
 
 
 class Succession:
@@ -173,17 +182,25 @@ class Succession:
             first += self._statements(Place.NEXT_HEIR).unlock
         elif self._tells_others:
             first += _sql.notify_first(self._channel)
-        self._pair.lock_session.on_announcement(self._hear_grant)
+        witness_try = self._pair.witness_try([self._key])  # made now: when the grant is announced, each step counts
+        self._pair.lock_session.on_announcement(lambda: self._hear_grant(witness_try))
         granted = await self._queue(first + lock.slice(slice_s, begins_term=True), slice_s)
         # Others are notified of the free place one wait slice later: a new leader is just about to draw its token, and
         # fifty followers that wake up at that moment would slow it down.
         self._tells_others, self._leaves_next = self._leaves_next, False
         return granted
 
-    def _hear_grant(self) -> None:
+    def _hear_grant(self, witness_try: Statement) -> None:
         """Try for the witness lock while the server draws the token, and before it answers."""
         self._grant = LockGrant(announced_at=self._clock())
-        self._pair.try_witness_early(self._key)
+        self._pair.try_witness_early(witness_try)
+
+    async def _ask_last(self) -> bool:
+        """Ask the lock session once the witness lock is held, while the engine comes to the next state."""
+        if not await self._pair.warm.has_answered_early():
+            return False
+        await self._pair.ask_lock(self.begin_sql() + _sql.PING)
+        return True
 
     async def _queue(self, statement: str, slice_s: float) -> str:
         """Ask for the lock, and keep the token that comes with a grant. Without a grant, no witness lock is kept."""
@@ -196,6 +213,8 @@ class Succession:
         granted, *token = row or ("",)
         if granted and any(token):
             self._grant = replace(self._grant or LockGrant(), token=int(token[0]))
+            if self._grant.announced_at is not None:
+                self._grant = replace(self._grant, last_answer=asyncio.ensure_future(self._ask_last()))
         return str(granted or "")
 
     async def _heed_nomination(self) -> None:

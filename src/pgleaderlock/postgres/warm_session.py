@@ -71,6 +71,15 @@ class WarmSession:
         call = self._ready.session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         self._early = asyncio.ensure_future(call)
 
+    async def has_answered_early(self) -> bool:
+        """Wait for the answer to the call that was begun early. Return whether there is one, and it names a lock."""
+        early = self._early
+        if early is None:
+            return False
+        await asyncio.wait({early})
+        row = None if early.cancelled() or early.exception() else early.result()
+        return row is not None and bool(row[0])
+
     async def take(self) -> tuple[ReadySession | None, "asyncio.Future[Row | None] | None"]:
         """Give the session away, with the call that was begun early, if any; None if there is none that answers.
 
