@@ -231,8 +231,7 @@ EDGE_MUTATIONS = (
     ),
     EdgeMutation(
         "a warm session that ended on our side only is terminated", "postgres/pair.py",
-        "        if not self._given_up:\n            return await self.ask_witness(*statement)\n",
-        "        if True:\n            return await self.ask_witness(*statement)\n",
+        "        if not self._given_up:\n", "        if True:\n",
         (f"{_STEPS}::test_a_warm_session_that_ended_on_our_side_only_keeps_no_witness_lock",),
     ),
     EdgeMutation(
@@ -249,6 +248,56 @@ EDGE_MUTATIONS = (
         "notifications do not make a quiet follower try without a pause", "postgres/succession.py",
         "max(self._tried_at + _HEED_EVERY_S, self._clock())", "self._clock()",
         (f"{_STEPS}::test_a_quiet_follower_tries_at_most_three_or_four_times_a_lease_and_when_it_is_notified",),
+    ),
+    EdgeMutation(
+        "a successor begins before the sessions of a release are closed", "postgres/pair.py",
+        "                await asyncio.sleep(_CLOSE_AFTER_S)\n", "                pass\n",
+        (f"{_STEPS}::test_the_sessions_of_a_release_are_closed_a_moment_after_it",),
+    ),
+    EdgeMutation(
+        "the lock session is asked for the last time only once", "postgres/advisory.py",
+        "        elif has_answered and granted.token is not None:\n", "        elif False:\n",
+        (f"{_STEPS}::test_the_lock_session_is_asked_last_as_soon_as_the_witness_lock_is_held_and_only_once",),
+    ),
+    EdgeMutation(
+        "a grant that is dropped ends its last question", "postgres/succession.py",
+        "            await end_call(self.last_answer)\n", "            pass\n",
+        (f"{_STEPS}::test_the_last_question_ends_with_the_grant_that_is_dropped",),
+    ),
+    EdgeMutation(
+        "the lock session of a grant is not used by a further wait", "postgres/advisory.py",
+        "        if self._granted is not None:  # by an earlier wait: the lock session is in use\n",
+        "        if False:\n",
+        (f"{_STEPS}::test_a_second_wait_does_not_use_the_lock_session_of_a_grant",),
+    ),
+    EdgeMutation(
+        "a quiet period that ends at once is shown to have ended", "postgres/advisory.py",
+        "        await self._pair.show_wait(is_over=True)\n", "",
+        (f"{_STEPS}::test_a_candidate_shows_that_it_no_longer_waits_also_when_the_quiet_period_ends_while_it_says_that_it_does",),
+    ),
+    # A block that leads gives leadership up, and its own alone.
+    EdgeMutation(
+        "a leading() block does not release a later term", "engine/leading.py",
+        "self.entered is not None and self._leader_tasks.term in (None, self._entered_in)", "self.entered is not None",
+        ("tests/engine/test_leading.py::test_a_block_that_outlives_its_loss_does_not_give_up_a_later_term",),
+    ),
+    EdgeMutation(
+        "a leading() block that is cancelled while it is left releases", "engine/leading.py",
+        "        finally:  # also when the caller is cancelled: this process would lead on, and no code would run\n",
+        "        except ZeroDivisionError:\n            raise\n        else:\n",
+        ("tests/engine/test_leading.py::test_a_block_that_is_cancelled_while_it_waits_for_the_cause_of_its_loss_gives_leadership_up",),
+    ),
+    EdgeMutation(
+        "a blocking leading() starts what it shuts down", "sync/_blocking.py",
+        "self._engine._new_block(None, functools.partial(self._start, home))", "self._engine._new_block(None)",
+        ("tests/sync/test_sync_leading.py::test_a_block_that_is_entered_while_the_election_stops_ends_what_it_starts",),
+    ),
+    EdgeMutation(
+        "a blocking leading() that is interrupted while it is left is left", "sync/_leading.py",
+        "        except BaseException:  # Ctrl-C may come before the event loop's thread has begun\n"
+        "            self._caller.ask(self._abandon)\n",
+        "        except BaseException:\n",
+        ("tests/sync/test_sync_leading.py::test_an_interrupt_before_the_event_loop_has_begun_to_leave_gives_leadership_up",),
     ),
     # The end of a session shows before its locks are free.
     EdgeMutation(

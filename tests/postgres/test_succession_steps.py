@@ -252,6 +252,21 @@ async def test_a_warm_session_with_an_early_try_that_is_given_up_is_terminated_b
     assert again.kinds().count("former") == 2  # of the lock session, and of the warm session
 
 
+async def test_the_sessions_of_a_release_are_closed_a_moment_after_it():
+    """The ends of two backends would take processor time from the successor."""
+    backend, lock, second = await announced_heir(announced_s=0.2)
+    await backend.wait(60)
+    grant = await backend.try_acquire()
+    assert grant is not None
+    releasing = asyncio.ensure_future(backend.release(grant))
+    await asyncio.sleep(0.005)
+    assert lock.kinds()[-1] == second.kinds()[-1] == "unlock"
+    assert not second.closed
+    await asyncio.sleep(0.01)
+    assert releasing.done()
+    assert second.closed
+
+
 async def test_a_first_try_on_a_new_session_leaves_no_place_of_the_last_one():
     lost, lock = Follower("next heir", "heir"), ModelSession(token=(9, ""))
     backend = make(lost, ModelSession(pid=103), lock, ModelSession(pid=101))

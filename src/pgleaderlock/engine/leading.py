@@ -147,7 +147,7 @@ class LeadingBlock:
                 # The block may have seen the end of the session before the engine has: the cause is not known yet.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.entered.term.wait_until_ending(), _DECLARED_S)
-        finally:  # also when the caller is cancelled: this process would go on leading, and no code would run
+        finally:  # also when the caller is cancelled: this process would lead on, and no code would run
             self._leader_tasks.remove(self._task)
             if self._releases:
                 await self._participation.release(timeout_s)

@@ -13,8 +13,8 @@ the server announces the grant, before the statement that was granted the lock i
 holds the witness lock, the candidate waits for it; then for the end of the quiet period after a server start. With a
 term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
 promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
-the lock session, shows that the lock is still held; it draws the token of a candidate that was not the heir, or claims
-the term. The two are the first renewal too, because the grant may be old by the time it is read: validity counts from
+the lock session, shows that the lock is still held; an heir begins it as soon as it holds the witness lock. It draws
+the token of a candidate that was not the heir, or claims the term. The two are the first renewal too, because the grant may be old by the time it is read: validity counts from
 before the first. If all that took long, both sessions are renewed once more.
 
 **Nothing is announced to listeners before the token is on the disk**: the statement that draws it is answered after its

@@ -71,8 +71,8 @@ Prepare = Callable[[Session], Awaitable[None]]
 _MARGIN_S = 0.01
 """The pair declares a loss this much before the engine's own bound, so that the pair's reason is the one reported."""
 _CLOSE_AFTER_S = 0.01
-"""Between a release and the close of its sessions: the ends of two backends would take processor time from the successor
-just when that begins its term."""
+"""Between a release and the close of its sessions: the ends of two backends would take processor time from the
+successor, just when that begins its term."""
 _RETRY_S = 0.02
 _RETRIES = 5
 """Tries for a witness lock that our own former session still holds: the server needs some time to end it."""

@@ -20,7 +20,7 @@ sets ``idle_session_timeout``. A frozen heir loses its place after a lease.
 A notification proves nothing, and any user of the database can send one: it only makes a quiet follower try, and no
 more often than :data:`_HEED_EVERY_S`. The lock session of a leader does not listen (:mod:`.pair` says why), nor
 does that of an heir: a server that cannot send its notifications to a frozen client does not end the session either.
-The heir hears of nominations on its second session, which stops listening when it becomes the witness session.
+The heir hears of nominations on its second session, which stops listening soon after it became the witness session.
 
 **The leader may name its successor** (:mod:`.nomination`). The nominee then queues for S1, and the others leave their
 places for as long.
