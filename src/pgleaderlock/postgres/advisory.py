@@ -14,8 +14,9 @@ holds the witness lock, the candidate waits for it; then for the end of the quie
 term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
 promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
 the lock session, shows that the lock is still held; an heir begins it as soon as it holds the witness lock. It draws
-the token of a candidate that was not the heir, or claims the term. The two are the first renewal too, because the grant may be old by the time it is read: validity counts from
-before the first. If all that took long, both sessions are renewed once more.
+the token of a candidate that was not the heir, or claims the term. The two are the first renewal too, because the grant
+may be old by the time it is read: validity counts from before the first. If all that took long, both sessions are
+renewed once more.
 
 **Nothing is announced to listeners before the token is on the disk**: the statement that draws it is answered after its
 commit was flushed.
