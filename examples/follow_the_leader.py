@@ -16,6 +16,7 @@ from pgleaderlock import LeaderLock
 from pgleaderlock.stores.watching import LeaderUnknown, watch_leader
 
 DSN, ROLE = os.environ["PG_DSN"], "examples/follow-the-leader"
+REFUSED = "this process does not lead"
 
 
 async def serve(port: int) -> None:
@@ -26,7 +27,7 @@ async def serve(port: int) -> None:
         await reader.readuntil(b"\r\n\r\n")
         # The client's knowledge may be old: what counts is whether this process leads now.
         leads = lock.is_leader
-        status, text = ("200 OK", f"process {os.getpid()} leads") if leads else ("503 No leader", "ask another")
+        status, text = ("200 OK", f"process {os.getpid()} leads") if leads else ("503 No leader", REFUSED)
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode())
         await writer.drain()
         writer.close()
@@ -44,7 +45,16 @@ async def follow() -> None:
         elif leader is None or leader.address is None:
             print("no leader", flush=True)
         else:
-            print(await ask(leader.address), flush=True)
+            print(await ask_until_it_leads(leader.address), flush=True)
+
+
+async def ask_until_it_leads(address: str) -> str:
+    """Ask again for a second: a new leader is shown some milliseconds before its term begins."""
+    for _ in range(20):
+        if not (answer := await ask(address)).endswith(REFUSED):
+            break
+        await asyncio.sleep(0.05)
+    return answer
 
 
 async def ask(address: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from pgleaderlock.cli import exit_codes, operators
 from pgleaderlock.cli.argv_secrets import MOVED_VARIABLE, STORE_VARIABLES
 from pgleaderlock.cli.commands import invoke
-from pgleaderlock.cli.place import Place
+from pgleaderlock.cli.shown_roles import ShownRoles
 from tests.support.cli_words import COMMANDS, WITHOUT_STORE, words_for
 
 
@@ -55,7 +55,7 @@ def test_a_store_whose_password_was_moved_to_the_environment_counts_as_given(
 
 
 def test_embedded_on_the_command_line_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch):
-    places: list[Place] = []
+    places: list[ShownRoles] = []
     monkeypatch.setenv("PG_DSN", "postgresql://db/app")
     monkeypatch.setenv("PGLEADERLOCK_URL", "file:///tmp/x")
     monkeypatch.setattr("pgleaderlock.cli.commands.show_all_roles", lambda place, **_: places.append(place))

@@ -12,8 +12,8 @@ from rich.text import Text
 from pgleaderlock._base.overlaps import Overlap
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, fields_of, iso
 from pgleaderlock.ops.registry.audit import Line, PastTerm, RoleAudit
@@ -24,7 +24,9 @@ _HEADINGS = ("Role", "Since (UTC)", "Availability", "Leaderless", "Terms", "Fail
 _TERM = ("node", "instance", "token", "began_at", "ended_at", "end", "cause", "within_s")
 
 
-async def show_audit(dsn: str, place: Place, role: str | None, lock: str | None, since: Since, *, as_json: bool) -> int:
+async def show_audit(
+    dsn: str, place: ShownRoles, role: str | None, lock: str | None, since: Since, *, as_json: bool
+) -> int:
     """Print the findings, and return the exit code: 1 if two terms ever overlapped."""
     async with opened(dsn, place) as reader:
         known = await find_role(reader, role, lock)

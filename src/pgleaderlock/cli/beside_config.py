@@ -13,7 +13,7 @@ from pgleaderlock._base.durations import show_duration
 from pgleaderlock.cli.config import load_for_command
 from pgleaderlock.cli.election_options import given_pod_label, given_settings
 from pgleaderlock.cli.options import is_given
-from pgleaderlock.cli.place import is_configured
+from pgleaderlock.cli.shown_roles import is_configured
 from pgleaderlock.options import POD_LABEL, SETTINGS
 
 if TYPE_CHECKING:

@@ -49,9 +49,9 @@ from pgleaderlock.cli.options import (
     schema_option,
     seconds_option,
 )
-from pgleaderlock.cli.place import find_place, is_configured, lock_in, named_target
 from pgleaderlock.cli.run import take_part
 from pgleaderlock.cli.schema import apply_schema, statements_of, tell_applied
+from pgleaderlock.cli.shown_roles import find_shown_roles, is_configured, lock_in, named_target
 from pgleaderlock.cli.sidecar import sidecar
 from pgleaderlock.cli.signals import unwind_on_signal
 from pgleaderlock.cli.status import show_status
@@ -241,7 +241,7 @@ def status(
     """
     show_logs("ERROR")
     if not named.is_given and (is_configured(config_file) or url is None or is_postgres(url)):
-        show_all_roles(find_place(dsn, url, schema, config_file), as_json=as_json)
+        show_all_roles(find_shown_roles(dsn, url, schema, config_file), as_json=as_json)
         return
     with named_target(config_for_lock(context, config_file), dsn, url, named, schema) as target:
         asyncio.run(show_status(target, as_json=as_json))

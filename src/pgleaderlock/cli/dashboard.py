@@ -12,7 +12,7 @@ import click
 from pgleaderlock._base.checks import check_token
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.options import wrong_usage
-from pgleaderlock.cli.place import Place
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.errors import PgLeaderLockError
 from pgleaderlock.ops.dashboard import Dashboard, RegistrySource, Source, StoreSource, Watched
@@ -33,7 +33,7 @@ def choose_token(*, allow_actions: bool) -> str | None:
     return secrets.token_urlsafe(24)
 
 
-def registry_source(dsn: str, place: Place, window_s: float) -> Source:
+def registry_source(dsn: str, place: ShownRoles, window_s: float) -> Source:
     """Return a source that reads the registry of a database."""
     where = _dsn.describe(_dsn.check_dsn(dsn))
     return RegistrySource(
@@ -51,7 +51,7 @@ def store_source(urls: Iterable[str], window_s: float) -> Source:
     return StoreSource(backends, where=", ".join(backends), interval_s=_LOOK_EVERY_S, window_s=window_s)
 
 
-async def serve(source: Source, place: Place | None = None, *, token: str | None, **serving: Any) -> None:
+async def serve(source: Source, place: ShownRoles | None = None, *, token: str | None, **serving: Any) -> None:
     """Serve the page until a signal comes, with the alerts of the place that it shows."""
     ended = asyncio.Event()
 

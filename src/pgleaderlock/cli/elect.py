@@ -10,8 +10,8 @@ from pgleaderlock.cli.console import show_logs
 from pgleaderlock.cli.database import open_database
 from pgleaderlock.cli.election_options import given_pod_label, given_settings, schema_owner
 from pgleaderlock.cli.options import LockName, wrong_usage
-from pgleaderlock.cli.place import role_of, target_of
 from pgleaderlock.cli.pod_label import find_pod, label_pod
+from pgleaderlock.cli.shown_roles import role_of, target_of
 from pgleaderlock.cli.target import Target, as_dsn, check_url, in_postgres, in_store, store_options
 from pgleaderlock.engine.election import Election
 from pgleaderlock.errors import PgLeaderLockError

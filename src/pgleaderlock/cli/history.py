@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, registry_problem
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.tables import PIPE_CELLS, console_for, fitting_table
 from pgleaderlock.cli.times import Since, fields_of, iso
 from pgleaderlock.ops.registry.audit import Line
@@ -23,7 +23,7 @@ _SAYS_NOTHING = ("acquire_succeeded", "release_succeeded")
 
 
 async def show_history(
-    dsn: str, place: Place, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
+    dsn: str, place: ShownRoles, named: tuple[str | None, str | None], since: Since, limit: int, *, as_json: bool
 ) -> None:
     """Print the newest lines of one role or of all."""
     async with opened(dsn, place) as reader:

@@ -28,7 +28,7 @@ from pgleaderlock.cli.options import (
     with_options,
     wrong_usage,
 )
-from pgleaderlock.cli.place import Place, find_place, key_in
+from pgleaderlock.cli.shown_roles import ShownRoles, find_shown_roles, key_in
 from pgleaderlock.cli.times import SINCE_FORMS, Since, parse_since
 from pgleaderlock.cli.words import texts
 from pgleaderlock.options import DEFAULT_SCHEMA
@@ -49,7 +49,7 @@ def _registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, dsn: str | None, url: str | None, schema: str | None, config_file: Path | None, **others: Any
     ) -> Any:
         show_logs("ERROR")
-        return command(*args, place=find_place(dsn, url, schema, config_file), **others)
+        return command(*args, place=find_shown_roles(dsn, url, schema, config_file), **others)
 
     return _place_options(json_option("One JSON object per line on stdout.")(with_place))
 
@@ -102,13 +102,13 @@ _limit_option = click.option(
 # --- The commands ---
 
 
-def _run(command: Callable[..., Coroutine[Any, Any, T]], place: Place, *arguments: Any, **options: Any) -> T:
+def _run(command: Callable[..., Coroutine[Any, Any, T]], place: ShownRoles, *arguments: Any, **options: Any) -> T:
     """Run a command on the database of this registry."""
     with open_database(place.dsn) as dsn:
         return asyncio.run(command(dsn, place, *arguments, **options))
 
 
-def show_all_roles(place: Place, *, as_json: bool) -> None:
+def show_all_roles(place: ShownRoles, *, as_json: bool) -> None:
     """Print all roles of the registry: ``status`` without a lock."""
     from pgleaderlock.cli.roles import show_roles  # noqa: PLC0415 - its tables take a while to import
 
@@ -120,7 +120,7 @@ def show_all_roles(place: Place, *, as_json: bool) -> None:
 @_role_options
 @_since_option
 @_limit_option
-def history(*, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since, limit: int) -> None:
+def history(*, place: ShownRoles, as_json: bool, role: str | None, lock: str | None, since: Since, limit: int) -> None:
     """Show the events of each role, the oldest first: who led, how each term ended, and why.
 
     Times are by the database's clock, in UTC. Events that a node could not write are counted where they are missing.
@@ -130,7 +130,7 @@ def history(*, place: Place, as_json: bool, role: str | None, lock: str | None, 
     _run(show_history, place, (role, lock), since, limit, as_json=as_json)
 
 
-def _only_role(place: Place) -> str:
+def _only_role(place: ShownRoles) -> str:
     if place.roles is None or len(place.roles) != 1:
         raise click.UsageError("name the role whose leader is meant: --role, or --lock.")
     return place.roles[0]
@@ -143,7 +143,14 @@ def _only_role(place: Place) -> str:
 @_since_option
 @_limit_option
 def ticks(
-    *, place: Place, as_json: bool, job: str | None, role: str | None, lock: str | None, since: Since, limit: int
+    *,
+    place: ShownRoles,
+    as_json: bool,
+    job: str | None,
+    role: str | None,
+    lock: str | None,
+    since: Since,
+    limit: int,
 ) -> None:
     """Show the runs of scheduled jobs, the oldest first: the slot, the node that ran it, and how the run ended.
 
@@ -154,7 +161,7 @@ def ticks(
     _run(show_ticks, place, job=job, lock=_key_of(role, lock, place), since=since, limit=limit, as_json=as_json)
 
 
-def _key_of(role: str | None, lock: str | None, place: Place) -> LockKey | None:
+def _key_of(role: str | None, lock: str | None, place: ShownRoles) -> LockKey | None:
     """Return the lock that --role or --lock names; None if neither is given."""
     if role is not None and lock is not None:
         raise click.UsageError("--role and --lock name the lock twice: give one of them.")
@@ -181,7 +188,7 @@ def _key_of(role: str | None, lock: str | None, place: Place) -> LockKey | None:
 def step_down(
     context: click.Context,
     *,
-    place: Place,
+    place: ShownRoles,
     as_json: bool,
     role: str | None,
     lock: str | None,
@@ -210,7 +217,7 @@ def step_down(
 @click.command("watch", **texts("watch"))
 @_registry_options
 @seconds_option("--interval", "Read the registry at least this often, even without a notification.", default=1.0)
-def watch(*, place: Place, as_json: bool, interval_s: float) -> None:
+def watch(*, place: ShownRoles, as_json: bool, interval_s: float) -> None:
     """Show all roles as status does, and update them until interrupted.
 
     A terminal gets one table that is updated in place, a pipe a new table per change. While the database cannot be
@@ -227,7 +234,7 @@ def watch(*, place: Place, as_json: bool, interval_s: float) -> None:
 @_since_option
 @click.pass_context
 def audit(
-    context: click.Context, *, place: Place, as_json: bool, role: str | None, lock: str | None, since: Since
+    context: click.Context, *, place: ShownRoles, as_json: bool, role: str | None, lock: str | None, since: Since
 ) -> None:
     """Check the history: how long there was no leader, how terms ended, and whether two terms overlapped.
 
@@ -280,7 +287,7 @@ def dashboard(
             )
         asyncio.run(command.serve(command.store_source([url], window_s), **serving))
         return
-    place = find_place(dsn, url, schema, config_file)
+    place = find_shown_roles(dsn, url, schema, config_file)
     with open_database(place.dsn) as database_dsn:
         source = command.registry_source(database_dsn, place, window_s)
         asyncio.run(command.serve(source, place, **serving))

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from pgleaderlock.cli.console import visible
 from pgleaderlock.cli.database import CHECK_REGISTRY, UnreachableError
-from pgleaderlock.cli.place import Place
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import duration, fields_of
 from pgleaderlock.errors import ConnectionError
 from pgleaderlock.ops.registry.reading import Candidate, KnownRole, Leader, RegistryReader, RoleStatus, open_reader
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Place as HeirPlace
+from pgleaderlock.postgres.lease import Place
 
 _HEADINGS = ("Role", "Leader", "Token", "For", "Lease left", "Candidates")
 _PROCESS = ("host", "process_id", "version", "about", "is_alive")
@@ -33,7 +33,7 @@ _WHO_IS_IN_IT = (  # an empty registry does not mean that there is no leader: mo
 )
 
 
-async def show_roles(dsn: str, place: Place, *, as_json: bool) -> None:
+async def show_roles(dsn: str, place: ShownRoles, *, as_json: bool) -> None:
     """Print the roles of ``place``, as the registry shows them now."""
     async with opened(dsn, place) as reader:
         roles = await reader.status(roles=place.roles)
@@ -70,7 +70,7 @@ async def registry_problem(reader: RegistryReader) -> str:
 
 
 @contextlib.asynccontextmanager
-async def opened(dsn: str, place: Place) -> AsyncIterator[RegistryReader]:
+async def opened(dsn: str, place: ShownRoles) -> AsyncIterator[RegistryReader]:
     """Open the registry; UnreachableError, also from within the block, if it does not answer."""
     try:
         async with open_reader(dsn, place.schema, schema_owner=place.owner) as reader:
@@ -198,7 +198,7 @@ def _no_leader(role: RoleStatus) -> Text:
 
 
 def _describe_candidates(candidates: Sequence[Candidate]) -> str:
-    heirs = [visible(each.node) for each in candidates if each.place == HeirPlace.HEIR.value]
+    heirs = [visible(each.node) for each in candidates if each.place == Place.HEIR.value]
     dead = [visible(each.node) for each in candidates if not each.is_alive]
     silent = [visible(each.node) for each in candidates if each.is_alive and each.is_overdue]
     counted = [f"{len(candidates) - len(dead) - len(silent)} alive"]

@@ -18,8 +18,8 @@ import click
 
 from pgleaderlock.cli import exit_codes
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import find_role, opened, print_record, silence_s
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.times import duration
 from pgleaderlock.ops.registry.asking import Asked, AskRefused, Target
 from pgleaderlock.ops.registry.audit import Line
@@ -73,7 +73,7 @@ class Wish:
     """The node that is to lead next, by its name or as host:pid; None is any."""
 
 
-async def step_down(dsn: str, place: Place, wish: Wish, *, as_json: bool) -> int:
+async def step_down(dsn: str, place: ShownRoles, wish: Wish, *, as_json: bool) -> int:
     """Ask the leader, wait, print the result, and return the exit code."""
     async with opened(dsn, place) as reader:
         known = await find_role(reader, wish.role, wish.lock)

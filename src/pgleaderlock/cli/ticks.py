@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import print_record, unreachable
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.tables import console_for, fitting_table
 from pgleaderlock.cli.times import Since, duration, fields_of, iso
 from pgleaderlock.errors import ConnectionError
@@ -25,7 +25,7 @@ _STYLES = {"failed": "red", "killed": "red", "repeated": "yellow", "skipped": "y
 
 
 async def show_ticks(
-    dsn: str, place: Place, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
+    dsn: str, place: ShownRoles, *, job: str | None, lock: LockKey | None, since: Since, limit: int, as_json: bool
 ) -> None:
     """Print the newest runs of one job or of all."""
     named = None if lock is None else str(lock)

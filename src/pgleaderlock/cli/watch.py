@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from pgleaderlock.cli.console import visible
-from pgleaderlock.cli.place import Place
 from pgleaderlock.cli.roles import print_record, role_fields, roles_picture, silence_s, unreachable
+from pgleaderlock.cli.shown_roles import ShownRoles
 from pgleaderlock.cli.signals import call_on_signal
 from pgleaderlock.cli.tables import console_for
 from pgleaderlock.cli.times import duration, iso
@@ -34,7 +34,7 @@ _SHOWN_ALERTS = 5
 _SHOWN_EVENTS = 5
 
 
-async def watch(dsn: str, place: Place, interval_s: float, *, as_json: bool) -> None:
+async def watch(dsn: str, place: ShownRoles, interval_s: float, *, as_json: bool) -> None:
     """Show the roles until a signal arrives; UnreachableError if the database could not be read even once."""
     task = asyncio.get_running_loop().create_task(_watch(dsn, place, interval_s, _screen_for(as_json=as_json)))
 
@@ -45,7 +45,7 @@ async def watch(dsn: str, place: Place, interval_s: float, *, as_json: bool) -> 
         await task
 
 
-async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -> None:
+async def _watch(dsn: str, place: ShownRoles, interval_s: float, screen: "_Screen") -> None:
     clock = _DatabaseClock()
     with contextlib.closing(screen):
         while True:
@@ -58,7 +58,7 @@ async def _watch(dsn: str, place: Place, interval_s: float, screen: "_Screen") -
             await asyncio.sleep(interval_s)
 
 
-async def _follow(dsn: str, place: Place, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
+async def _follow(dsn: str, place: ShownRoles, interval_s: float, screen: "_Screen", clock: "_DatabaseClock") -> None:
     """Show the roles on every change, until the connection ends."""
     source = RegistrySource(
         dsn,

@@ -33,7 +33,7 @@ _CONFIGURING = ("PGLEADERLOCK_BACKEND", "PGLEADERLOCK_REGISTRY_DSN")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShownRoles:
     """A registry, and the roles of it to show."""
 
     dsn: str | None
@@ -56,16 +56,16 @@ class Place:
         return (self.config and tuple(role.name for role in self.config.election.roles)) or None
 
 
-def find_place(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> Place:
+def find_shown_roles(dsn: str | None, url: str | None, schema: str | None, config_file: Path | None) -> ShownRoles:
     """Return the registry that the options name. Contradictory options are wrong usage."""
     config = config_in_force(config_file)
     if config is None:
-        return Place(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), schema_owner())
+        return ShownRoles(_named_dsn(url, dsn), _checked(schema or DEFAULT_SCHEMA), schema_owner())
     if wants_embedded() and config.registry_dsn is not None:
         raise click.UsageError("--embedded and registry.dsn of the configuration name the registry twice: give one.")
     found = _named_dsn(url, dsn) if is_database_said() else _registry_of(config)
     owner = schema_owner() or config.registry.schema_owner
-    return Place(found, _checked(schema or config.registry.schema_name), owner, config)
+    return ShownRoles(found, _checked(schema or config.registry.schema_name), owner, config)
 
 
 def config_in_force(config_file: Path | None) -> "Config | None":
