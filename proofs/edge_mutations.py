@@ -260,6 +260,29 @@ EDGE_MUTATIONS = (
         (f"{_STEPS}::test_the_lock_session_is_asked_last_as_soon_as_the_witness_lock_is_held_and_only_once",),
     ),
     EdgeMutation(
+        "the last question counts only for the witness lock that was held then", "postgres/pair.py",
+        "        return ready is not None and ready is self._witness\n", "        return ready is not None\n",
+        (f"{_STEPS}::test_the_lock_session_is_asked_again_if_the_witness_session_was_replaced_after_its_answer",),
+    ),
+    EdgeMutation(
+        "a close that is cancelled closes both sessions", "postgres/advisory.py",
+        "        finally:  # also when this is cancelled: a session that may hold a lock is never left open\n",
+        "        except ZeroDivisionError:\n            raise\n        else:\n",
+        (f"{_STEPS}::test_a_close_that_is_cancelled_leaves_no_session_open",),
+    ),
+    EdgeMutation(
+        "a group hears of the end of its lock session while it takes witness locks back", "postgres/pair.py",
+        "            await self._unless_ended(self._replace_witness(others))\n",
+        "            await self._replace_witness(others)\n",
+        ("tests/postgres/test_group.py::test_a_group_whose_lock_session_ends_while_it_takes_witness_locks_back_says_so_at_once",),
+    ),
+    EdgeMutation(
+        "a leading() block releases a term that was recovered", "engine/leading.py",
+        "self.entered is not None and self._participation.term() is self._entered_in",
+        "self.entered is not None and not self.is_lost",
+        ("tests/engine/test_leading.py::test_a_block_that_is_cut_off_by_a_recovery_gives_leadership_up",),
+    ),
+    EdgeMutation(
         "a grant that is dropped ends its last question", "postgres/succession.py",
         "            await end_call(self.last_answer)\n", "            pass\n",
         (f"{_STEPS}::test_the_last_question_ends_with_the_grant_that_is_dropped",),
@@ -278,7 +301,7 @@ EDGE_MUTATIONS = (
     # A block that leads gives leadership up, and its own alone.
     EdgeMutation(
         "a leading() block does not release a later term", "engine/leading.py",
-        "self.entered is not None and self._leader_tasks.term in (None, self._entered_in)", "self.entered is not None",
+        "self.entered is not None and self._participation.term() is self._entered_in", "self.entered is not None",
         ("tests/engine/test_leading.py::test_a_block_that_outlives_its_loss_does_not_give_up_a_later_term",),
     ),
     EdgeMutation(

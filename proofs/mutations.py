@@ -153,8 +153,8 @@ async def confirm_without_the_last_answer(self: LeasedLockBackend, granted: Lock
         return await _confirm(self, granted)
 
 
-async def answered_before_the_answer(_: WarmSession) -> bool:
-    return True
+async def granted_before_the_answer(self: WarmSession) -> ReadySession | None:
+    return self._ready
 
 
 async def confirm_after_claim(self: LeasedLockBackend, granted: LockGrant) -> Grant:
@@ -455,7 +455,7 @@ MUTATIONS = (
              replaced(LeasedLockBackend, "_confirm", confirm_without_the_last_answer),
              profile=only("overtake_heir", every=3.0, slow_share=0.0)),
     Mutation("an heir asks its lock session last only when the witness lock is held", "token",
-             replaced(WarmSession, "has_answered_early", answered_before_the_answer),
+             replaced(WarmSession, "granted_early", granted_before_the_answer),
              profile=only("overtake_heir", every=3.0, slow_share=0.0)),
     Mutation("a term is claimed after the witness lock and all waiting", "two_leaders",
              both(replaced(LeasedLockBackend, "_confirm", confirm_after_claim), _NO_LOOK), STORES["postgres-strict"],

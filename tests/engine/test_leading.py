@@ -471,3 +471,18 @@ async def test_a_block_that_outlives_its_loss_does_not_give_up_a_later_term():
         assert election.is_leader
         assert [election.token] == tokens
         assert "release" not in backend.verbs
+
+
+async def test_a_block_that_is_cut_off_by_a_recovery_gives_leadership_up():
+    """The engine goes on with the same term, and no code would run in it."""
+    election, backend, _ = leased(reconnect_grace_s=5.0, retry_strategy=FixedInterval(0.1))
+    async with election:
+        with pytest.raises(LeadershipLost):
+            async with election.leading():
+                fail(backend)
+                try:
+                    await asyncio.sleep(1e6)
+                finally:
+                    await asyncio.sleep(0.5)
+                    assert election.state is LockState.LEADER  # again
+        assert not election.is_leader

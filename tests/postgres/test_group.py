@@ -26,6 +26,7 @@ from pgleaderlock import (
     LeaderLock,
     LockKey,
     LockState,
+    PgLeaderLockError,
     RetryContext,
 )
 from pgleaderlock.models import Event, LossCause
@@ -35,13 +36,15 @@ from pgleaderlock.postgres._unclaimed_roles import Unclaimed
 from pgleaderlock.postgres.connection import Connection
 from pgleaderlock.postgres.group import CHANNEL, Group
 from pgleaderlock.postgres.leader_group import GroupPatience, GroupRole
-from pgleaderlock.postgres.lease import witness_key
+from pgleaderlock.postgres.lease import Lease, witness_key
 from pgleaderlock.postgres.pair import SessionPair
 from pgleaderlock.testing.embedded import Server
 from tests.conftest import Postgres, free_port
 from tests.support.doubles import until
 from tests.support.group import END_HOLDER, make_group
 from tests.support.lease import LEASE_S, query
+from tests.support.model_session import LEASE_S as MODEL_LEASE_S
+from tests.support.model_session import ModelSession
 from tests.support.servers import QuickServer
 from tests.support.silent_proxy import SilentProxy
 
@@ -1126,3 +1129,46 @@ async def test_what_a_run_that_ended_has_left_is_not_handed_out_to_the_next(post
         inner._leaving[key] = asyncio.get_running_loop().create_future()
         inner._hand_out(key, won)
         assert asked.result() is None
+
+
+class GroupSession(ModelSession):
+    async def fetch(self, statement: str, parameters: Any = (), *, bound_s: float) -> Any:
+        if "max_locks_per_transaction" in statement:
+            return (1e9, 1)
+        if "pg_notify" in statement:
+            return ("",)
+        return await super().fetch(statement, parameters, bound_s=bound_s)
+
+
+@pytest.mark.virtual_time
+async def test_a_group_whose_lock_session_ends_while_it_takes_witness_locks_back_says_so_at_once():
+    """It leads one role and takes another, its witness session ends, and no new one answers."""
+    lock, witness = GroupSession(), GroupSession(pid=101)
+    sessions: list[GroupSession | None] = [lock, witness, None]
+
+    async def open_session() -> GroupSession:
+        session = sessions.pop(0)
+        if session is None:
+            await asyncio.get_running_loop().create_future()
+        assert session is not None
+        return session
+
+    clock = asyncio.get_running_loop().time
+    group = Group(open_session, Lease(MODEL_LEASE_S), clock, "the model", poll_s=1.0, renew_every_s=5.0)
+    first, second = (group.member(LockKey.pair(1, number), {}) for number in (1, 2))
+    await first.open()
+    assert await first.try_acquire() is not None
+    await second.open()
+    await asyncio.sleep(0.1)
+    lock.delay_s = 0.2
+    asked = asyncio.ensure_future(second.try_acquire())
+    await asyncio.sleep(0.1)
+    witness.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
+    await asyncio.sleep(1)
+    ended_at = clock()
+    lock.end(ConnectionError("ended by hand", cause=LossCause.SESSION_TERMINATED))
+    with pytest.raises(PgLeaderLockError, match="ended by hand"):
+        await asked
+    assert clock() < ended_at + 0.1
+    await first.close()
+    await second.close()

@@ -157,6 +157,69 @@ async def test_the_lock_session_is_asked_last_as_soon_as_the_witness_lock_is_hel
     assert len(lock.asked) == asked
 
 
+@pytest.mark.parametrize("ends", ["before the token is answered", "before the term is asked for"])
+async def test_the_lock_session_is_asked_again_if_the_witness_session_was_replaced_after_its_answer(ends: str):
+    """Its answer is older than the witness lock that is held now: another could have led in between."""
+    lock, second = Follower("next heir", "heir", "", "", "lock", announced_s=0.2), ModelSession(pid=101)
+    fresh = ModelSession(pid=102)
+    fresh.delay_s = 0.05
+    backend = make(lock, second, fresh)
+    await backend.open()
+    waiting = asyncio.ensure_future(backend.wait(60))
+    await until(lambda: "take" in second.kinds())
+    await asyncio.sleep(0.05 if ends == "before the token is answered" else 0.21)
+    second.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
+    await waiting
+    await asyncio.sleep(0.001)
+    assert await backend.try_acquire() is not None
+    assert fresh.kinds() == ["setup", "take"]
+    assert lock.asked[-1] == (pytest.approx(fresh.asked[-1][0] + fresh.delay_s), "ping")
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+@pytest.mark.parametrize("verb", ["close", "try_acquire"])
+async def test_a_close_that_is_cancelled_leaves_no_session_open(verb: str, turns: int):
+    backend, lock, second = await announced_heir(announced_s=0.2)
+    second.delay_s = 0.25
+    await backend.wait(60)
+    await asyncio.sleep(0)
+    task = asyncio.ensure_future(getattr(backend, verb)())
+    if verb == "try_acquire":
+        await asyncio.sleep(0.01)
+        task.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert (lock.closed, second.closed) == (True, True)
+
+
+async def test_a_session_has_one_user_when_a_term_is_lost_while_its_witness_session_stops_listening():
+    lock, second = Follower("next heir", "heir", "lock"), ModelSession(pid=101)
+    at_once, fetch = [0], second.fetch
+
+    async def counted(statement: str, parameters: Any = (), *, bound_s: float) -> Any:
+        at_once.append(at_once[-1] + 1)
+        try:
+            return await fetch(statement, parameters, bound_s=bound_s)
+        finally:
+            at_once.append(at_once[-1] - 1)
+
+    second.fetch = counted  # type: ignore[method-assign]
+    backend = make(lock, second, ConnectionError("refused"))
+    await follow(backend, 60)
+    await asyncio.sleep(1)
+    assert await backend.try_acquire() is not None
+    second.delay_s = 2.0
+    await asyncio.sleep(0.05)
+    assert second.statements[-1].startswith("UNLISTEN *;")
+    lock.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
+    with pytest.raises(ConnectionError, match="refused"):
+        await backend.open()
+    await backend.wait(1.0)
+    assert max(at_once) == 1
+
+
 async def test_a_lock_session_whose_heir_was_refused_the_witness_lock_is_asked_after_the_queue_for_it():
     backend, lock, second = await announced_heir(announced_s=0.2)
     second.answers["take"] = ([], "")

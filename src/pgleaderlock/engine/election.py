@@ -481,6 +481,9 @@ class Election(WhileLeader):
         run = self._run_here()
         return run is not None and not self._is_ending(run)
 
+    def _term_mark(self) -> object:
+        return None if self._running is None else self._running.yielded
+
     def _is_here(self) -> bool:
         run = self._run_here()
         return run is not None and self._is_inside(run)

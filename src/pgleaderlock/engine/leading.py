@@ -34,6 +34,8 @@ class Participation:
     """Returns when the election has stopped, with the error for which it did."""
     release: Callable[[float | None], Awaitable[None]]
     """Gives leadership up at the end of the block."""
+    term: Callable[[], object]
+    """Returns what stands for the present term; another object after its end, but not after a recovery."""
     is_ours: bool
     """Whether the block starts the election: then it ends it too, also when it was never entered."""
 
@@ -55,8 +57,8 @@ class LeadingBlock:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.entered: TaskRun | None = None
         """The run in which the block was entered."""
-        self._entered_in: Term | None = None
-        """The election's own record of that term."""
+        self._entered_in: object = None
+        """What stood for that term."""
         self.was_cancelled = False
 
     @property
@@ -70,7 +72,7 @@ class LeadingBlock:
         try:
             await self._participation.start()
             self.entered = await self._wait(timeout_s)
-            self._entered_in = self._leader_tasks.term
+            self._entered_in = self._participation.term()
         except BaseException:
             await self.leave(_EXIT_TIMEOUT_S)
             raise
@@ -156,7 +158,7 @@ class LeadingBlock:
     def _releases(self) -> bool:
         if self._participation.is_ours:
             return True
-        return self.entered is not None and self._leader_tasks.term in (None, self._entered_in)
+        return self.entered is not None and self._participation.term() is self._entered_in
 
 
 class Leading:

@@ -152,7 +152,7 @@ class WhileLeader(Callbacks):
             )
         is_ours = not self._is_running()
         release = self.shutdown if is_ours else self.step_down
-        participation = Participation(start or self.start, self._until_stopped, release, is_ours)
+        participation = Participation(start or self.start, self._until_stopped, release, self._term_mark, is_ours)
         self._block = LeadingBlock(self._leader_tasks, participation, cancel)
         return self._block
 
@@ -163,6 +163,11 @@ class WhileLeader(Callbacks):
 
     @abstractmethod
     def _is_running(self) -> bool:
+        raise NotImplementedError
+
+    @abstractmethod
+    def _term_mark(self) -> object:
+        """Return what stands for the present term, also while a recovery is tried."""
         raise NotImplementedError
 
     @abstractmethod

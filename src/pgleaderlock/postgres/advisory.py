@@ -166,10 +166,12 @@ class LeasedLockBackend(Backend):
         try:
             grant = await self._confirm(granted)
         except BaseException:
-            await granted.drop()
-            await self._pair.close_lock()
-            if not is_recovery:  # in a recovery it keeps a successor out until our listeners are notified of the loss
-                await self._pair.close_witness()
+            try:
+                await granted.drop()
+            finally:
+                await self._pair.close_lock()
+                if not is_recovery:  # in a recovery it keeps a successor out until our listeners know of the loss
+                    await self._pair.close_witness()
             raise
         self._leaving = asyncio.create_task(self._leave_place_soon(), name="pgleaderlock leaves its place")
         return grant
@@ -251,11 +253,13 @@ class LeasedLockBackend(Backend):
     async def close(self) -> None:
         """End both sessions."""
         self._is_contested = False
-        await self._drop_grant()
-        if self._leaving is not None:
-            await end_call(self._leaving)
-        self._in_use = asyncio.Lock()  # the next sessions may belong to another event loop
-        await self._pair.close()
+        try:
+            await self._drop_grant()
+            if self._leaving is not None:
+                await end_call(self._leaving)
+        finally:  # also when this is cancelled: a session that may hold a lock is never left open
+            self._in_use = asyncio.Lock()  # the next sessions may belong to another event loop
+            await self._pair.close()
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for the lock. In a recovery, renew the witness session instead, and leave the lock to try_acquire."""
@@ -338,8 +342,9 @@ class LeasedLockBackend(Backend):
         deadline = self._clock() + timeout_s
         while (left_s := deadline - self._clock()) > 0:
             await asyncio.sleep(min(left_s, self._lease.renew_every_s))
-            if not await self._pair.keep_witness():
-                await self._pair.close_witness()
+            async with self._in_use:  # a leader that has just begun may still be ending its listening there
+                if not await self._pair.keep_witness():
+                    await self._pair.close_witness()
 
     # --- From grant to leadership ------------------------------------------------------------------------------
 
@@ -358,7 +363,7 @@ class LeasedLockBackend(Backend):
         self._pair.held.add(self._key)
         beside = "" if self._terms is None else self._succession.begin_sql() + self._terms.read_sql()
         row, has_witness = await self._pair.begin_term(self._key, beside)
-        has_answered = granted.last_answer is not None and await granted.last_answer
+        has_answered = granted.last_answer is not None and self._pair.has_witness_on(await granted.last_answer)
         ends_at, reason = self._predecessor_ends(row, sent)
         if not has_witness:
             await self._queue_for_witness(sent + self._lease.lease_s)

@@ -194,6 +194,10 @@ class SessionPair:
         """Whether there is a witness session that is not known to have ended."""
         return self._witness is not None and not self._witness.session.closed
 
+    def has_witness_on(self, ready: ReadySession | None) -> bool:
+        """Whether this is the witness session. It may have ended, but no other was opened in its place."""
+        return ready is not None and ready is self._witness
+
     @property
     def is_closed(self) -> bool:
         """Whether both sessions are closed and no end is left to report."""
@@ -480,7 +484,7 @@ class SessionPair:
         keys = list(keys)
         others = self.held.difference(keys)
         if others and not self.has_witness:
-            await self._replace_witness(others)
+            await self._unless_ended(self._replace_witness(others))
             if not self.has_witness:
                 return set(keys)
         return await self._take_witness_locks(keys)
@@ -760,7 +764,7 @@ class SessionPair:
         self.held.difference_update(freed)
         if are_all:
             self.validity = Validity()  # a later term has one of its own, and cannot extend grants of this term
-            if self._channel is None:
+            if self._channel is None and self.has_witness:
                 await asyncio.sleep(_CLOSE_AFTER_S)
         await self.free_witness_locks()
         return {freed[place] for place in (row or ([],))[0]}

@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres._keys_sql import Statement
+from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
 from pgleaderlock.postgres.nomination import Nominations
@@ -64,8 +65,9 @@ class LockGrant:
     """The token, if the statement that was granted the lock has drawn it."""
     announced_at: float | None = None
     """When it was announced, and the witness lock tried for, before the answer came."""
-    last_answer: "asyncio.Future[bool] | None" = None
-    """Done when the lock session has answered while the witness lock is held. False if it has not been asked."""
+    last_answer: "asyncio.Future[ReadySession | None] | None" = None
+    """Done when the lock session has answered while a session held the witness lock, which is the result. None if it
+    has not been asked."""
 
     async def drop(self) -> None:
         """End the question that is in flight. A session that it was sent on is closed."""
@@ -195,12 +197,12 @@ class Succession:
         self._grant = LockGrant(announced_at=self._clock())
         self._pair.try_witness_early(witness_try)
 
-    async def _ask_last(self) -> bool:
+    async def _ask_last(self) -> ReadySession | None:
         """Ask the lock session once the witness lock is held, while the engine comes to the next state."""
-        if not await self._pair.warm.has_answered_early():
-            return False
-        await self._pair.ask_lock(self.begin_sql() + _sql.PING)
-        return True
+        witness = await self._pair.warm.granted_early()
+        if witness is not None:
+            await self._pair.ask_lock(self.begin_sql() + _sql.PING)
+        return witness
 
     async def _queue(self, statement: str, slice_s: float) -> str:
         """Ask for the lock, and keep the token that comes with a grant. Without a grant, no witness lock is kept."""

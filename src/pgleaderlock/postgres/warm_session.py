@@ -71,14 +71,14 @@ class WarmSession:
         call = self._ready.session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
         self._early = asyncio.ensure_future(call)
 
-    async def has_answered_early(self) -> bool:
-        """Wait for the answer to the call that was begun early. Return whether there is one, and it names a lock."""
-        early = self._early
+    async def granted_early(self) -> ReadySession | None:
+        """Wait for the answer to the call that was begun early. Return its session if the answer names a lock."""
+        ready, early = self._ready, self._early
         if early is None:
-            return False
+            return None
         await asyncio.wait({early})
         row = None if early.cancelled() or early.exception() else early.result()
-        return row is not None and bool(row[0])
+        return ready if row is not None and row[0] else None
 
     async def take(self) -> tuple[ReadySession | None, "asyncio.Future[Row | None] | None"]:
         """Give the session away, with the call that was begun early, if any; None if there is none that answers.
