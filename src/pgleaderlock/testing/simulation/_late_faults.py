@@ -17,7 +17,7 @@ _LATE = 0.33
 _LATE_SHARE = 0.5
 """How many of the connections of a node have late answers."""
 _OVERTAKEN = 0.02
-"""Leases by which the heir's try for the witness lock is late."""
+"""Leases by which the heir's try for the witness lock is late, at most: a fresh session replaces it then, or not yet."""
 _STRIKE = (0.3, 0.9)
 """Leases from the first late answer until the other fault: at least one renewal has come late."""
 
@@ -60,7 +60,7 @@ class LateFaults(PairFaults):
             return False
         random = self._world.random
         self._note(heir, "will be overtaken")
-        here[-1].to_server.late_s = _OVERTAKEN * self._lease_s
+        late_s = here[-1].to_server.late_s = _OVERTAKEN * self._lease_s * random.uniform(0.25, 1)
         self.crash(node, lasts_s)
 
         def end_lock() -> None:
@@ -69,7 +69,7 @@ class LateFaults(PairFaults):
             there[0].end(LossCause.SESSION_TERMINATED)
 
         self._world.later(heir.cable.latency_s * random.uniform(2, 12), end_lock)
-        self._world.later(_OVERTAKEN * self._lease_s * random.uniform(0.3, 2), self._ask_leader_to_step_down)
+        self._world.later(late_s * random.uniform(0.3, 2), self._ask_leader_to_step_down)
         return None
 
     def _ask_leader_to_step_down(self) -> None:
