@@ -165,6 +165,7 @@ def test_the_log_shows_every_transition_with_its_keys_and_no_escape_codes(postgr
     assert "\x1b" not in "".join(process.lines)
 
 
+@pytest.mark.slow
 def test_quiet_follower_prints_who_leads_and_does_not_list_its_attempts(postgres: Postgres, role: LockKey) -> None:
     with held(postgres.dsn, role) as pid, started(*run_words(postgres.dsn, role), "--quiet") as process:
         line = process.wait_for(WAITS)
@@ -265,6 +266,7 @@ def test_run_keeps_trying_to_reach_its_database() -> None:
 
 
 @pytest.mark.parametrize(("no_colour", "has_escapes"), [("", True), ("1", False)])
+@pytest.mark.slow
 def test_colour_is_for_terminals_that_want_it(
     postgres: Postgres, key: LockKey, no_colour: str, has_escapes: bool
 ) -> None:
@@ -332,6 +334,7 @@ async def test_a_role_is_the_same_lock_here_and_in_the_library(postgres: Postgre
 
 
 @pytest.mark.parametrize("form", ["bigint:0x464F524745_0001", f"bigint:{0x464F524745_0001}"])
+@pytest.mark.slow
 def test_a_lock_is_named_by_its_number_as_other_programs_write_it(postgres: Postgres, form: str) -> None:
     with held(postgres.dsn, LockKey.bigint(0x464F524745_0001)) as pid:
         taken = cli("acquire", "--dsn", postgres.dsn, "--key", form, "--settle", "0", "--json")
@@ -360,6 +363,7 @@ def test_status_for_people_of_a_pair(postgres: Postgres, key: LockKey) -> None:
     assert third == QUIET
 
 
+@pytest.mark.slow
 def test_status_names_the_heir_and_the_next_heir_and_says_that_others_do_not_show(
     postgres: Postgres, role: LockKey
 ) -> None:
@@ -388,6 +392,7 @@ def test_status_of_a_lock_without_a_queue_says_that_quiet_followers_do_not_show(
     assert more == [QUIET]
 
 
+@pytest.mark.slow
 def test_status_does_not_claim_since_when_a_candidate_waits(postgres: Postgres, key: LockKey) -> None:
     """It waits in slices, and the server knows only when the last of them began."""
     with held(postgres.dsn, key), _queued(postgres.dsn, key):
@@ -610,6 +615,7 @@ def test_a_database_that_cannot_be_reached_is_one_line_and_its_own_code(own_serv
         ("status", signal.SIGTERM, exit_codes.TERMINATED),
     ],
 )
+@pytest.mark.slow
 def test_waiting_for_a_silent_server_can_be_interrupted(command: str, number: signal.Signals, code: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(TIMEOUT_S)
@@ -660,6 +666,7 @@ def test_the_embedded_server_is_shared(state_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, exit_codes.INTERRUPTED), (signal.SIGTERM, exit_codes.TERMINATED)]
 )
+@pytest.mark.slow
 def test_a_signal_while_the_embedded_server_starts_leaves_nothing_running(
     state_folder: Path, number: signal.Signals, code: int
 ) -> None:
@@ -675,6 +682,7 @@ def test_a_signal_while_the_embedded_server_starts_leaves_nothing_running(
 
 
 @pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.slow
 def test_a_password_is_neither_in_the_process_list_nor_in_the_log(
     postgres: Postgres, key: LockKey, joined: bool
 ) -> None:

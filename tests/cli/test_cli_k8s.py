@@ -160,6 +160,7 @@ async def labelled_by(server: FakeKubernetes, tmp_path: Path, *words: str) -> in
 @pytest.mark.parametrize(
     ("command", "by_config"), [("run", False), ("run", True), ("exec", False), ("exec", True), ("acquire", True)]
 )
+@pytest.mark.slow
 async def test_the_pod_of_a_command_that_leads_is_labelled_until_it_ends(
     server: FakeKubernetes, tmp_path: Path, command: str, *, by_config: bool
 ):

@@ -57,6 +57,7 @@ def test_a_database_that_does_not_answer_is_no_election_without_a_leader():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_follow_prints_each_change_until_a_signal(url: str, number: signal.Signals):
     with Process(*CLI, "leader", "--url", url, "--follow") as follower:
         follower.wait_for("has no leader")
@@ -68,6 +69,7 @@ def test_follow_prints_each_change_until_a_signal(url: str, number: signal.Signa
         assert follower.wait() == exit_codes.CLEAN
 
 
+@pytest.mark.slow
 def test_follow_goes_on_while_the_database_does_not_answer():
     dsn = "postgresql://127.0.0.1:1/none"
     with Process(*CLI, "leader", "--dsn", dsn, "--role", "billing", "--follow", "--json") as follower:

@@ -170,6 +170,7 @@ def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
 
 
 @pytest.mark.parametrize("command", ["status", "history", "watch", "audit", "step-down"])
+@pytest.mark.slow
 def test_error_about_a_missing_registry_says_how_to_create_one(postgres: Postgres, command: str):
     more = ("--role", "x") if command == "step-down" else ()
     result = subprocess.run(
@@ -837,6 +838,7 @@ def tell_change(hand: Hand) -> None:
     hand.execute("SELECT pg_notify('pgleaderlock_change', '')")
 
 
+@pytest.mark.slow
 def test_watch_sees_a_change_and_survives_the_end_of_its_connection(hand: Hand, postgres: Postgres, key: LockKey):
     hand.node("web-1")
     hand.leader("web-1", token=7)
@@ -863,6 +865,7 @@ def test_watch_sees_a_change_and_survives_the_end_of_its_connection(hand: Hand, 
     assert "Traceback" not in "".join(process.lines)
 
 
+@pytest.mark.slow
 def test_watch_in_a_pipe_prints_a_table_per_change(hand: Hand, postgres: Postgres, key: LockKey):
     hand.node("web-1")
     hand.leader("web-1")
@@ -916,6 +919,7 @@ def lines_on_a_terminal(*words: str, until: str | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "names"), [("status", "řž"), ("watch", "řž"), ("history", "řž"), ("audit", "ř")])
+@pytest.mark.slow
 def test_tables_fit_into_eighty_columns_and_no_name_is_cut(hand: Hand, command: str, names: str):
     role, node = "ř" * 37, "ž" * 31
     hand.node(node)
@@ -943,6 +947,7 @@ def test_time_without_records_is_shown_as_unknown(hand: Hand):
     assert re.search(r"100\.000 % +0 ms, 20 s unknown", run("audit", *hand.options).stdout)
 
 
+@pytest.mark.slow
 def test_the_history_of_a_role_fits_into_eighty_columns_with_token_and_cause_and_splits_no_word(hand: Hand):
     detail = "terminating connection due to administrator command"
     for token, node in ((743, "web-1"), (744, "web-2")):

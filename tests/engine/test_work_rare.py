@@ -41,6 +41,7 @@ async def test_an_exception_of_a_rare_kind_is_a_failure_like_any_other(rare: Bas
 
 
 @pytest.mark.parametrize("rare", [Rare("odd"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.slow
 def test_what_a_thread_raises_does_not_end_the_event_loop(rare: BaseException):
     election = blocking.Election(open_backend(f"memory://rare-{type(rare).__name__}"))
     again = threading.Event()

@@ -858,6 +858,7 @@ def test_a_token_of_the_operators_own_is_not_printed_and_counts_with_actions_onl
         (["--port", "70000"], {}, "70000"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_meant_is_wrong_usage(words: list[str], env: dict[str, str], complaint: str):
     with dashboard_command(*words, **env) as process:
         process.wait_for(complaint)

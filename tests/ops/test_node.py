@@ -173,6 +173,7 @@ def test_error_in_the_arguments_is_reported_before_anything_starts(
         assert process.wait() == 2
 
 
+@pytest.mark.slow
 def test_run_without_a_file_serves_metrics_too(postgres: Postgres):
     command = ["run", "--role", f"{NAME}/single", "--settle", "0", "--metrics-port", "0"]
     with Process(sys.executable, "-m", "pgleaderlock.cli", *command, env={"PG_DSN": postgres.dsn}) as process:

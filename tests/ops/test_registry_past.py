@@ -57,6 +57,7 @@ def write_a_term(hand: Hand, dice: random.Random, lock: str, ago_s: float) -> fl
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 async def test_what_is_summed_up_is_what_every_line_says(hand: Hand, seed: int):
     write_a_past(hand, seed)
     hand.line("acquired", 399, "web-9", 1, lock="pair:1/5", role="pair:1/5")

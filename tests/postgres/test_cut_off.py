@@ -324,6 +324,7 @@ async def test_a_stop_does_not_wait_for_a_reconnection_that_is_never_answered(pr
 
 
 @pytest.mark.parametrize("renewing", [False, True], ids=["idle", "renewing"])
+@pytest.mark.slow
 async def test_a_release_that_is_never_answered_ends_with_the_lease(proxy: SilentProxy, key: LockKey, renewing: bool):
     lock, heard = make_lock(proxy.dsn, key)
     async with lock:

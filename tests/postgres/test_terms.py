@@ -254,6 +254,7 @@ async def opened(backend: Backend) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_run_that_creates_the_table_records_its_age(own_server: Server, key: LockKey):
     await query(own_server.dsn, "CREATE ROLE app LOGIN")
     assert not await is_whole(own_server, key)  # it has just been made
@@ -292,6 +293,7 @@ async def test_run_that_creates_the_table_records_its_age(own_server: Server, ke
     ],
     ids=["emptied", "not logged", "restored"],
 )
+@pytest.mark.slow
 async def test_a_table_that_was_emptied_or_restored_says_nothing_though_its_note_is_there(
     own_server: Server, key: LockKey, deed: str
 ):

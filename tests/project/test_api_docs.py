@@ -36,6 +36,7 @@ def test_the_check_fails_on_a_page_that_says_something_else(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("name", api_docs.MODULES)
+@pytest.mark.slow
 def test_every_public_name_is_there(name: str):
     assert shown_names()[name] == set(importlib.import_module(name).__all__)
 

@@ -37,6 +37,7 @@ def without_ballast(folder: Path) -> list[str]:
     return [name for name in names(folder) if not name.startswith("ballast")]
 
 
+@pytest.mark.slow
 async def test_a_leader_renews_on_a_full_disk(disk):
     path = disk / "leader.json"
     async with candidates(path, 2, lease_s=0.6) as (leader, follower):

@@ -185,6 +185,7 @@ def told(error: BaseException) -> str:
     ],
     ids=["env", "url"],
 )
+@pytest.mark.slow
 def test_error_in_a_kubeconfig_is_reported_with_the_file_and_the_key_and_no_secret(
     tmp_path: Path, opened: Callable[[dict[str, str]], object], content: object, key: str, said: str
 ) -> None:

@@ -443,6 +443,7 @@ async def test_no_answer_ends_by_the_time_limit(open_server: FakeKubernetes) -> 
     await client.close()
 
 
+@pytest.mark.slow
 async def test_half_an_answer_ends_by_the_time_limit() -> None:
     async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 1000\r\n\r\n" % statuses.pop(0))

@@ -714,6 +714,7 @@ def test_a_server_whose_users_were_all_killed_is_taken_over(shared_place, server
     assert not server.is_running()
 
 
+@pytest.mark.slow
 def test_a_server_that_died_under_its_users_is_started_again_by_the_next(shared_place):
     with users(shared_place) as (_, pids):
         os.kill(pids[0], signal.SIGKILL)

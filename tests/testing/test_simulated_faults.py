@@ -30,6 +30,7 @@ OF_POSTGRES = (
         ("cut_and_switch", "postgres-terms"),
     ],
 )
+@pytest.mark.slow
 def test_the_fault_is_injected_and_there_is_one_leader(fault: str, store: str):
     profile = STORM.but(f"only {fault}", faults={fault: 1.0}, every=3.0, slow_share=0.0)
     assert sum(simulate(seed, profile=profile, store=store, hours=0.2).faults[fault] for seed in range(3))

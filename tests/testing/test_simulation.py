@@ -87,6 +87,7 @@ def test_failure_contains_its_story_and_how_to_replay_it():
     assert "LEADS with token" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_valid_leader_does_not_close_a_witness_session_that_is_only_slow():
     """Found by this simulation: closed for being slow while the lock's session was killed, it let a second one lead."""
     simulate(4, profile="doldrums")

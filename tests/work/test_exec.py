@@ -118,6 +118,7 @@ def test_the_lock_and_its_witness_outlast_a_killed_wrapper_until_its_guardian_ha
 # --- The command's world ---
 
 
+@pytest.mark.slow
 def test_the_command_has_our_input_and_output_and_its_term_and_its_exit_code_is_ours(postgres: Postgres, role: str):
     program = 'cat; echo "$PGLEADERLOCK_ROLE $PGLEADERLOCK_TOKEN $PGLEADERLOCK_TRUSTED_UNTIL" >&2; exit 7'
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -340,6 +341,7 @@ def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.Capt
     assert "cannot connect" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_json_finds_nothing_else_when_it_fails():
     nobody = ("--dsn", "postgresql://127.0.0.1:1/none", "--role", "a", "--wait", "0", "--json", "--", "true")
     last = [json.loads(line) for line in run(*CLI, *nobody).stderr.splitlines()][-1]

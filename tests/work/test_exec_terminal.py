@@ -146,6 +146,7 @@ def test_a_job_that_is_stopped_ends_when_the_shell_kills_it(shell: Shell, wrappe
 
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("option", ["-q", "--json", "--restart"])
+@pytest.mark.slow
 def test_a_wrapper_whose_terminal_is_closed_ends(shell: Shell, wrapped: Wrapped, option: str, *, background: bool):
     """Also one that has something to say, and nowhere to say it."""
     shell.run(*wrapped.reading(option), background=background)

@@ -17,7 +17,7 @@ _LATE = 0.33
 _LATE_SHARE = 0.5
 """How many of the connections of a node have late answers."""
 _OVERTAKEN = 0.02
-"""Leases by which the heir's try for the witness lock is late, at most: a fresh session replaces it then, or not yet."""
+"""Leases by which the heir's try for the witness lock is late, at most: a fresh session replaces it, or not yet."""
 _STRIKE = (0.3, 0.9)
 """Leases from the first late answer until the other fault: at least one renewal has come late."""
 
