@@ -50,10 +50,10 @@ async def follow() -> None:
 
 async def ask_until_it_leads(address: str) -> str:
     """Ask again for a second: a new leader is shown some milliseconds before its term begins."""
-    for _ in range(20):
-        if not (answer := await ask(address)).endswith(REFUSED):
-            break
+    answer, tries = await ask(address), 1
+    while answer.endswith(REFUSED) and tries < 20:
         await asyncio.sleep(0.05)
+        answer, tries = await ask(address), tries + 1
     return answer
 
 
