@@ -50,10 +50,12 @@ async def follow() -> None:
 
 async def ask_until_it_leads(address: str) -> str:
     """Ask again for a second: a new leader is shown some milliseconds before its term begins."""
-    answer, tries = await ask(address), 1
-    while answer.endswith(REFUSED) and tries < 20:
+    answer = await ask(address)
+    for _ in range(20):
+        if not answer.endswith(REFUSED):
+            break
         await asyncio.sleep(0.05)
-        answer, tries = await ask(address), tries + 1
+        answer = await ask(address)
     return answer
 
 
