@@ -242,7 +242,7 @@ async def test_the_last_question_ends_with_the_grant_that_is_dropped(what: str):
     assert granted is not None
     if what == "session":
         lock.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
-        with pytest.raises(IndexError):  # there is no further session
+        with pytest.raises(ConnectionError, match="no further session"):
             await backend.open()
     else:
         await backend.close()

@@ -111,7 +111,9 @@ def make(*sessions: Any, **settings: Any) -> LeasedLockBackend:
     waiting = list(sessions)
 
     async def open_session() -> ModelSession:
-        session = waiting.pop(0)
+        # Our own error, which a warm session survives: a task that fails with another one is reported when it is
+        # collected, in the middle of any later test.
+        session = waiting.pop(0) if waiting else ConnectionError("the model has no further session")
         if isinstance(session, Exception):
             raise session
         if session is None:
