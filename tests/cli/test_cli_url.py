@@ -39,7 +39,6 @@ def test_two_processes_elect_one_and_a_stop_hands_over(url: str):
             assert fields["url"].startswith("postgresql+lease:// host=127.0.0.1 port=")
 
 
-@pytest.mark.slow
 def test_a_lock_in_another_store_can_be_acquired_and_looked_at(url: str, capsys: pytest.CaptureFixture[str]):
     role = f"cli/{os.getpid()}/{os.urandom(4).hex()}"
     assert invoke(["acquire", "--url", url, "--role", role]) == exit_codes.CLEAN
@@ -113,7 +112,6 @@ def test_store_that_cannot_be_reached_is_reported_as_unreachable(capsys: pytest.
     assert "a-secret" not in said
 
 
-@pytest.mark.slow
 def test_a_password_in_a_url_is_not_left_in_the_process_list(url: str):
     secret = "a-secret-of-the-url"
     with_password = url.replace("postgres@", f"postgres:{secret}@")
@@ -166,7 +164,6 @@ def test_a_postgresql_url_is_a_dsn(postgres: Postgres, capsys: pytest.CaptureFix
     assert "bigint:" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_schema_is_not_made_in_another_database_than_was_asked_for():
     command = (sys.executable, "-m", "pgleaderlock.cli", "schema", "apply", "--url", "postgresql://u:p@h/d")
     with Process(*command) as process:

@@ -164,7 +164,6 @@ def test_status_of_an_empty_registry_says_so(hand: Hand):
     assert run("status", *hand.options, "--json").stdout == ""
 
 
-@pytest.mark.slow
 def test_watch_of_an_empty_registry_says_who_would_be_in_it(hand: Hand):
     with Process(*CLI, "watch", *hand.options) as process:
         process.wait_for("It has only nodes that use a registry")
@@ -255,7 +254,6 @@ def test_a_configuration_says_where_the_registry_is_and_which_roles_matter(
         assert shown("--config", path, "--role", "c") == ["c"]
 
 
-@pytest.mark.slow
 def test_watch_shows_the_roles_of_a_configuration(hand: Hand, file_of: Callable[..., str]):
     fill(hand)
     with Process(*CLI, "watch", "--config", file_of('["b"]'), "--json") as process:
@@ -295,7 +293,6 @@ def test_error_in_a_configuration_is_reported_with_its_place(file_of: Callable[.
 # --- Whatever nodes call themselves -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_hostile_name_is_shown_and_not_obeyed(hand: Hand):
     hand.node(HOSTILE)
     hand.candidate(HOSTILE, role=HOSTILE)
@@ -884,7 +881,6 @@ def test_watch_in_a_pipe_prints_a_table_per_change(hand: Hand, postgres: Postgre
     assert sum("scheduler" in line for line in process.lines) == 2
 
 
-@pytest.mark.slow
 def test_watch_on_a_terminal_keeps_the_cursor_and_ends_with_ctrl_c(hand: Hand, postgres: Postgres, key: LockKey):
     hand.node(HOSTILE)
     hand.leader(HOSTILE, token=7)
@@ -968,7 +964,6 @@ def test_the_history_of_a_role_fits_into_eighty_columns_with_token_and_cause_and
     assert not re.search("acquire_succeeded|release_succeeded", shown)  # which the event says already
 
 
-@pytest.mark.slow
 def test_the_history_of_two_roles_over_two_days_fits_into_eighty_columns_with_all_its_columns(hand: Hand):
     hand.line("lost", 2 * 86400, token=743, cause="session_terminated", detail="noticed 1.234 s later", missing=3)
     hand.line("step_down_asked", 10, "web-2", 744, role="billing/mails", detail="by ops: kernel update")

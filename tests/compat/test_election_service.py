@@ -146,7 +146,6 @@ log.info("stopped")
 """
 
 
-@pytest.mark.slow
 def test_requirement_5_of_two_real_nodes_one_runs_the_schedulers_and_the_other_takes_over_when_it_is_killed(
     postgres: Postgres, lock_id: int
 ):

@@ -25,7 +25,6 @@ def gated(scheduler: Any, **scripts: list[Any]):
 
 
 @pytest.mark.parametrize("kind", [AsyncIOScheduler, BackgroundScheduler])
-@pytest.mark.slow
 async def test_jobs_run_in_each_term_and_not_between(kind: type[Any]):
     led: list[bool] = []
     scheduler = kind()

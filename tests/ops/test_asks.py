@@ -319,7 +319,6 @@ async def test_ask_that_names_the_next_leader_is_obeyed_when_that_is_the_heir(
         assert str((await eventually(written))[0]).endswith("; reason: to three:1; kernel update")
 
 
-@pytest.mark.slow
 async def test_ask_that_names_a_stranger_is_refused_and_the_leader_goes_on(
     postgres: Postgres, schema: str, key: LockKey
 ):
@@ -559,7 +558,6 @@ async def test_node_that_owns_the_schema_makes_the_table_itself(postgres: Postgr
         assert "session" not in by  # by a row, then
 
 
-@pytest.mark.slow
 async def test_node_that_may_not_read_asks_says_so_once_and_its_registry_goes_on(
     postgres: Postgres, schema: str, key: LockKey, roles: Roles, caplog: pytest.LogCaptureFixture
 ):

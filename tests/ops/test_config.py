@@ -763,7 +763,6 @@ def test_any_value_of_toml_anywhere_is_accepted_or_refused_with_a_message(write,
 
 @FUZZED
 @given(st.dictionaries(st.sampled_from(["cluster", "registry", "metrics", "alerts", "receivers", "x"]), values))
-@pytest.mark.slow
 def test_any_file_at_all_is_accepted_or_refused_with_a_message(write, content):
     path = write("".join(f"{key} = {toml_of(value)}\n" for key, value in content.items()))
     try:

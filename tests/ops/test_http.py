@@ -265,7 +265,6 @@ def test_anonymous_streams_have_fewer_places_than_there_are_and_an_operator_has_
                 client.close()
 
 
-@pytest.mark.slow
 def test_anonymous_answers_that_the_client_does_not_read_give_way_and_never_keep_an_operator_out():
     with serving() as server:
         lazy = [connect(server, request("/endless")) for _ in range(FEW.most_anonymous)]

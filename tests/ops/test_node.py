@@ -248,7 +248,6 @@ def test_without_the_extra_a_metrics_port_names_it():
         pass
 
 
-@pytest.mark.slow
 def test_node_hands_over_when_the_reader_of_its_events_is_gone(postgres: Postgres, schema: str):
     arguments = ["--set", f"registry.schema={schema}", "--set", f"cluster.leader_election.roles={NAME}/pipe"]
     command = [sys.executable, "-m", "pgleaderlock.cli", "run", "--json", *arguments]

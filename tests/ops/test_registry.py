@@ -501,7 +501,6 @@ async def test_step_down_request_that_cannot_be_parsed_is_ignored(
 
 
 @pytest.mark.parametrize("by", ["\0", "\ud800", "\x1b[31m"])
-@pytest.mark.slow
 async def test_step_down_request_in_a_hostile_name_is_received_and_recorded(
     postgres: Postgres, schema: str, key: LockKey, by: str
 ):

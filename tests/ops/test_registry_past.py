@@ -81,7 +81,6 @@ async def test_what_is_summed_up_is_what_every_line_says(hand: Hand, seed: int):
         assert len((await reader.past()).orderly) >= 2
 
 
-@pytest.mark.slow
 async def test_the_page_and_an_audit_count_the_same_from_the_same_start(hand: Hand):
     write_a_past(hand, 7)
     hand.node("web-1")

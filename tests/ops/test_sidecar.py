@@ -83,7 +83,6 @@ class FixedView(LeaderView):
 # --- Every store -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 async def test_the_leader_and_a_follower_name_the_same_leader_in_both_formats(store: dict[str, Any]):
     first, second = candidate(**store), candidate(**store)
     is_named_alike = first.identity == second.identity  # as sessions of one process are: tests/cli has two processes

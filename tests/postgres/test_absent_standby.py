@@ -79,7 +79,6 @@ async def test_a_dead_candidate_s_backend_that_waits_for_a_standby_is_ended_and_
         assert await lock.wait_for_leadership(30)
 
 
-@pytest.mark.slow
 async def test_every_candidate_says_once_what_it_waits_for_and_one_leads_when_the_standby_is_no_longer_waited_for(
     dsn: str, key: LockKey, caplog: pytest.LogCaptureFixture
 ):

@@ -130,7 +130,6 @@ async def test_a_server_without_an_encoding_is_examined_like_any_other(clinic: S
     assert findings["database"].found == dbname
 
 
-@pytest.mark.slow
 async def test_how_the_network_looks_from_here(clinic: Server):
     local = (await found_in(clinic.dsn))["TCP keepalives"]
     assert (local.verdict, local.found.split(":")[0]) == (INFO, "not applicable")
@@ -371,7 +370,6 @@ async def test_a_log_that_would_show_every_slice_is_warned_about(
     assert ("ALTER ROLE" in findings["server log"].advice) is (verdict is WARNING)
 
 
-@pytest.mark.slow
 async def test_the_slice_follows_the_lease_and_the_deadlock_timeout_as_an_election_has_it(clinic: Server):
     short_lease = (await found_in(new_user(clinic), lease_s=1.5))["server log"]
     assert "slice of 0.5 s" in short_lease.found
@@ -552,7 +550,6 @@ async def test_the_clock_of_a_healthy_server_is_shown_with_what_cannot_be_known(
     assert "chronyc tracking" in remote.found
 
 
-@pytest.mark.slow
 async def test_clocks_that_are_far_apart_are_warned_about(clinic: Server, monkeypatch: pytest.MonkeyPatch):
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 7200)
@@ -646,7 +643,6 @@ def test_a_clock_that_stops_with_the_host_is_warned_about(has_boottime: bool, pl
 NO_ONE_WAITS = "it has no heir; it has no next heir; 0 more queued"
 
 
-@pytest.mark.slow
 async def test_who_holds_the_lock_and_its_witness_and_who_waits(clinic: Server, key: LockKey):
     free = (await found_in(clinic.dsn, key))["lock"]
     assert (free.verdict, free.found) == (INFO, f"{key} is free; {NO_ONE_WAITS}; its witness is free")

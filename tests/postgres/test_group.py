@@ -361,7 +361,6 @@ async def test_lost_witness_session_is_replaced_and_no_role_loses_its_term(postg
 
 
 @pytest.mark.parametrize("which", ["_lock", "_witness"])
-@pytest.mark.slow
 async def test_a_session_that_falls_silent_is_closed_only_when_no_role_is_valid_any_more(
     postgres: Postgres, names: list[str], monkeypatch, which: str
 ):
@@ -653,7 +652,6 @@ async def test_a_lock_that_was_won_for_a_role_that_could_not_begin_is_given_back
     await group.shutdown()
 
 
-@pytest.mark.slow
 async def test_a_witness_session_that_ends_in_the_middle_of_a_release_costs_no_other_role_anything(
     postgres: Postgres, names: list[str], monkeypatch
 ):

@@ -239,7 +239,6 @@ async def test_while_reconnecting_our_own_former_session_is_not_another(postgres
 # --- Frozen, cut off, silent ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_frozen_leader_is_replaced_within_its_lease(postgres: Postgres, key: LockKey):
     with candidate(postgres.dsn, key, lease_s=LEASE_S) as first:
         first.wait_for("acquired")
@@ -508,7 +507,6 @@ asyncio.run(main(*sys.argv[1:]))
             os.kill(int(child), signal.SIGKILL)
 
 
-@pytest.mark.slow
 async def test_of_several_hosts_the_silent_ones_do_not_keep_a_lock_from_the_one_that_answers(
     postgres: Postgres, key: LockKey
 ):

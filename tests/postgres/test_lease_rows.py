@@ -187,7 +187,6 @@ async def test_only_a_write_can_lose_a_race(postgres: Postgres, role: str, verb:
     await store.close()
 
 
-@pytest.mark.slow
 async def test_a_follower_that_is_notified_looks_now_and_then_all_the_same(postgres: Postgres, role: str):
     """Renewals are not told: one that is seen only when it is over would count for a lease from there."""
     leader, follower = (
@@ -207,7 +206,6 @@ async def test_a_follower_that_is_notified_looks_now_and_then_all_the_same(postg
         await backend.close()
 
 
-@pytest.mark.slow
 async def test_a_second_host_is_reached_although_the_first_is_silent(own_server: Server, role: str):
     with silent_listener() as port:
         url = f"postgresql+lease://postgres@127.0.0.1:{port},127.0.0.1:{own_server._port}/postgres?connect_timeout=2"

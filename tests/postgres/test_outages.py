@@ -106,7 +106,6 @@ def test_each_role_of_a_group_is_led_soon_after_the_network_is_back(away_s: floa
 @AWAY
 @SETTINGS
 @pytest.mark.parametrize("store", ["kubernetes", "records"])
-@pytest.mark.slow
 def test_a_leader_is_back_soon_after_the_server(
     store: str, away_s: float, strategy: RetryStrategy, grace_s: float | None
 ) -> None:

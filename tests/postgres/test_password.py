@@ -56,7 +56,6 @@ async def test_a_leader_and_its_heir_go_on_while_every_session_has_a_password_of
             assert guarded.asked > asked
 
 
-@pytest.mark.slow
 async def test_the_heir_s_second_session_comes_back_with_a_new_password(guarded: GuardedServer, key: LockKey) -> None:
     async with make(guarded, key) as leader:
         assert await leader.wait_for_leadership(60)

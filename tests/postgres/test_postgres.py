@@ -350,7 +350,6 @@ async def test_a_cancelled_program_leaves_no_lock_behind(postgres: Postgres, key
     await until_holders(postgres.dsn, key, 0)
 
 
-@pytest.mark.slow
 async def test_a_shutdown_in_the_middle_of_a_health_check_is_as_clean_as_any(postgres: Postgres, key: LockKey):
     for _ in range(30):
         lock, heard = make(postgres.dsn, key, health_interval_s=0.0005)

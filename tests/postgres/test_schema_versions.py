@@ -392,7 +392,6 @@ def test_no_upgrade_is_made_beside_a_stranger_s_version(dsn: str):
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 async def test_doctor_names_the_version_and_how_to_upgrade_it(dsn: str):
     async def told() -> tuple[str, str, str]:
         findings = (await examine(dsn, None, 15.0)).findings

@@ -354,7 +354,6 @@ async def test_another_server_than_before_is_waited_out_whatever_its_row_says(
         assert lock._clock() >= moved_at + LEASE_S
 
 
-@pytest.mark.slow
 async def test_an_unclean_end_does_not_end_the_wait_after_a_restart(own_server: Server, key: LockKey):
     first, _ = make_termed(own_server.dsn, key, auto_reacquire=False)  # or it would be the one to take over
     await first.start()

@@ -363,7 +363,6 @@ async def test_a_frozen_api_server_ends_leadership_by_the_lease_and_a_thawed_one
         await until(lambda: leader.is_leader, 10)
 
 
-@pytest.mark.slow
 async def test_a_leader_outlasts_a_restart_of_the_api_server_and_dropped_connections(server: FakeKubernetes) -> None:
     async with running(candidate(server)) as (leader, heard):
         await leader.wait_for_leadership(5)
@@ -457,7 +456,6 @@ async def test_a_release_wakes_the_follower(server: FakeKubernetes) -> None:
     assert server.asked.count("get") == 2  # one read by each at the beginning: the stream delivers the rest
 
 
-@pytest.mark.slow
 async def test_a_deleted_lease_wakes_the_follower(server: FakeKubernetes) -> None:
     """Not before the lease is over that it knew of, because the holder may still be valid; and the tokens go on."""
     await candidate(server, "leader").try_acquire()
@@ -554,7 +552,6 @@ async def test_a_dead_stream_is_given_up_after_a_wait_without_what_was_seen(serv
     await store.close()
 
 
-@pytest.mark.slow
 async def test_a_stream_that_breaks_is_a_poll_and_is_opened_again(server: FakeKubernetes) -> None:
     await candidate(server, "leader", lease_s=30).try_acquire()
     store = LeaseStore(client_of(server), "default", "job")

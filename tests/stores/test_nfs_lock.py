@@ -613,7 +613,6 @@ def tried_once(path: Path) -> Lock | None:
 
 
 @pytest.mark.usefixtures("on_a_network")
-@pytest.mark.slow
 def test_a_job_that_never_waits_takes_over_from_a_dead_holder_in_the_end(path: Path):
     dead = Lock(path, lifetime=2)
     began = time.monotonic()
@@ -875,7 +874,6 @@ def test_of_locks_that_are_over_nothing_is_kept(path: Path):
     [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))],
     ids=["copy", "deepcopy", "pickle"],
 )
-@pytest.mark.slow
 def test_a_copy_is_another_candidate_that_holds_nothing(path: Path, tmp_path: Path, monkeypatch, copied: Any):
     monkeypatch.chdir(tmp_path)
     lock = Lock(path.name, lifetime=30, separator="^", default_timeout=0)
@@ -1352,7 +1350,6 @@ def test_claims_of_dead_processes_are_removed_and_those_of_living_ones_are_not(p
         assert Path(waiting.claimfile).exists()
 
 
-@pytest.mark.slow
 def test_elsewhere_claims_are_leftovers_when_untouched_for_long_by_the_server_s_clock(path: Path, monkeypatch):
     folder = Folder(path)
     folder.make()

@@ -405,7 +405,6 @@ async def test_an_address_is_shown_again_after_a_recovery_on_a_new_lock_session(
         assert await eventually(is_shown_of_another_session)
 
 
-@pytest.mark.slow
 async def test_a_server_that_stops_makes_the_leader_unknown_and_its_return_known_again(own_server: Server):
     site = Site(own_server.dsn, "watched/outage", {"settle_s": 0})
     async with contextlib.aclosing(site.watch(poll_s=0.1)) as leaders, site.election() as election:
@@ -502,7 +501,6 @@ async def test_a_lease_that_another_client_took_over_does_not_show_the_address_o
     assert (seen.name, seen.address) == ("go-controller", None)
 
 
-@pytest.mark.slow
 async def test_an_api_server_that_does_not_answer_makes_the_leader_unknown(kubernetes: FakeKubernetes):
     site = Site("k8s://default/watched")
     async with site.election() as election, contextlib.aclosing(site.watch(request_timeout_s=0.5)) as leaders:

@@ -290,7 +290,6 @@ def test_subscriber_is_notified_of_every_event():
     assert heard[-1] is EventKind.STOPPED
 
 
-@pytest.mark.slow
 def test_a_callback_that_blocks_delays_no_renewal(make):
     lock = make(lease_s=1.5, health_interval_s=0.1)
     go_on = threading.Event()
@@ -735,7 +734,6 @@ lock.start(); assert lock.wait_for_leadership(20); say("leads")
         pytest.param("lock.shutdown()", 0, [], id="after a shutdown"),
     ],
 )
-@pytest.mark.slow
 def test_at_exit_the_lock_is_released_without_superfluous_output(
     text: str, code: int, also: list[str], postgres: Postgres, key: LockKey
 ):

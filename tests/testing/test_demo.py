@@ -184,7 +184,6 @@ def test_a_hangup_ends_a_script_and_everything_with_it(root: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-@pytest.mark.slow
 def test_a_signal_before_anything_runs_leaves_nothing(root: Path, number: signal.Signals):
     with demo(root, "--script", "kill") as process:
         process.wait_for("starting a PostgreSQL")

@@ -313,7 +313,6 @@ def test_the_server_is_out_of_reach_of_the_terminals_ctrl_c(server):
     assert os.getsid(server.pid) == server.pid != os.getsid(0)
 
 
-@pytest.mark.slow
 def test_settings_are_passed_on_whatever_is_in_them_but_not_where_to_listen(template):
     settings = {"cluster_name": "it's $HOME", "listen_addresses": "*"}
     server = Server(template.folder, binaries=template._binaries, settings=settings)
@@ -325,7 +324,6 @@ def test_settings_are_passed_on_whatever_is_in_them_but_not_where_to_listen(temp
         server.stop("immediate")
 
 
-@pytest.mark.slow
 def test_with_a_tcp_port_it_listens_on_this_machine_only(template):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -431,7 +429,6 @@ def test_ctrl_c_between_the_start_of_a_program_and_our_knowing_of_it_waits_for_i
     assert (tmp_path / "done").exists()
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_starting_leaves_nothing_half_started(server, place, programs):
     waits = 'cd "$3"; touch waiting; while [ ! -e go ]; do sleep 0.02; done; rm waiting go; exec {real} "$@"'
     binaries = scripted(place / "bin", programs, pg_ctl=waits)
@@ -582,7 +579,6 @@ def test_roots_closed_home_is_replaced_by_a_folder_that_the_account_can_enter(mo
 
 
 @as_root
-@pytest.mark.slow
 def test_programs_that_the_account_cannot_reach_are_copied_once(place, lent_data):
     original = find_binaries().parent
     closed = place / "closed"
@@ -665,7 +661,6 @@ def test_error_about_an_unwritable_folder_says_what_to_do(place, programs, monke
 # The shared server
 
 
-@pytest.mark.slow
 def test_two_processes_share_one_server_and_the_last_one_out_stops_it(shared_place, server):
     with shared_server(shared_place) as mine:
         with users(shared_place, 2) as (_, pids):
@@ -678,7 +673,6 @@ def test_two_processes_share_one_server_and_the_last_one_out_stops_it(shared_pla
 FORMER = "show pgleaderlock.no_former_leader"
 
 
-@pytest.mark.slow
 def test_a_shared_server_that_no_one_used_any_more_knows_of_no_former_leader(shared_place, server):
     again = Server(server.folder, binaries=server._binaries)
     again.start()
@@ -710,7 +704,6 @@ def test_the_one_who_started_it_may_leave_first(shared_place, server):
     assert not server.is_running()
 
 
-@pytest.mark.slow
 def test_a_server_whose_users_were_all_killed_is_taken_over(shared_place, server):
     with users(shared_place, 2) as (processes, pids):
         for process in processes:
@@ -740,7 +733,6 @@ def test_four_processes_that_come_first_at_once_get_one_server(place, programs, 
     assert not server.is_running()
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_one_user_and_not_the_server_of_the_others(shared_place):
     with shared_server(shared_place) as mine:
         pid = mine.pid
@@ -751,7 +743,6 @@ def test_ctrl_c_ends_one_user_and_not_the_server_of_the_others(shared_place):
 
 
 @forks
-@pytest.mark.slow
 def test_a_forked_child_neither_keeps_the_server_in_use_nor_stops_it(shared_place):
     release_read, release_write = os.pipe()
     context = shared_server(shared_place)
@@ -802,7 +793,6 @@ def test_an_error_of_the_user_passes_through_and_the_server_is_stopped(shared_pl
     assert not server.is_running()
 
 
-@pytest.mark.slow
 def test_by_default_it_lives_in_the_state_folder(shared_place, monkeypatch):
     monkeypatch.setenv("PGLEADERLOCK_STATE_DIR", str(shared_place))
     with shared_server() as server:

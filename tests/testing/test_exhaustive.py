@@ -67,7 +67,6 @@ def test_a_place_whose_holder_is_gone_for_ever_keeps_no_node_from_leading():
     assert seen.hopeless == 0
 
 
-@pytest.mark.slow
 def test_a_lock_session_that_does_not_answer_last_can_be_overtaken():
     """Two requests sent at once: the token's arrives, the try for the witness lock comes after a whole other term."""
     (mutation,) = (each for each in MUTATIONS if each.name == "lock_answers_last")

@@ -85,7 +85,6 @@ def test_no_process_of_a_family_that_will_not_end_is_alive_when_the_successors_c
     assert second.found == "alone"
 
 
-@pytest.mark.slow
 def test_the_lock_and_its_witness_outlast_a_killed_wrapper_until_its_guardian_has_done_its_work(
     postgres: Postgres, role: str
 ):
@@ -132,7 +131,6 @@ def test_the_command_has_our_input_and_output_and_its_term_and_its_exit_code_is_
     assert is_free(postgres, role)
 
 
-@pytest.mark.slow
 def test_a_command_that_a_signal_ends_gives_the_code_of_a_shell_and_leaves_nothing_behind(
     postgres: Postgres, role: str
 ):
@@ -144,7 +142,6 @@ def test_a_command_that_a_signal_ends_gives_the_code_of_a_shell_and_leaves_nothi
     assert done.stderr == ""
 
 
-@pytest.mark.slow
 def test_a_password_that_was_an_option_is_not_in_the_commands_environment(postgres: Postgres, role: str):
     with_password = f"{postgres.tcp_dsn}?password=hunter2"
     command = ("sh", "-c", "env")
@@ -173,7 +170,6 @@ def test_every_setting_that_may_hold_a_password_is_kept_from_the_command():
     assert secret < set(STORE_VARIABLES)
 
 
-@pytest.mark.slow
 def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(postgres: Postgres, role: str):
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as passed_on:
@@ -185,7 +181,6 @@ def test_descriptors_that_were_passed_to_us_are_passed_on_and_the_locks_are_not(
         assert "socket:" not in done.stdout
 
 
-@pytest.mark.slow
 def test_events_are_json_on_stderr_because_stdout_belongs_to_the_command(postgres: Postgres, role: str):
     done = run(*words(postgres, role, "echo", "mine", options=("--json",)))
     assert done.stdout == "mine\n"
@@ -197,7 +192,6 @@ def test_events_are_json_on_stderr_because_stdout_belongs_to_the_command(postgre
 # --- Signals ---
 
 
-@pytest.mark.slow
 def test_signals_are_passed_on_and_the_command_decides(postgres: Postgres, role: str):
     program = "trap 'echo heard' USR1; trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.02; done"
     with Process(*words(postgres, role, "sh", "-c", program)) as wrapper:
@@ -329,7 +323,6 @@ def test_a_file_on_the_path_that_is_not_executable_is_not_missing(
     assert invoke(["exec", "--role", "a", "--", "tool"]) == exit_codes.CANNOT_EXECUTE
 
 
-@pytest.mark.slow
 def test_program_that_only_the_kernel_refuses_is_reported_when_it_is_started(
     postgres: Postgres, role: str, tmp_path: Path
 ):
@@ -341,7 +334,6 @@ def test_program_that_only_the_kernel_refuses_is_reported_when_it_is_started(
     assert "exists, but the system did not find it" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]):
     nobody = ("--dsn", "postgresql://127.0.0.1:1/none", "--role", "a", "--wait", "0", "-q", "--", "true")
     done = run(*CLI, *nobody)

@@ -53,7 +53,6 @@ def shell() -> Iterator[Shell]:
 # --- A job of a shell -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_in_the_foreground_the_command_has_the_terminal_and_ctrl_c_is_its(shell: Shell, wrapped: Wrapped):
     shell.run(*wrapped.reading())
     shell.wait_for("ready")
@@ -63,7 +62,6 @@ def test_in_the_foreground_the_command_has_the_terminal_and_ctrl_c_is_its(shell:
     assert shell.code() == 128 + signal.SIGINT
 
 
-@pytest.mark.slow
 def test_a_background_command_that_reads_is_a_stopped_job_and_fg_gives_it_the_terminal(shell: Shell, wrapped: Wrapped):
     shell.run(*wrapped.reading(), background=True)
     shell.wait_for("ready")
@@ -158,7 +156,6 @@ def test_a_wrapper_whose_terminal_is_closed_ends(shell: Shell, wrapped: Wrapped,
     until(lambda: not any(map(state, pids)) and wrapped.is_free)
 
 
-@pytest.mark.slow
 def test_a_command_that_ignores_the_hang_up_is_killed_in_time(shell: Shell, wrapped: Wrapped):
     shell.run(*wrapped("sh", "-c", DEAF, options=("--kill-after", "0.5")), background=True)
     shell.wait_for("ready")

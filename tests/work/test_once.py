@@ -175,7 +175,6 @@ async def test_a_run_whose_session_was_ended_is_recorded_on_another(postgres: Po
         assert late.state == "done"
 
 
-@pytest.mark.slow
 def test_of_many_threads_each_slot_is_run_by_one(postgres: Postgres, key: LockKey):
     slots = [SLOT + timedelta(minutes=number) for number in range(10)]
     ran: list[datetime] = []

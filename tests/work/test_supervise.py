@@ -310,7 +310,6 @@ def late_guardian(may_start: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("length", [1, 1_000_000], ids=["short", "longer than a socket's buffer"])
-@pytest.mark.slow
 async def test_a_guardian_that_starts_late_runs_the_command_all_the_same(tmp_path: Path, length: int):
     may_start = tmp_path / "may start"
     stage = Stage("raise SystemExit(7)", renewing_backend(), settings=SOON, launch=late_guardian(may_start))
@@ -386,7 +385,6 @@ async def test_a_signal_that_comes_while_the_guardian_starts_is_not_forgotten(mo
 
 
 @pytest.mark.parametrize("guardian_is_frozen", [False, True])
-@pytest.mark.slow
 async def test_a_command_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, *, guardian_is_frozen: bool):
     is_deaf = tmp_path / "is deaf"
     program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(is_deaf)!r}, 'w'); {SLEEP}"

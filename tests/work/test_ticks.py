@@ -623,7 +623,6 @@ async def test_a_successor_waits_for_a_transaction_that_has_marked_its_slot(post
     assert await states(postgres.dsn, key) == ["done"]
 
 
-@pytest.mark.slow
 async def test_a_transaction_that_is_left_open_is_ended_by_the_server(postgres: Postgres, key: LockKey):
     async with opened(postgres.dsn, key) as book:
         tick, _ = await claimed_tick(book)
