@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -23,7 +24,7 @@ from pgleaderlock.testing.embedded import Server
 from pgleaderlock.work.exec import family
 from tests.support import event_loops
 from tests.support.programs import find_program, skip_without, summary
-from tests.support.servers import QuickServer
+from tests.support.servers import QuickServer, folder_in_memory
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     event_loops.use(config.getoption("--event-loop"))
     os.environ.pop("PYTHONUNBUFFERED", None)  # it hides what a program fails to write at its end
+    gc.disable()  # what is collected, some ten thousand tests, stays: to walk through it again and again finds nothing
     for number in _SIGNALS:  # a shell's & has SIGINT ignored, and nohup SIGHUP: so would all programs that tests start
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
@@ -115,11 +117,22 @@ test_a_grant_that_takes_its_time_adds_no_trust
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {f"test_{name}": place for place, name in enumerate(_SLOW_FILES.split())}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    slow = [f"test_{name}" for name in _SLOW_FILES.split()]
+    quick = list(dict.fromkeys(item.path.stem for item in items if item.path.stem not in slow))
+    # What is slow mostly waits and what is quick mostly computes, so a few of each are in progress at any time.
+    places = {stem: place / len(files) for files in (slow, quick) for place, stem in enumerate(files)}
+    items.sort(key=lambda item: places[item.path.stem])
     for item in items:
         if item.name.partition("[")[0] in _SLOW_CONTRACT.split():
             item.add_marker("slow")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """From here on only what the tests make is looked at for garbage, not the tests themselves."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -188,7 +201,7 @@ def _adopts_no_orphans() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server_folder_root() -> Iterator[Path]:
     """A folder that the unprivileged account of an embedded server can enter, which pytest's own is not for root."""
-    root = Path(tempfile.mkdtemp(prefix="pgll-"))
+    root = Path(tempfile.mkdtemp(prefix="pgll-", dir=folder_in_memory()))
     root.chmod(0o755)
     yield root
     shutil.rmtree(root, ignore_errors=True)
@@ -217,6 +230,7 @@ def own_server(server_folder_root: Path, request: pytest.FixtureRequest) -> Iter
         yield server
     finally:
         server.stop("immediate")
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -237,6 +251,7 @@ def server_with_a_clock(server_folder_root: Path) -> Iterator[tuple[Server, Path
         yield server, offset
     finally:
         server.stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
         _remove_what_faketime_leaves()
 
 
