@@ -9,25 +9,20 @@ from pgleaderlock.testing.torture import Claim
 from proofs import upgrade_torture
 from proofs.torture import Member, Torture
 from proofs.upgrade_torture import HistoryMissing, attack, extract, find_old_commit, wrong_tokens
+from tests.support.programs import HISTORY, needs
 
 
-def has_history() -> bool:
-    try:
-        return bool(find_old_commit())
-    except HistoryMissing:
-        return False
+@needs(HISTORY)
+@pytest.mark.slow
+def test_old_and_new_candidates_never_lead_at_once_and_each_has_its_turn():
+    assert attack(find_old_commit(), seconds=5.0, seed=1) == []
 
 
-if has_history():  # in a shallow clone, or in an archive of the sources, there is no old version to compare with
-
-    @pytest.mark.slow
-    def test_old_and_new_candidates_never_lead_at_once_and_each_has_its_turn():
-        assert attack(find_old_commit(), seconds=5.0, seed=1) == []
-
-    def test_the_sources_of_the_old_version_are_those_before_the_succession(tmp_path: Path):
-        source = extract(find_old_commit(), tmp_path)
-        assert (source / "pgleaderlock" / "__init__.py").is_file()
-        assert not list(source.rglob("succession.py"))
+@needs(HISTORY)
+def test_the_sources_of_the_old_version_are_those_before_the_succession(tmp_path: Path):
+    source = extract(find_old_commit(), tmp_path)
+    assert (source / "pgleaderlock" / "__init__.py").is_file()
+    assert not list(source.rglob("succession.py"))
 
 
 def test_error_about_a_shallow_clone_says_how_to_get_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

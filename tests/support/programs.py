@@ -1,4 +1,4 @@
-"""What tests need of the machine beside Python packages: programs, a library, rights.
+"""What tests need of the machine beside Python packages: programs, a library, rights, old commits.
 
 Each need is written here once, with how to have it. A test asks for it with ``@needs("chromium")``, a fixture with
 ``find_program("chromium")``. Where it is missing the test is skipped, and :func:`summary` has one line per need for the
@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["find_library", "find_program", "needs", "skip_without", "summary"]
+__all__ = ["HISTORY", "find_library", "find_program", "needs", "skip_without", "summary", "was_avoidable"]
+
+HISTORY = "the commits of old versions"
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))  # which are not in every PATH
 _PACKAGES = {
@@ -64,7 +66,17 @@ def _succeeds(command: list[str]) -> bool:
         return False
 
 
-_RIGHTS: dict[str, tuple[Callable[[], bool], str]] = {
+def _has_history() -> bool:
+    from proofs.upgrade_torture import HistoryMissing, find_old_commit  # which needs tests.conftest
+
+    try:
+        return bool(find_old_commit())
+    except HistoryMissing:
+        return False
+
+
+_OTHERS: dict[str, tuple[Callable[[], bool], str]] = {
+    HISTORY: (_has_history, "git fetch --unshallow"),
     "root": (lambda: os.geteuid() == 0, "run the tests as root"),
     "the right to mount": (_may_mount, "run the tests as root, with CAP_SYS_ADMIN"),
     "network namespaces": (_may_make_networks, "run the tests as root, with CAP_SYS_ADMIN"),
@@ -74,8 +86,8 @@ _RIGHTS: dict[str, tuple[Callable[[], bool], str]] = {
 @cache
 def _how_to_have(need: str) -> str | None:
     """Return what to do about a need that is not met; None where it is."""
-    if need in _RIGHTS:
-        is_met, advice = _RIGHTS[need]
+    if need in _OTHERS:
+        is_met, advice = _OTHERS[need]
         return None if is_met() else advice
     is_there = find_library() if need == "libfaketime" else shutil.which(need, path=_PATH)
     return None if is_there else f"apt-get install {_PACKAGES[need]}"
@@ -99,6 +111,11 @@ def find_program(name: str) -> str:
 def needs(*names: str) -> pytest.MarkDecorator:
     """Mark a test, or a module with ``pytestmark``, that cannot do without these."""
     return pytest.mark.needs(*names)
+
+
+def was_avoidable(reason: str) -> bool:
+    """Whether a test that was skipped for this reason could have been run in CI, whose clone may be a shallow one."""
+    return f"{_MARK}{HISTORY}" not in reason
 
 
 def summary(reasons: Iterable[str]) -> list[str]:
