@@ -165,7 +165,7 @@ bench: setup ## Measure ourselves against raw psycopg, and client-go if test-k8s
 	$(RUN) python bench/bench.py $(ARGS)
 
 # In an environment of its own: what is compared with is no dependency of anything else.
-bench-peers: $(filter .uv/bin/uv,$(UV)) ## Measure ourselves beside tooz, kazoo, etcdctl, Redis locks and file locks (ARGS=--write for docs/; 10 minutes)
+bench-peers: $(filter .uv/bin/uv,$(UV)) ## Measure ourselves beside tooz, kazoo, etcdctl, Redis locks and file locks (ARGS=--write for docs/; 15 minutes)
 	UV_PROJECT_ENVIRONMENT=.venv-peers $(UV) sync --frozen --quiet --no-default-groups --all-extras --group peers
 	.venv-peers/bin/python bench/bench_peers.py $(ARGS)
 

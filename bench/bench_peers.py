@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="write the page in docs/ too")
     parser.add_argument("--from-results", action="store_true", help="measure nothing: write the page anew")
     parser.add_argument("--only", action="append", help="only rows with this in their name; again for more")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--freezes", type=int, default=2)
     options = parser.parse_args()
     if options.write and options.only:

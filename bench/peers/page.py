@@ -135,8 +135,8 @@ def _abouts() -> str:
 _BEGIN = (
     "One harness, one machine, one run, on {date}: {machine}, load average {load:.1f} as it began; {versions}. Written "
     "by `make bench-peers ARGS=--write`, which needs Debian, `redis-server` and `java`, fetches the other servers' "
-    "packages without installing them, and takes about eleven minutes. Absolute figures are this machine's, and those "
-    "of whatever else ran on it; what to look at is how they compare."
+    "packages without installing them, and takes about a quarter of an hour. Absolute figures are this machine's, and "
+    "those of whatever else ran on it; what to look at is how they compare."
 )
 
 _INTRODUCTION = """\
@@ -158,9 +158,9 @@ the one that its user would take instead: locks in files with `file://`, those t
 a follower waits for it after every crash; so do ours on Kubernetes, in rows and in a shared folder. With neither,
 it never fails over: with their defaults, that is redis-py's and python-redis-lock's locks after a crash, and all plain
 file locks and plain advisory locks after a freeze. Ours costs more than a bare lock: a hand-over and a failover take
-about twice as long, for the witness lock on a second connection and the token on the disk, and peers that wake one
-waiter are quicker at a hand-over; the leader and its heir have a second connection, the next two leaders ask about once
-in a second, and there is the memory.
+two to three times as long, for the witness lock on a second connection and the token on the disk, and some peers that
+wake one waiter are quicker at a hand-over; the leader and its heir have a second connection, the next two leaders ask
+about once in a second, and there is the memory.
 """
 
 _METHOD = """
@@ -172,7 +172,7 @@ _METHOD = """
 - Peers that ask their server before each act are measured as if everybody's code did. Code in a `with lock:` block does
   not.
 - Everybody has a default that could be chosen differently. The second table has one lease for all who have one.
-- What takes milliseconds is measured alone, in five rounds. What waits for a lease is measured ten at a time, twice:
+- What takes milliseconds is measured alone, in fifteen rounds. What waits for a lease is measured ten at a time, twice:
   there the lease's length and chance decide, and a few milliseconds of disturbance do not show.
 - A request is counted by a relay between a follower and its server: where a client speaks after its server spoke.
   Wake-ups are the follower's voluntary context switches, counted for 12 s, 5 s after it came: ours looks less often
