@@ -225,6 +225,26 @@ EDGE_MUTATIONS = (
         (f"{_STEPS}::test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_session_while_it_is_queued",),
     ),
     EdgeMutation(
+        "an heir waits a moment for the witness lock of a leader that was killed", "postgres/pair.py",
+        "_EARLY_WAIT_S = 0.02", "_EARLY_WAIT_S = 0.0",
+        (f"{_STEPS}::test_an_heir_waits_for_the_witness_lock_when_the_grant_is_announced_before_it_is_answered",),
+    ),
+    EdgeMutation(
+        "an heir's wait slice rehearses what follows the grant", "postgres/_sql.py",
+        "rehearse=_REHEARSE_DRAW if draws else \"\"", "rehearse=\"\"",
+        (f"{_STEPS}::test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_session_while_it_is_queued",),
+    ),
+    EdgeMutation(
+        "a warm session rehearses the wait for the witness lock", "postgres/warm_session.py",
+        "ready.session.fetch(_sql.REHEARSAL,", "ready.session.fetch(_sql.PING,",
+        (f"{_STEPS}::test_a_warm_session_is_pinged_and_one_that_ended_is_replaced",),
+    ),
+    EdgeMutation(
+        "of the sessions of a killed process the first ends first", "postgres/_hangup.py",
+        "range(240, 40, -1)", "range(40, 240)",
+        ("tests/engine/test_last_words.py::test_the_copy_of_an_earlier_socket_has_a_higher_number",),
+    ),
+    EdgeMutation(
         "a warm session that is silent is not waited for", "postgres/pair.py",
         "await asyncio.wait({asked}, timeout=LATE_S)", "await asyncio.wait({asked})",
         (f"{_STEPS}::test_a_warm_session_that_is_silent_is_replaced_by_a_fresh_one_after_a_tenth_of_a_second",),

@@ -91,6 +91,18 @@ def test_a_look_never_waits_whatever_the_default_timeout_of_sockets_is(monkeypat
         socket.setdefaulttimeout(before)
 
 
+def test_the_copy_of_an_earlier_socket_has_a_higher_number():
+    """Linux closes the highest number first: so the lock session of a killed leader ends before its witness session."""
+    lock, witness = socket.socketpair()
+    with lock, witness:
+        probes = [HangupProbe(each.fileno()) for each in (lock, witness)]
+        try:
+            assert probes[0].number > probes[1].number > max(lock.fileno(), witness.fileno())
+        finally:
+            for each in probes:
+                each.close()
+
+
 @pytest.mark.parametrize("way", ["dsn", "tcp_dsn"])
 async def test_when_the_lock_of_an_ended_session_is_free_its_end_shows(postgres: Postgres, key: LockKey, way: str):
     with psycopg.connect(postgres.dsn, autocommit=True) as rival:

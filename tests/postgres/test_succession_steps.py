@@ -9,10 +9,10 @@ from pgleaderlock import ConnectionError
 from pgleaderlock._logging import get_logger
 from pgleaderlock.models import LossCause
 from pgleaderlock.postgres._session_setup import ReadySession
-from pgleaderlock.postgres._sql import numbers
+from pgleaderlock.postgres._sql import REHEARSAL, numbers
 from pgleaderlock.postgres.advisory import LeasedLockBackend
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel, waiting_name
+from pgleaderlock.postgres.lease import Lease, heir_key, next_heir_key, place_channel, waiting_name, witness_key
 from pgleaderlock.postgres.warm_session import WarmSession
 from tests.support.doubles import until
 from tests.support.model_session import KEY, LEASE_S, ModelSession, make
@@ -85,9 +85,10 @@ async def test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_sessi
     assert f"pg_try_advisory_lock({numbers(KEY)})" in for_s1  # a place is never a precondition for the lock
     assert first_for_lock.startswith(f"UNLISTEN *;SELECT pg_advisory_unlock({S2});")  # an heir's lock session is deaf
     assert f"pg_advisory_lock({numbers(KEY)})" in first_for_lock
+    assert first_for_lock.index("pg_current_xact_id()::text,") < first_for_lock.index(" WHERE false")  # a rehearsal
     assert S2 not in second_for_lock
     assert f"pg_notify('{place_channel(KEY)}', '')" in second_for_lock  # and not while a new leader is about to lead
-    assert second.kinds() == ["setup", "listen"]
+    assert second.kinds() == ["setup", "listen", "ping"]
 
 
 async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves_its_place():
@@ -102,7 +103,7 @@ async def test_an_heir_leads_with_its_warm_session_in_two_round_trips_and_leaves
     await asyncio.sleep(0.1)  # the next heir wakes up only now
     assert lock.statements[-1] == f"SELECT pg_advisory_unlock({S1});SELECT 1"
     assert grant.token == 8
-    assert second.kinds() == ["setup", "listen", "take", "ping"]
+    assert second.kinds() == ["setup", "listen", "ping", "take", "ping"]
     assert second.statements[-1] == "UNLISTEN *;SELECT 1"  # not in the try: a new leader does it when it has begun
     assert backend.place == ""
 
@@ -130,15 +131,17 @@ async def announced_heir(**settings: Any) -> tuple[LeasedLockBackend, Follower, 
     return backend, lock, second
 
 
-async def test_an_heir_tries_for_the_witness_lock_when_the_grant_is_announced_before_it_is_answered():
+async def test_an_heir_waits_for_the_witness_lock_when_the_grant_is_announced_before_it_is_answered():
     backend, lock, second = await announced_heir(announced_s=0.2)
     await backend.wait(60)
     answered_at = now()
-    assert second.asked[-1] == (pytest.approx(answered_at - 0.2), "take")
+    assert second.asked[-1] == (pytest.approx(answered_at - 0.2), "slice")
     grant = await backend.try_acquire()
     assert grant is not None
     assert grant.token == 8
-    assert second.kinds().count("take") == 1
+    assert f"pg_advisory_lock({numbers(witness_key(KEY))})" in second.statements[-1]
+    assert "set_config('lock_timeout', '20', true)" in second.statements[-1]
+    assert "take" not in second.kinds()
     assert lock.asked[-1] == (answered_at, "ping")  # which the lock session answers last
     assert grant.lost_at == pytest.approx(answered_at - 0.2 + Lease(LEASE_S).grant(None, 0.0).lost_at)
 
@@ -166,7 +169,7 @@ async def test_the_lock_session_is_asked_again_if_the_witness_session_was_replac
     backend = make(lock, second, fresh)
     await backend.open()
     waiting = asyncio.ensure_future(backend.wait(60))
-    await until(lambda: "take" in second.kinds())
+    await until(lambda: "slice" in second.kinds())
     await asyncio.sleep(0.05 if ends == "before the token is answered" else 0.21)
     second.end(ConnectionError("gone", cause=LossCause.SESSION_TERMINATED))
     await waiting
@@ -222,12 +225,12 @@ async def test_a_session_has_one_user_when_a_term_is_lost_while_its_witness_sess
 
 async def test_a_lock_session_whose_heir_was_refused_the_witness_lock_is_asked_after_the_queue_for_it():
     backend, lock, second = await announced_heir(announced_s=0.2)
-    second.answers["take"] = ([], "")
+    second.answers["slice"] = [("",), ("lock",)]
     await backend.wait(60)
     await asyncio.sleep(0.1)
     assert lock.kinds()[-1] == "slice"
     assert await backend.try_acquire() is not None
-    assert second.kinds()[-2:] == ["take", "slice"]
+    assert second.kinds()[-2:] == ["slice", "slice"]
     assert lock.kinds()[-1] == "ping"
 
 
@@ -266,16 +269,16 @@ async def test_validity_is_renewed_if_the_answer_to_a_grant_came_long_after_its_
     grant = await backend.try_acquire()
     assert grant is not None
     assert lock.kinds()[-2:] == ["ping", "ping"]
-    assert second.kinds()[-2:] == ["take", "ping"]
+    assert second.kinds()[-2:] == ["slice", "ping"]
 
 
 @pytest.mark.parametrize("how", ["ended", "cancelled", "not granted"])
-async def test_a_witness_lock_that_was_tried_for_early_is_freed_when_no_grant_follows(how: str):
+async def test_a_witness_lock_that_was_waited_for_early_is_freed_when_no_grant_follows(how: str):
     backend, lock, second = await announced_heir(announced_s=3.0)
     waiting = asyncio.ensure_future(backend.wait(60))
     await asyncio.sleep(0)
     await asyncio.wait({waiting}, timeout=4)  # between the announcement and the answer
-    assert "take" in second.kinds()
+    assert "slice" in second.kinds()
     if how == "cancelled":
         waiting.cancel()
     lock.answers["slice"] = SILENT if how == "ended" else ("", "")
@@ -292,7 +295,7 @@ async def test_a_warm_session_that_ended_on_our_side_only_keeps_no_witness_lock(
     backend = make(lock, second, fresh)
     await backend.open()
     waiting = asyncio.ensure_future(backend.wait(60))
-    await until(lambda: "take" in second.kinds())
+    await until(lambda: "slice" in second.kinds())
     second.end(ConnectionError("reset by peer", cause=cause))
     await waiting
     assert await backend.try_acquire() is not None
@@ -307,7 +310,7 @@ async def test_a_warm_session_with_an_early_try_that_is_given_up_is_terminated_b
     backend = make(lock, second, again)
     await backend.open()
     waiting = asyncio.ensure_future(backend.wait(60))
-    await until(lambda: "take" in second.kinds())
+    await until(lambda: "slice" in second.kinds())
     lock.answers["slice"] = SILENT
     await asyncio.wait({waiting}, timeout=4)
     waiting.exception()
@@ -402,7 +405,8 @@ async def test_a_warm_session_is_pinged_and_one_that_ended_is_replaced():
     await backend.open()
     waiting = asyncio.ensure_future(backend.wait(60))
     await asyncio.sleep(2 * LEASE_S / 3 + 2)
-    assert first.kinds().count("ping") == 2
+    assert first.kinds().count("ping") == 3  # the first at once: it rehearses
+    assert first.statements[-1] == REHEARSAL
     first.end(ConnectionError("ended", cause=LossCause.SESSION_TERMINATED))
     await asyncio.sleep(LEASE_S / 3)
     assert second.kinds()[:1] == ["setup"]

@@ -114,4 +114,4 @@ def _note_ends(sessions: list[ServerSession], simulation: Simulation) -> list[tu
 
 @pytest.mark.parametrize("fault", ["step_clock", "late_time_outs"])
 def test_a_clock_that_is_stepped_without_a_restart_gives_no_second_leader(fault: str):
-    assert simulate(1, profile=only(fault, "step_down"), hours=0.1).faults[fault]
+    assert simulate(2, profile=only(fault, "step_down"), hours=0.1).faults[fault]

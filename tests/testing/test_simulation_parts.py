@@ -73,6 +73,7 @@ async def asked_by(ask: Callable[[Any], Coroutine[Any, Any, object]]) -> str:
 
 UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], Ask]] = {
     "PING": (_sql.PING, Ask("ping")),
+    "REHEARSAL": (_sql.REHEARSAL, Ask("ping")),
     "END_BACKEND": (_sql.END_BACKEND, Ask("end_backend")),
     "STUCK_HOLDERS": (_sql.STUCK_HOLDERS, Ask("stuck_holders")),
     "_SET_UP": (_sql.set_up(LEASE, 180000, with_facts=False), Ask("set_up", idle_ms=0)),
@@ -128,6 +129,10 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "CAPACITY": (_keys_sql.CAPACITY, Ask("capacity")),
     "a heartbeat with another name": (_keys_sql.ping_as("pgl:7 http://a:1"), Ask("ping")),
     "a heartbeat with the first name": (_keys_sql.ping_as(None), Ask("ping")),
+    "a short wait": (
+        _keys_sql.wait_for_one(PAIR, LEASE, 0.25, name="pgl:7 http://a:1"),
+        SLICE,
+    ),
     "_FOR_EACH": (_keys_sql.take_all([PAIR, BIGINT], 1500)[0], Ask("try_all", idle_ms=1500)),
     "the same, to unlock": (UNLOCK_BOTH, Ask("unlock_all")),
     "a group's news": (f"SELECT pg_notify('{CHANNEL}', '')", Ask("notify", CHANNEL)),
@@ -149,6 +154,7 @@ PARTS = {
     "_MAY_TELL_RUN",
     "_FLUSH",
     "_CLEAR_DRAWN",
+    "_REHEARSE_DRAW",
     "_DRAWN",
 }
 NOT_ASKED = {

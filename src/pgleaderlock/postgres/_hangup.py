@@ -6,8 +6,15 @@ last message and closes. POLLRDHUP shows the close behind unread messages; the u
 too, because the server frees the session's locks between the two. Where there is no POLLRDHUP (macOS), POLLHUP shows an
 end once both directions are closed; without poll (Windows), an end behind other unread messages is not seen.
 gevent's poll is not used: it may wait, and shows no end.
+
+The number of the copy matters for speed alone: Linux closes the sockets of a killed process from the highest number
+down, and on a machine with few processors the server process of the first one may run to its end, for a millisecond,
+before the next one frees its locks. The lock session is opened before the witness session and should end before it, so
+that the heir begins meanwhile; so copies are numbered downwards.
 """
 
+import contextlib
+import itertools
 import select
 import socket
 
@@ -15,9 +22,15 @@ from pgleaderlock._base.files.descriptor import Descriptor
 from pgleaderlock._base.portable import native
 from pgleaderlock.postgres._end_message import announce_end
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _poll, _select, _socket = native("select", "poll"), native("select", "select"), native("socket", "socket")
 _END = sum(getattr(select, name, 0) for name in ("POLLRDHUP", "POLLHUP", "POLLERR", "POLLNVAL"))
 _POLLIN = getattr(select, "POLLIN", 0)
+_NUMBERS = itertools.cycle(range(240, 40, -1))  # below the least limit of open files that is common, 256
 _PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 LOOKED_AT_BYTES = 16384  # behind an answer that is longer than that, only the close shows
 
@@ -29,7 +42,7 @@ class HangupProbe:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._copy = Descriptor(lambda: socket.dup(descriptor), socket.close)  # Windows knows sockets only so
+        self._copy = Descriptor(lambda: _copy(descriptor), socket.close)
         # One for all looks: each new one would take over socket.setdefaulttimeout(), and wait for so long when libpq
         # in another thread reads first. libpq's sockets do not block either, so this changes nothing for it.
         self._view: socket.socket = _socket(fileno=self._copy.number)
@@ -80,3 +93,10 @@ class HangupProbe:
             return self._view.recv(LOOKED_AT_BYTES, _PEEK)
         except BlockingIOError:
             return None
+
+
+def _copy(descriptor: int) -> int:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # this process may have fewer files than that
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_NUMBERS))
+    return socket.dup(descriptor)  # Windows knows sockets only so

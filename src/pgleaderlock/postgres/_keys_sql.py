@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgleaderlock.postgres._activity import lock_columns
-from pgleaderlock.postgres._sql import PING, numbers
+from pgleaderlock.postgres._sql import PING, LockStatements, numbers
 from pgleaderlock.postgres.keys import LockKey
+from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["CAPACITY", "FREE", "Statement", "columns", "ping_as", "take_all", "unlock_all"]
+__all__ = ["CAPACITY", "FREE", "Statement", "columns", "ping_as", "take_all", "unlock_all", "wait_for_one"]
 
 Statement = tuple[str, tuple[Any, ...]]
 """A statement and its parameters. Its answer begins with the indices, in the given keys, of those that succeeded."""
@@ -54,6 +55,11 @@ def take_all(
     ``name`` is the new name of the session; None leaves it as it is.
     """
     return _for_each("pg_try_advisory_lock", keys, _idle_limit(idle_ms) + _rename(name), limit)
+
+
+def wait_for_one(key: LockKey, lease: Lease, wait_s: float, *, name: str | None) -> str:
+    """Return the statement that waits for one lock, and answers as a wait slice does. ``name`` is as above."""
+    return LockStatements(key, lease, is_enforced=True).slice(wait_s, more=_rename(name))
 
 
 def ping_as(name: str | None) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "NOTIFY_OF_NOMINEE",
     "OLDEST_VERSION",
     "PING",
+    "REHEARSAL",
     "SESSIONS_AT",
     "SESSION_NAMES",
     "STOP_LISTENING",
@@ -123,7 +124,7 @@ _TRY = " WHEN pg_try_advisory_lock({numbers}) THEN {answer}"
 # It may come at the same moment as the grant (SQLSTATE 55P03); the session then holds the lock, so the handler looks.
 _WAIT_SLICE = """
 DO $slice$ BEGIN
-    PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease}{no_token};
+    PERFORM set_config('pgleaderlock.granted', '', false), {come_under_lease}{no_token};{rehearse}
     BEGIN
         PERFORM set_config('lock_timeout', '{slice_ms}', true),
                 set_config('pgleaderlock.granted', '{granted}', false);
@@ -135,11 +136,11 @@ DO $slice$ BEGIN
             THEN '{granted}'{otherwise} ELSE '' END, false);
     END;{draw_token}
 END $slice$;
-SELECT current_setting('pgleaderlock.granted'){token}
+SELECT current_setting('pgleaderlock.granted'){more}
 """
 
 # A message of this kind is sent at once, whatever client_min_messages says, and is not logged. The rest of the
-# statement, which flushes the token to the disk, then runs while the client tries for the witness lock.
+# statement, which flushes the token to the disk, then runs while the client waits for the witness lock.
 _ANNOUNCE = f"""
         RAISE INFO '{ANNOUNCEMENT}';"""
 _CLEAR_DRAWN = ", set_config('pgleaderlock.token', '', false)"
@@ -149,6 +150,18 @@ _DRAW = f"""
     IF current_setting('pgleaderlock.granted') <> '' THEN
         PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false), {_FLUSH};
     END IF;"""
+
+# Planned and not executed. A server process that meets a function or a block for the first time looks it up, for some
+# tenths of a millisecond; so it meets them before the failover in which they are needed.
+_REHEARSE_DRAW = f"""
+    PERFORM pg_current_xact_id()::text, {_FLUSH} WHERE false;"""
+REHEARSAL = f"""
+DO $rehearsal$ BEGIN
+    PERFORM set_config('pgleaderlock.granted', '', false), pg_advisory_lock(0) WHERE false;
+EXCEPTION WHEN lock_not_available THEN NULL; END $rehearsal$;
+{PING}
+"""
+"""A heartbeat of a session that will soon have to execute a wait slice."""
 
 # A commit that notifies others waits neither for the disk nor for a standby here. The unlock comes before it, or they
 # would look too early.
@@ -232,11 +245,18 @@ class LockStatements:
         """The part of a wait slice, under the lease already, that tries for this lock at its end."""
         return _TRY.format(numbers=numbers(self._key), answer=f"'{self.granted}'")
 
-    def slice(self, slice_s: float, otherwise: "LockStatements | None" = None, *, begins_term: bool = False) -> str:
+    def slice(
+        self,
+        slice_s: float,
+        otherwise: "LockStatements | None" = None,
+        *,
+        begins_term: bool = False,
+        more: str = "",
+    ) -> str:
         """Return the statement that queues for one wait slice, and at its end tries for another lock.
 
         With ``begins_term`` a grant is announced at once, and the token is drawn and answered too, unless the claim of
-        a term row draws it. A limit of 0 would be none.
+        a term row draws it. ``more`` follows in the answer. A limit of 0 would be none.
         """
         draws = begins_term and self._draws_token
         classid, objid, objsubid = lock_columns(self._key)
@@ -252,7 +272,8 @@ class LockStatements:
             announce=_ANNOUNCE if begins_term else "",
             no_token=_CLEAR_DRAWN if draws else "",
             draw_token=_DRAW if draws else "",
-            token=_DRAWN if draws else "",
+            rehearse=_REHEARSE_DRAW if draws else "",
+            more=(_DRAWN if draws else "") + more,
         )
 
     @property

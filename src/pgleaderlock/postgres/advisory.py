@@ -9,8 +9,8 @@ that sleeps between two tries.
 
 **From grant to leadership**, two round trips. The first tries for the witness lock, and at the same time, on the lock
 session, the server draws the token of an heir, or the candidate reads the term row (:mod:`.terms`). An heir begins when
-the server announces the grant, before the statement that was granted the lock is answered. Where the predecessor still
-holds the witness lock, the candidate waits for it; then for the end of the quiet period after a server start. With a
+the server announces the grant, before the statement that was granted the lock is answered, and waits a moment for the
+witness lock. Where the predecessor still holds it then, the candidate queues for it and renews the lock meanwhile; then for the end of the quiet period after a server start. With a
 term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
 promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
 the lock session, shows that the lock is still held; an heir begins it as soon as it holds the witness lock. It draws

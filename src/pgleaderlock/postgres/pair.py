@@ -76,6 +76,8 @@ successor, just when that begins its term."""
 _RETRY_S = 0.02
 _RETRIES = 5
 """Tries for a witness lock that our own former session still holds: the server needs some time to end it."""
+_EARLY_WAIT_S = 0.02
+"""How long the heir waits for the witness lock before the engine knows of the grant: much less than ``LATE_S``."""
 _ENDED_BY_SERVER = frozenset({LossCause.SESSION_TERMINATED, LossCause.SERVER_RESTART, LossCause.SILENCED})
 """Causes after which the session is known to be gone on the server too, so that its backend need not be terminated."""
 
@@ -505,15 +507,22 @@ class SessionPair:
         witnessed |= taken
         return {key for key in wanted if key not in taken}
 
-    def try_witness_early(self, witness_try: _keys_sql.Statement) -> None:
-        """Try for the witness lock on the warm session, if there is one; :meth:`begin_term` takes the answer.
+    def ask_witness_early(self, witness_wait: str) -> None:
+        """Wait for the witness lock on the warm session, if there is one; :meth:`begin_term` takes the answer.
 
         A caller that then begins no term must close the warm session: it may hold the witness lock.
         """
         if self._lease.witness and not self.has_witness:
-            self.warm.ask_early(*witness_try)
+            self.warm.ask_early(witness_wait)
 
-    def witness_try(self, keys: list[LockKey]) -> _keys_sql.Statement:
+    def early_witness_wait(self, key: LockKey) -> str:
+        """Return the statement of a short wait for the witness lock of this key.
+
+        A wait and not a try: the server ends the two sessions of a killed leader one after the other.
+        """
+        return _keys_sql.wait_for_one(witness_key(key), self._lease, _EARLY_WAIT_S, name=self._advertising_name)
+
+    def _witness_try(self, keys: list[LockKey]) -> _keys_sql.Statement:
         """Return the statement that tries for the witness locks of these keys."""
         idle_ms = self._lease.lease_ms if self.is_enforced else None
         return _keys_sql.take_all([witness_key(key) for key in keys], idle_ms, name=self._advertising_name)
@@ -534,7 +543,7 @@ class SessionPair:
         """
         witnessed = self._witnessed
         if asked is None:
-            asked = asyncio.ensure_future(self.ask_witness(*self.witness_try(keys)))
+            asked = asyncio.ensure_future(self.ask_witness(*self._witness_try(keys)))
         fresh: asyncio.Future[ReadySession] | None = None
         try:
             if not asked.done():
@@ -561,7 +570,7 @@ class SessionPair:
 
         A warm session that ended on our side only has tried for it perhaps. The server may need some time to end it.
         """
-        statement = self.witness_try(keys)
+        statement = self._witness_try(keys)
         if not self._given_up:
             return self._witnessed, await self.ask_witness(*statement)
         await self._end_given_up(self._witness_session)

@@ -39,7 +39,6 @@ from dataclasses import dataclass, replace
 
 from pgleaderlock._base.clock import Clock
 from pgleaderlock.postgres import _sql
-from pgleaderlock.postgres._keys_sql import Statement
 from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.keys import LockKey
 from pgleaderlock.postgres.lease import Lease, Place, heir_key, next_heir_key, place_channel
@@ -184,18 +183,18 @@ class Succession:
             first += self._statements(Place.NEXT_HEIR).unlock
         elif self._tells_others:
             first += _sql.notify_first(self._channel)
-        witness_try = self._pair.witness_try([self._key])  # made now: when the grant is announced, each step counts
-        self._pair.lock_session.on_announcement(lambda: self._hear_grant(witness_try))
+        witness_wait = self._pair.early_witness_wait(self._key)  # made now: after the announcement each step counts
+        self._pair.lock_session.on_announcement(lambda: self._hear_grant(witness_wait))
         granted = await self._queue(first + lock.slice(slice_s, begins_term=True), slice_s)
         # Others are notified of the free place one wait slice later: a new leader is just about to draw its token, and
         # fifty followers that wake up at that moment would slow it down.
         self._tells_others, self._leaves_next = self._leaves_next, False
         return granted
 
-    def _hear_grant(self, witness_try: Statement) -> None:
-        """Try for the witness lock while the server draws the token, and before it answers."""
+    def _hear_grant(self, witness_wait: str) -> None:
+        """Wait for the witness lock while the server draws the token, and before it answers."""
         self._grant = LockGrant(announced_at=self._clock())
-        self._pair.try_witness_early(witness_try)
+        self._pair.ask_witness_early(witness_wait)
 
     async def _ask_last(self) -> ReadySession | None:
         """Ask the lock session once the witness lock is held, while the engine comes to the next state."""

@@ -5,8 +5,8 @@ rest of a failover, so the heir has that session open already. It holds nothing,
 condition for anything: without it a failover is slower by one connection.
 
 It is watched, and pinged as often as a leader renews: a session that a firewall dropped silently would be noticed only
-when it is needed. One that ended is replaced. Where the server has no room for it, that is logged once, and tried again
-later.
+when it is needed. Its ping rehearses what it is needed for. One that ended is replaced. Where the server has no room
+for it, that is logged once, and tried again later.
 """
 
 import asyncio
@@ -62,21 +62,26 @@ class WarmSession:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._keep(), name="pgleaderlock warm session")
 
-    def ask_early(self, statement: str, parameters: tuple[Any, ...]) -> None:
-        """Execute it now, on the session that is taken soon. Without a session, or during a ping, this does nothing."""
+    def ask_early(self, wait: str) -> None:
+        """Wait for a lock now, on the session that is taken soon. Without one, or during a ping, this does nothing."""
         if self._ready is None or not self.is_open or self._ping is not None or self._early is not None:
             return
         if self._task is not None:
             self._task.cancel()  # it sends pings, and a session is used by one caller at a time
-        call = self._ready.session.fetch(statement, parameters, bound_s=self._lease.answer_bound_s)
-        self._early = asyncio.ensure_future(call)
+        self._early = asyncio.ensure_future(self._wait_early(self._ready, wait))
+
+    async def _wait_early(self, ready: ReadySession, wait: str) -> Row | None:
+        """Return what a try for several locks answers: the places of those that were granted."""
+        row = await ready.session.fetch(wait, bound_s=self._lease.answer_bound_s)
+        return ([0] if row is not None and row[0] else [],)
 
     async def granted_early(self) -> ReadySession | None:
         """Wait for the answer to the call that was begun early. Return its session if the answer names a lock."""
         ready, early = self._ready, self._early
         if early is None:
             return None
-        await asyncio.wait({early})
+        if not early.done():
+            await asyncio.wait({early})
         row = None if early.cancelled() or early.exception() else early.result()
         return ready if row is not None and row[0] else None
 
@@ -168,13 +173,14 @@ class WarmSession:
         self._ready = ready
         ready.session.watch(note_end)
         while not ended.done():
+            await self._send_ping(ready)
             await asyncio.wait({ended}, timeout=self._lease.renew_every_s)
-            if not ended.done():
-                await self._send_ping(ready)
         self._ready = None
 
     async def _send_ping(self, ready: ReadySession) -> None:
-        ping = self._ping = asyncio.ensure_future(ready.session.fetch(_sql.PING, bound_s=self._lease.answer_bound_s))
+        ping = self._ping = asyncio.ensure_future(
+            ready.session.fetch(_sql.REHEARSAL, bound_s=self._lease.answer_bound_s)
+        )
         try:
             await asyncio.wait({ping})
             ping.exception()  # retrieved: the session has reported its end
