@@ -10,13 +10,13 @@ that sleeps between two tries.
 **From grant to leadership**, two round trips. The first tries for the witness lock, and at the same time, on the lock
 session, the server draws the token of an heir, or the candidate reads the term row (:mod:`.terms`). An heir begins when
 the server announces the grant, before the statement that was granted the lock is answered, and waits a moment for the
-witness lock. Where the predecessor still holds it then, the candidate queues for it and renews the lock meanwhile; then for the end of the quiet period after a server start. With a
-term row, a clean release ends that wait, and so does a table without any term that is older than the server's start; a
-promotion counts as a restart; ``takeover="strict"`` waits after every end that was not clean. The second round trip, on
-the lock session, shows that the lock is still held; an heir begins it as soon as it holds the witness lock. It draws
-the token of a candidate that was not the heir, or claims the term. The two are the first renewal too, because the grant
-may be old by the time it is read: validity counts from before the first. If all that took long, both sessions are
-renewed once more.
+witness lock. Where the predecessor still holds it then, the candidate queues for it and renews the lock meanwhile; then
+for the end of the quiet period after a server start. With a term row, a clean release ends that wait, and so does a
+table without any term that is older than the server's start; a promotion counts as a restart; ``takeover="strict"``
+waits after every end that was not clean. The second round trip, on the lock session, shows that the lock is still held;
+an heir begins it as soon as it holds the witness lock. It draws the token of a candidate that was not the heir, or
+claims the term. The two are the first renewal too, because the grant may be old by the time it is read: validity counts
+from before the first. If all that took long, both sessions are renewed once more.
 
 **Nothing is announced to listeners before the token is on the disk**: the statement that draws it is answered after its
 commit was flushed.
