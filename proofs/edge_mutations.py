@@ -11,6 +11,7 @@ from pathlib import Path
 
 _SOURCE = Path(__file__).parents[1] / "src"
 _STEPS = "tests/postgres/test_succession_steps.py"
+_REHEARSAL = "tests/postgres/test_rehearsal.py"
 _POD_LABEL = "tests/ops/test_pod_label.py"
 _PLANTED = "tests/postgres/test_strangers.py::test_no_planted_function_operator_view_or_type_is_called"
 
@@ -235,13 +236,23 @@ EDGE_MUTATIONS = (
         (f"{_STEPS}::test_a_follower_becomes_next_heir_then_heir_and_opens_its_second_session_while_it_is_queued",),
     ),
     EdgeMutation(
+        "a rehearsal of the draw assigns no transaction id", "postgres/_sql.py",
+        "_FLUSH} WHERE false;", "_FLUSH};",
+        (f"{_REHEARSAL}::test_a_wait_slice_that_is_not_granted_the_lock_assigns_no_transaction_id",),
+    ),
+    EdgeMutation(
+        "a rehearsal takes no lock", "postgres/_sql.py",
+        "pg_advisory_lock(0) WHERE false;", "pg_advisory_lock(0);",
+        (f"{_REHEARSAL}::test_a_rehearsal_takes_no_lock",),
+    ),
+    EdgeMutation(
         "a warm session rehearses the wait for the witness lock", "postgres/warm_session.py",
         "ready.session.fetch(_sql.REHEARSAL,", "ready.session.fetch(_sql.PING,",
         (f"{_STEPS}::test_a_warm_session_is_pinged_and_one_that_ended_is_replaced",),
     ),
     EdgeMutation(
         "of the sessions of a killed process the first ends first", "postgres/_hangup.py",
-        "range(240, 40, -1)", "range(40, 240)",
+        "_DOWNWARDS = range(240, 40, -1)", "_DOWNWARDS = range(41, 241)",
         ("tests/engine/test_last_words.py::test_the_copy_of_an_earlier_socket_has_a_higher_number",),
     ),
     EdgeMutation(

@@ -130,7 +130,7 @@ UNDERSTOOD: dict[str, tuple[str | Callable[[Any], Coroutine[Any, Any, object]], 
     "a heartbeat with another name": (_keys_sql.ping_as("pgl:7 http://a:1"), Ask("ping")),
     "a heartbeat with the first name": (_keys_sql.ping_as(None), Ask("ping")),
     "a short wait": (
-        _keys_sql.wait_for_one(PAIR, LEASE, 0.25, name="pgl:7 http://a:1"),
+        of(PAIR).slice(0.25, more=_keys_sql.rename("pgl:7 http://a:1")),
         SLICE,
     ),
     "_FOR_EACH": (_keys_sql.take_all([PAIR, BIGINT], 1500)[0], Ask("try_all", idle_ms=1500)),

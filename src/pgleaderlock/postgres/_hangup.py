@@ -7,10 +7,11 @@ too, because the server frees the session's locks between the two. Where there i
 end once both directions are closed; without poll (Windows), an end behind other unread messages is not seen.
 gevent's poll is not used: it may wait, and shows no end.
 
-The number of the copy matters for speed alone: Linux closes the sockets of a killed process from the highest number
-down, and on a machine with few processors the server process of the first one may run to its end, for a millisecond,
-before the next one frees its locks. The lock session is opened before the witness session and should end before it, so
-that the heir begins meanwhile; so copies are numbered downwards.
+The number of the copy matters for speed alone: Linux was seen to close the sockets of a killed process from the highest
+number down, and on a machine with few processors the server process of the first one may run to its end, for a
+millisecond, before the next one frees its locks. The lock session is opened before the witness session and should end
+before it, so that the heir begins meanwhile; so copies are numbered downwards. With hundreds of sessions in one process
+the order is lost, and nothing else.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ except ModuleNotFoundError:  # Windows
 _poll, _select, _socket = native("select", "poll"), native("select", "select"), native("socket", "socket")
 _END = sum(getattr(select, name, 0) for name in ("POLLRDHUP", "POLLHUP", "POLLERR", "POLLNVAL"))
 _POLLIN = getattr(select, "POLLIN", 0)
-_NUMBERS = itertools.cycle(range(240, 40, -1))  # below the least limit of open files that is common, 256
+_DOWNWARDS = range(240, 40, -1)  # below the least limit of open files that is common, 256
+_NUMBERS = itertools.cycle(_DOWNWARDS)
 _PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 LOOKED_AT_BYTES = 16384  # behind an answer that is longer than that, only the close shows
 
@@ -97,6 +99,6 @@ class HangupProbe:
 
 def _copy(descriptor: int) -> int:
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # this process may have fewer files than that
+        with contextlib.suppress(OSError, AttributeError):  # too few files are allowed, or an old system
             return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_NUMBERS))
     return socket.dup(descriptor)  # Windows knows sockets only so

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgleaderlock.postgres._activity import lock_columns
-from pgleaderlock.postgres._sql import PING, LockStatements, numbers
+from pgleaderlock.postgres._sql import PING, numbers
 from pgleaderlock.postgres.keys import LockKey
-from pgleaderlock.postgres.lease import Lease
 
-__all__ = ["CAPACITY", "FREE", "Statement", "columns", "ping_as", "take_all", "unlock_all", "wait_for_one"]
+__all__ = ["CAPACITY", "FREE", "Statement", "columns", "ping_as", "rename", "take_all", "unlock_all"]
 
 Statement = tuple[str, tuple[Any, ...]]
 """A statement and its parameters. Its answer begins with the indices, in the given keys, of those that succeeded."""
@@ -54,17 +53,12 @@ def take_all(
 
     ``name`` is the new name of the session; None leaves it as it is.
     """
-    return _for_each("pg_try_advisory_lock", keys, _idle_limit(idle_ms) + _rename(name), limit)
-
-
-def wait_for_one(key: LockKey, lease: Lease, wait_s: float, *, name: str | None) -> str:
-    """Return the statement that waits for one lock, and answers as a wait slice does. ``name`` is as above."""
-    return LockStatements(key, lease, is_enforced=True).slice(wait_s, more=_rename(name))
+    return _for_each("pg_try_advisory_lock", keys, _idle_limit(idle_ms) + rename(name), limit)
 
 
 def ping_as(name: str | None) -> str:
     """Return the statement of a heartbeat that gives its session this name; None is the name it was opened with."""
-    return f"RESET application_name; {PING}" if name is None else PING + _rename(name)
+    return f"RESET application_name; {PING}" if name is None else PING + rename(name)
 
 
 def unlock_all(keys: Sequence[LockKey], *, are_all: bool, is_enforced: bool) -> Statement:
@@ -86,7 +80,8 @@ def _idle_limit(limit_ms: int | None) -> str:
     return "" if limit_ms is None else f", set_config('idle_session_timeout', '{limit_ms}', false)"
 
 
-def _rename(name: str | None) -> str:
+def rename(name: str | None) -> str:
+    """Return the part of an answer that gives the session this name; None leaves it as it is."""
     return "" if name is None else f", set_config('application_name', '{name}', false)"
 
 

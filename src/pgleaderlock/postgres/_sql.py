@@ -151,8 +151,9 @@ _DRAW = f"""
         PERFORM set_config('pgleaderlock.token', pg_current_xact_id()::text, false), {_FLUSH};
     END IF;"""
 
-# Planned and not executed. A server process that meets a function or a block for the first time looks it up, for some
-# tenths of a millisecond; so it meets them before the failover in which they are needed.
+# A server process that meets a function or a block for the first time looks it up, for some tenths of a millisecond; so
+# it meets them before the failover in which they are needed. ``WHERE false`` keeps them from being executed: an id that
+# is assigned before the lock is granted would be an old token, and a lock of the key 0 may be an application's.
 _REHEARSE_DRAW = f"""
     PERFORM pg_current_xact_id()::text, {_FLUSH} WHERE false;"""
 REHEARSAL = f"""

@@ -20,7 +20,7 @@ in flight by that call. The end of the lock session ends the validity of all key
 notified; :meth:`SessionPair.valid_until` looks at the socket itself, so it does not depend on the event loop. A lost
 witness session is replaced while the validity that was there before lasts: until it is replaced, nothing extends it.
 
-**The second session is there before it is needed.** A candidate that was granted its lock tries for the witness lock
+**The second session is there before it is needed.** A candidate that was granted its lock asks for the witness lock
 on a second session, which the heir has open already (:mod:`.warm_session`). The lock session answers last, while the
 witness lock is held: that shows that both locks were held together.
 
@@ -44,6 +44,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from pgleaderlock._base.causes import LossCause
@@ -77,7 +78,7 @@ _RETRY_S = 0.02
 _RETRIES = 5
 """Tries for a witness lock that our own former session still holds: the server needs some time to end it."""
 _EARLY_WAIT_S = 0.02
-"""How long the heir waits for the witness lock before the engine knows of the grant: much less than ``LATE_S``."""
+"""How long the heir waits for the witness lock from the announcement on: much less than ``LATE_S``. Then it queues."""
 _ENDED_BY_SERVER = frozenset({LossCause.SESSION_TERMINATED, LossCause.SERVER_RESTART, LossCause.SILENCED})
 """Causes after which the session is known to be gone on the server too, so that its backend need not be terminated."""
 
@@ -513,14 +514,23 @@ class SessionPair:
         A caller that then begins no term must close the warm session: it may hold the witness lock.
         """
         if self._lease.witness and not self.has_witness:
-            self.warm.ask_early(witness_wait)
+            self.warm.ask_early(partial(self._wait_early, witness_wait))
+
+    async def _wait_early(self, witness_wait: str, session: Session) -> Row:
+        row = await session.fetch(witness_wait, bound_s=self._early_wait_s + self._lease.answer_bound_s)
+        return ([0] if row is not None and row[0] else [],)  # as the try for several locks answers
+
+    @property
+    def _early_wait_s(self) -> float:
+        return min(_EARLY_WAIT_S, self.wait_slice_s)
 
     def early_witness_wait(self, key: LockKey) -> str:
         """Return the statement of a short wait for the witness lock of this key.
 
         A wait and not a try: the server ends the two sessions of a killed leader one after the other.
         """
-        return _keys_sql.wait_for_one(witness_key(key), self._lease, _EARLY_WAIT_S, name=self._advertising_name)
+        statements = _sql.LockStatements(witness_key(key), self._lease, is_enforced=self.is_enforced)
+        return statements.slice(self._early_wait_s, more=_keys_sql.rename(self._advertising_name))
 
     def _witness_try(self, keys: list[LockKey]) -> _keys_sql.Statement:
         """Return the statement that tries for the witness locks of these keys."""

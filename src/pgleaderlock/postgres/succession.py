@@ -63,7 +63,7 @@ class LockGrant:
     token: int | None = None
     """The token, if the statement that was granted the lock has drawn it."""
     announced_at: float | None = None
-    """When it was announced, and the witness lock tried for, before the answer came."""
+    """When it was announced, and the witness lock asked for, before the answer came."""
     last_answer: "asyncio.Future[ReadySession | None] | None" = None
     """Done when the lock session has answered while a session held the witness lock, which is the result. None if it
     has not been asked."""

@@ -11,7 +11,7 @@ for it, that is logged once, and tried again later.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from pgleaderlock._logging import NDLogger
@@ -19,7 +19,7 @@ from pgleaderlock.errors import ConnectionError, PgLeaderLockError
 from pgleaderlock.postgres import _sql
 from pgleaderlock.postgres._session_setup import ReadySession
 from pgleaderlock.postgres.lease import Lease
-from pgleaderlock.postgres.session import Heard, Row
+from pgleaderlock.postgres.session import Heard, Row, Session
 
 __all__ = ["LATE_S", "WarmSession", "discard", "end_call"]
 
@@ -29,6 +29,8 @@ _PAUSE_JITTER = 0.25
 _FIRST_PAUSE_S = 0.1
 """Before the first opening: a candidate becomes the heir just when a new leader begins its term on the same server."""
 
+Ask = Callable[[Session], Coroutine[Any, Any, Row | None]]
+"""Asks for locks on a session. The answer begins with the places of those that were granted."""
 NoteEnd = Callable[[ReadySession, ConnectionError], None]
 """Called with a warm session that ended, so that its backend can be terminated if it may still run."""
 
@@ -62,18 +64,13 @@ class WarmSession:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._keep(), name="pgleaderlock warm session")
 
-    def ask_early(self, wait: str) -> None:
-        """Wait for a lock now, on the session that is taken soon. Without one, or during a ping, this does nothing."""
+    def ask_early(self, ask: Ask) -> None:
+        """Ask now, on the session that is taken soon. Without a session, or during a ping, this does nothing."""
         if self._ready is None or not self.is_open or self._ping is not None or self._early is not None:
             return
         if self._task is not None:
             self._task.cancel()  # it sends pings, and a session is used by one caller at a time
-        self._early = asyncio.ensure_future(self._wait_early(self._ready, wait))
-
-    async def _wait_early(self, ready: ReadySession, wait: str) -> Row | None:
-        """Return what a try for several locks answers: the places of those that were granted."""
-        row = await ready.session.fetch(wait, bound_s=self._lease.answer_bound_s)
-        return ([0] if row is not None and row[0] else [],)
+        self._early = asyncio.ensure_future(ask(self._ready.session))
 
     async def granted_early(self) -> ReadySession | None:
         """Wait for the answer to the call that was begun early. Return its session if the answer names a lock."""
@@ -123,7 +120,7 @@ class WarmSession:
             await end_call(early)
             # It may hold the witness lock, and if the network is silent, the server does not notice the close.
             if self._ready is not None and not self._ready.session.closed:
-                self._note_end(self._ready, ConnectionError("a session with an early try for a lock was given up"))
+                self._note_end(self._ready, ConnectionError("a session that had asked for a lock early was given up"))
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

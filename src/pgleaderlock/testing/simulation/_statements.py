@@ -12,6 +12,9 @@ from functools import lru_cache
 __all__ = ["Ask", "read"]
 
 _REHEARSED = re.compile(r"PERFORM [^;]* WHERE false;")
+_REHEARSAL = re.compile(
+    r"\s*DO \$rehearsal\$ BEGIN\s*EXCEPTION WHEN lock_not_available THEN NULL; END \$rehearsal\$;\s*SELECT 1\s*"
+)
 _PING = re.compile(r"(?:RESET application_name; )?SELECT 1(?:, set_config\('application_name', '[^']*', false\))?")
 _KEY = r"('-?\d+'::\w+(?:, '-?\d+'::\w+)?)"
 _TRY = re.compile(rf"pg_try_advisory_lock\({_KEY}\)")
@@ -98,7 +101,7 @@ def _read_first(statement: str) -> tuple[tuple[Ask, ...], str]:
 
 
 def _read_simple(statement: str) -> Ask | None:
-    if _PING.fullmatch(statement.strip()) or "DO $rehearsal$" in statement:
+    if _PING.fullmatch(statement.strip()) or _REHEARSAL.fullmatch(statement):
         return Ask("ping")
     if "pg_backend_pid() = %s::int" in statement:
         return Ask(
