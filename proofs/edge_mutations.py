@@ -366,6 +366,16 @@ EDGE_MUTATIONS = (
         ("tests/engine/test_last_words.py::test_an_end_that_is_announced_during_a_call_shows_before_the_close",),
     ),
     EdgeMutation(
+        "the announcement of an end is seen while it is being read", "postgres/connection.py",
+        "        self._is_ending = self._is_ending or self._probe.has_ended\n", "",
+        ("tests/engine/test_last_words.py::test_an_end_that_is_announced_between_calls_shows_while_it_is_read",),
+    ),
+    EdgeMutation(
+        "the heir's place is left also when the last answer was asked for twice", "postgres/succession.py",
+        "self._leaves_heir = self._leaves_heir or place is Place.HEIR", "self._leaves_heir = place is Place.HEIR",
+        (f"{_STEPS}::test_the_lock_session_is_asked_again_if_the_witness_session_was_replaced_after_its_answer",),
+    ),
+    EdgeMutation(
         "a session that is opened into silence is not waited for", "postgres/warm_session.py",
         "await asyncio.wait({opening}, timeout=LATE_S)", "await asyncio.wait({opening})",
         (f"{_STEPS}::test_a_session_that_is_opened_into_silence_is_waited_for_a_tenth_of_a_second",),

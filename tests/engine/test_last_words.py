@@ -175,3 +175,15 @@ async def test_an_end_that_is_announced_during_a_call_shows_before_the_close(pos
         with pytest.raises(pgleaderlock.ConnectionError):
             await call
         await session.close()
+
+
+async def test_an_end_that_is_announced_between_calls_shows_while_it_is_read(postgres: Postgres, key: LockKey):
+    """libpq takes it off the socket: until the close, another thread's look at ``is_leader`` must see it elsewhere."""
+    shown: list[bool] = []
+    async with LateClose(postgres.tcp_dsn) as relay:
+        session = await open_session(make_conninfo(postgres.tcp_dsn, host="127.0.0.1", port=relay.port), key)
+        session.watch(lambda _: shown.append(session.has_ended))
+        await asyncio.to_thread(terminate, postgres.dsn, session.facts.session_pid)
+        await until(lambda: bool(shown))
+        await session.close()
+    assert shown == [True]

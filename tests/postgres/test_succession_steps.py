@@ -177,6 +177,8 @@ async def test_the_lock_session_is_asked_again_if_the_witness_session_was_replac
     assert await backend.try_acquire() is not None
     assert fresh.kinds() == ["setup", "take"]
     assert lock.asked[-1] == (pytest.approx(fresh.asked[-1][0] + fresh.delay_s), "ping")
+    await asyncio.sleep(0.1)
+    assert lock.statements[-1] == f"SELECT pg_advisory_unlock({S1});SELECT 1"  # once, though asked twice
 
 
 @pytest.mark.parametrize("turns", range(1, 6))

@@ -285,6 +285,8 @@ class Connection:
     def _consume(self) -> ConnectionError | None:
         """Read the socket, and return the error if the session has ended. The server's last message gives the cause."""
         pgconn = self._connection.pgconn
+        # libpq takes the announcement of the end off the socket: a look from another thread must go on seeing it.
+        self._is_ending = self._is_ending or self._probe.has_ended
         end: Exception | None = None
         try:
             pgconn.consume_input()

@@ -136,7 +136,7 @@ class Succession:
             parts.append(self._statements(Place.NEXT_HEIR).leave(self._channel))
         elif tells_others:
             parts.append(_sql.notify_first(self._channel))
-        self._leaves_heir = place is Place.HEIR
+        self._leaves_heir = self._leaves_heir or place is Place.HEIR  # the last answer may be asked for twice
         return "".join(parts)
 
     def leave_sql(self) -> str:
