@@ -134,6 +134,7 @@ class LateClose:
         info = conninfo_to_dict(dsn)
         self._host, self._port = str(info["host"]), int(info["port"] or 0)
         self.may_close = asyncio.Event()
+        self._serving: list[asyncio.Task[None] | None] = []
 
     async def __aenter__(self) -> Self:
         self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -143,16 +144,20 @@ class LateClose:
     async def __aexit__(self, *_: object) -> None:
         self.may_close.set()
         self._listening.close()
+        await asyncio.wait([each for each in self._serving if each is not None])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.append(asyncio.current_task())
         from_server, to_server = await asyncio.open_connection(self._host, self._port)
         to = asyncio.ensure_future(self._pass_on(reader, to_server))
         await self._pass_on(from_server, writer)
         await self.may_close.wait()
-        writer.close()
         to.cancel()
         await asyncio.wait({to})
-        to_server.close()
+        for each in (writer, to_server):
+            each.close()
+            with contextlib.suppress(ConnectionError, OSError):
+                await each.wait_closed()
 
     @staticmethod
     async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
